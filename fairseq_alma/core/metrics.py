@@ -1,7 +1,7 @@
 """The paper's metrics, and further ones, computed from the rows of a ledger. `summarize` makes summary.json of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq_alma.core.ledger import LedgerRow
@@ -70,19 +70,33 @@ def period_averages(rows: Sequence[LedgerRow]) -> dict[str, float]:
     in_distribution_perplexity  the diagonal: the period that has just arrived
     forward_perplexity          above the diagonal: periods that arrive later
 
-    TiC-LM calls them backward transfer, in-distribution and forward transfer (Li et al. 2025), and subtracts from each
-    loss that of a model trained on all periods.
+    TiC-LM calls them backward transfer, in-distribution and forward transfer (Li et al. 2025). Its regret, which
+    subtracts from each loss that of a model trained on all periods, is in the report: it needs a second run.
 
     An average without values is left out.
     """
-    logs: dict[str, list[float]] = {}
-    for row in rows:
-        for j, value in enumerate(row.scores.period_perplexities or [], start=1):
-            name = "in_distribution" if j == row.t else "backward" if j < row.t else "forward"
-            if row.t >= 1:
-                logs.setdefault(name, []).append(math.log(value))
-    order = ("backward", "in_distribution", "forward")
-    return {f"{name}_perplexity": math.exp(_mean(logs[name])) for name in order if name in logs}
+    losses = {row.t: period_losses(row) for row in rows if row.t >= 1}
+    return {f"{name}_perplexity": math.exp(loss) for name, loss in averages_by_part(losses).items()}
+
+
+def period_losses(row: LedgerRow) -> list[float]:
+    """Return the loss per token, in nats, on the test text of each period; [] if they were not measured."""
+    return [math.log(value) for value in row.scores.period_perplexities or []]
+
+
+def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
+    """Return the mean over each part of a matrix of losses: `backward`, `in_distribution` and `forward`.
+
+    See `period_averages` for the parts. A part without values is left out.
+
+    Args:
+        matrix: arrival t -> a value for each period. The first value belongs to the period that arrives at t = 1.
+    """
+    values: dict[str, list[float]] = {"backward": [], "in_distribution": [], "forward": []}
+    for t, row in matrix.items():
+        for j, value in enumerate(row, start=1):
+            values["in_distribution" if j == t else "backward" if j < t else "forward"].append(value)
+    return {name: _mean(found) for name, found in values.items() if found}
 
 
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:

@@ -22,7 +22,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import is_held
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
-from fairseq_alma.core.metrics import summarize
+from fairseq_alma.core.metrics import period_losses, summarize
 from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.report.grouping import first_charged_arrival, group_runs, runs_to_shorten, without_beginnings
 from fairseq_alma.report.runs import Array, ReportData, Run
@@ -132,6 +132,7 @@ def read_run(folder: Path, until: int | None = None) -> Run:
         rows = rows[: until + 1]
     is_language_model = bool(rows) and rows[0].scores.error_rate is None
     columns = _columns(ledger.path, rows, "perplexity" if is_language_model else "error_rate")
+    losses = _period_losses(ledger.path, rows)
     summary = dict(summarize(rows, first_charged_arrival(settings))) if len(rows) > 1 else {}
     # What summary.json adds is about the complete run.
     written = _read_optional_json(folder / "summary.json") if len(rows) - 1 == last_t else {}
@@ -143,6 +144,7 @@ def read_run(folder: Path, until: int | None = None) -> Run:
         seed=settings.get("seed") if isinstance(settings.get("seed"), int) else None,
         num_arrivals=_num_arrivals(folder, settings, last_t) if until is None else until,
         expert_load=_expert_load(ledger.path, rows),
+        period_losses=losses,
         summary=summary,
         settings=settings,
         provenance=_read_optional_json(folder / "provenance.json"),
@@ -240,6 +242,30 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
                 )
         load_by_t[row.t] = layers
     return load_by_t
+
+
+def _period_losses(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[float]]:
+    """Return `Run.period_losses`: for arrival t, the loss on the test text of each period.
+
+    Args:
+        path: path of the ledger, for error messages.
+        rows: the rows of the ledger.
+
+    Raises:
+        RunError: if the perplexities of a row are not a list of positive numbers.
+    """
+    losses: dict[int, list[float]] = {}
+    for row in rows:
+        if row.t < 1 or not row.scores.period_perplexities:
+            continue
+        try:
+            losses[row.t] = period_losses(row)
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"{path}, line {row.t + 1}: period_perplexities is {row.scores.period_perplexities!r}, expected a list "
+                f"of positive numbers: restore the file"
+            ) from error
+    return losses
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:

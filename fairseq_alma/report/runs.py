@@ -68,6 +68,10 @@ class Run:
 
     The keys t are the arrivals at which the learner was updated. Only mixture layers are counted in `layer`.
     """
+    period_losses: Mapping[int, list[float]]
+    """Chronological streams: loss per token, in nats, on the test text of each period, as period_losses[t][period].
+
+    The keys t are the arrivals from 1 on whose losses were measured."""
     summary: Mapping[str, Any]
     """Results over the stream, such as `mem` and `comp`. core.metrics.summarize computes them from the ledger.
 

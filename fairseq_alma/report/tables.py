@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from tabulate import tabulate
 
 from fairseq_alma.core import catalogue
@@ -18,6 +19,7 @@ from fairseq_alma.report.choice import Budget, best_within
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.objectives import explanation, score_name, score_scale
+from fairseq_alma.report.periods import PARTS, period_averages_of, reference_of, regret_of
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 UNTRAINED = "*"
@@ -86,7 +88,8 @@ def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]
         comparison: the groups that the tables contain.
         numbers: the results of each group, as returned by numbers.all_numbers.
     """
-    return [table for table in (summary(comparison, numbers), table1(comparison), table2(comparison)) if table]
+    made = (summary(comparison, numbers), table1(comparison), table2(comparison), by_period(comparison))
+    return [table for table in made if table]
 
 
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
@@ -239,6 +242,40 @@ def table2(comparison: Comparison) -> Table | None:
     return Table("table2", title, columns, tuple(rows), note)
 
 
+def by_period(comparison: Comparison) -> Table | None:
+    """Return the averages over the matrix of perplexities by period, and the regret, of each group of runs.
+
+    Returns:
+        The table; None if no run has been scored by period.
+    """
+    reference = reference_of(comparison)
+    parts = list(PARTS.values())
+    columns = ("run", *(f"{part} perplexity" for part in parts), *(f"regret, {part}" for part in parts), "seeds")
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        averages = [period_averages_of(run) for run in group.counted_runs]
+        if not group.is_finished or not all(averages):
+            continue
+        cells = [
+            "" if any(name not in one for one in averages) else _mean_text([one[name] for one in averages])
+            for name in PARTS
+        ]
+        regret = regret_of(group, reference) if reference and index != reference.index else {}
+        cells += [f"{regret[name]:+.3f}" if name in regret else "" for name in PARTS]
+        rows.append((group_label(group, comparison.varied_settings), *cells, str(len(group.counted_runs))))
+    if not rows:
+        return None
+    columns, rows = _without_empty_columns(columns, rows)
+    note = (
+        "Geometric means over the arrivals: backward, periods before the last one that arrived; in-distribution, the "
+    )
+    note += "period that has just arrived; forward, periods that arrive later."
+    if reference:
+        name = group_label(comparison.groups[reference.index], comparison.varied_settings)
+        note += f" Regret: mean loss in nats minus that of {name}, trained once on all periods."
+    return Table("periods", f"{comparison.name}: test perplexity by period", columns, tuple(rows), note)
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration as text, such as `3 h 05 min`, `4 min 10 s` or `8.2 s`. For None, return ""."""
     if seconds is None:
@@ -265,9 +302,13 @@ def _quality_text(group: RunGroup, t: int, scale: float) -> str:
         t: number of the arrival.
         scale: factor that multiplies the values; 100 for percent.
     """
-    values = scale * group.column("quality")[:, t]
-    text = f"{values.mean():.2f}"
-    return text if len(values) < 2 else f"{text} ± {values.std(ddof=1) / len(values) ** 0.5:.2f}"
+    return _mean_text((scale * group.column("quality")[:, t]).tolist())
+
+
+def _mean_text(values: Sequence[float]) -> str:
+    """Return the mean over seeds as text, with the standard error if there are several."""
+    text = f"{np.mean(values):.2f}"
+    return text if len(values) < 2 else f"{text} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:

@@ -14,6 +14,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.curves import over_the_stream, running_averages
 from fairseq_alma.report.figures.errors import error_maps
 from fairseq_alma.report.figures.experts import expert_loads
+from fairseq_alma.report.figures.periods import perplexities_by_period
 from fairseq_alma.report.figures.radar import radar
 from fairseq_alma.report.figures.routing import routing_maps
 from fairseq_alma.report.figures.style import name_logarithmic_axes
@@ -41,6 +42,7 @@ FIGURES: dict[str, Drawing] = {
     "running_average": running_averages,
     "radar": radar,
     "expert_load": expert_loads,
+    "periods": perplexities_by_period,
 }
 """The figures of a report: file name without suffix -> function that draws the figure.
 
