@@ -90,7 +90,9 @@ def test_presets(tmp_path):
     run = vision.run(preset="paper_v1", out=str(tmp_path), learner="gmoe", **{**SMALL, "wait": 2})
     assert (run.settings.own.grow_every, run.settings.own.hard_gates, run.settings.cer_from) == (5, True, 0)
     assert run.settings.recipe.epochs == SMALL["epochs"]  # what is given wins
-    with pytest.raises(SettingError, match=r"preset='papr' is not one of anytime, original_code, paper, paper_v1, quickstart"):
+    with pytest.raises(
+        SettingError, match=r"preset='papr' is not one of anytime, original_code, paper, paper_v1, quickstart"
+    ):
         vision.run(preset="papr", out=str(tmp_path))
 
 
