@@ -78,18 +78,19 @@ def test_the_utility_is_the_squared_norm_of_the_gradient_of_the_validation_loss(
             gradient = gradient_of(model, task, mixture, expert)
             norm = sum(float(tensor.double().square().sum()) for tensor in gradient.values())
             assert utility_E[expert].item() == pytest.approx(norm, rel=1e-3, abs=1e-12)
-        # A small step against the gradient of an expert lowers the loss by step * utility.
-        expert = int(utility_E.argmax())
-        gradient, utility = gradient_of(model, task, mixture, expert), float(utility_E[expert])
-        losses = {}
-        for step in (0.0005 / utility, -0.0005 / utility):
-            moved = copy.deepcopy(model)
-            with torch.no_grad():
-                for name, tensor in gradient.items():
-                    getattr(moved.mixtures[MIXTURES.index(prefix)], name)[expert] -= step * tensor
-            losses[step] = -score_tokens(moved, task, "valid").log_probability_T.astype("float64").mean()
-        lower, higher = losses.values()
-        assert higher - lower == pytest.approx(0.001, rel=0.1)
+    # A small step against the gradient of an expert lowers the loss by step * utility. This is tested in the last
+    # mixture, because a step in an earlier one also changes the routing in later ones.
+    last = measured.utilities[MIXTURES[1]]
+    expert = int(last.argmax())
+    gradient, utility = gradient_of(model, task, model.mixtures[1], expert), float(last[expert])
+    losses = []
+    for step in (0.0005 / utility, -0.0005 / utility):
+        moved = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, tensor in gradient.items():
+                getattr(moved.mixtures[1], name)[expert] -= step * tensor
+        losses.append(-score_tokens(moved, task, "valid").log_probability_T.astype("float64").mean())
+    assert losses[1] - losses[0] == pytest.approx(0.001, rel=0.05)
 
 
 def test_the_cost_is_a_forward_and_a_backward_pass_over_the_validation_set(trained, stream, measured):
