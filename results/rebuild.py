@@ -48,7 +48,7 @@ def rebuild(out: Path) -> list[str]:
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
-    for name, text in _study("frontier").tables().items():
+    for name, text in {**_study("frontier").tables(), **_study("frontier", "growth").tables()}.items():
         written.append(_write(out, Path("results/frontier") / name, text))
     for name in TEXTS:
         text = (RESULTS.parent / name).read_text(encoding="utf-8")
@@ -56,9 +56,9 @@ def rebuild(out: Path) -> list[str]:
     return written
 
 
-def _study(name: str) -> ModuleType:
-    """Import results/NAME/study.py. All studies have this file name, so they cannot be imported by name."""
-    spec = importlib.util.spec_from_file_location(f"{name}_study", RESULTS / name / "study.py")
+def _study(name: str, file: str = "study") -> ModuleType:
+    """Import results/NAME/FILE.py. Most studies are a file study.py, so they cannot be imported by name."""
+    spec = importlib.util.spec_from_file_location(f"{name}_{file}", RESULTS / name / f"{file}.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
