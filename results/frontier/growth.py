@@ -3,9 +3,9 @@
 .venv/bin/python results/frontier/growth.py run --books DATA/books    runs what is missing, two runs at a time
 .venv/bin/python results/frontier/growth.py run --only gmoe --seeds 1  only some rows, only seed 0
 
-The stream has B = 4 mega-batches of a tenth of the books, and each stage is one pass over its mega-batch. (results/books
-has five passes over smaller mega-batches. There the model overfits, and 12 experts are no better than 4.) All rows have
-the same number of updates. Nothing was tuned for this study: the settings are those of results/books.
+The stream has B = 4 mega-batches of a tenth of the books, and each stage is one pass over its mega-batch. (In
+results/books, a stage has five passes over a smaller mega-batch. There the model overfits, and 12 experts are no better
+than 4.) All rows have the same number of updates. The learning rate is that of results/books. Nothing was tuned.
 
 results/rebuild.py makes results/frontier/growth.md of the committed ledgers.
 """
