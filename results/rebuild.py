@@ -48,10 +48,9 @@ def rebuild(out: Path) -> list[str]:
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
-    for name, text in _study("frontier").tables().items():
-        written.append(_write(out, Path("results/frontier") / name, text))
-    if text := _study("frontier", "books").table():
-        written.append(_write(out, Path("results/frontier/books.md"), text))
+    for file in ("study", "books", "growth"):
+        for name, text in _study("frontier", file).tables().items():
+            written.append(_write(out, Path("results/frontier") / name, text))
     for name in TEXTS:
         text = (RESULTS.parent / name).read_text(encoding="utf-8")
         written.append(_write(out, Path(name), COPY.sub(lambda match: _table_copy(out, match), text)))

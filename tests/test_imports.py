@@ -21,9 +21,10 @@ ORDER = (
         "fairseq_alma.data",
     ),
     ("fairseq_alma.models", "fairseq_alma.tasks"),
-    ("fairseq_alma.criteria", "fairseq_alma.growth", "fairseq_alma.optim"),
+    ("fairseq_alma.criteria", "fairseq_alma.optim"),
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
+    ("fairseq_alma.growth",),
     ("fairseq_alma.lm", "vision"),
     ("data_prep.errors",),
     ("data_prep.sources",),

@@ -10,6 +10,9 @@ Combine = Literal["probability", "logit", "vote"]
 """How the outputs of an ensemble's members become one prediction: mean probability, mean logit, or majority vote."""
 SplitBy = Literal["validation_loss", "gate_mass"]
 """Criterion that selects the experts to split: largest validation loss, or largest sum of gate probabilities."""
+ExpertChoice = Literal["validation_loss", "gradient", "random"]
+"""Criterion that selects the experts that a language model copies: largest validation loss, largest gradient of the
+validation loss, or at random."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,14 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     grow_noise: float = 0.01
     """Standard deviation of the noise that is added to the router row (weight vector) of a new expert, relative to the
     root mean square of all router rows of the mixture."""
+    split_by: ExpertChoice = "validation_loss"
+    """How the experts that are copied are chosen: those with the largest summed `validation_loss` (the paper), those
+    with the largest `gradient` of the validation loss with respect to their weights (Expert Upcycling), or at `random`.
+    With `gradient`, each growth needs a forward and a backward pass over the validation set, which the ledger charges
+    as training."""
+    grow_drop: float = 0.0
+    """Drop-upcycling, for experts=1: share of the hidden units that the first growth re-initializes in each expert, at
+    random. 0 makes exact copies, 1 re-initializes all units."""
 
     def added_at(self, stage_index: int) -> int:
         """Return the number of experts that are added to every mixture of experts before a stage.
@@ -203,6 +214,13 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old expert, and without "
                 f"noise in its router weights, the router would never select the copy"
             )
+        if not 0 <= self.grow_drop <= 1:
+            raise SettingError(f"grow_drop={self.grow_drop} must be a share between 0 and 1")
+        if self.grow_drop > 0 and run.experts > 1:
+            raise SettingError(
+                f"grow_drop={self.grow_drop} is for growth from a dense model, but the first model has "
+                f"{run.experts} experts in each mixture: set experts=1, or leave grow_drop out"
+            )
         if not self._growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in self._growths):
             raise SettingError(f"grow_experts={self.grow_experts!r} must be an integer or a list of integers")
         experts = run.experts
@@ -211,7 +229,14 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 raise SettingError(
                     f"grow_experts={self.grow_experts} must not be negative: growth only adds experts. Set 0 or more"
                 )
-            if added > experts:
+            if experts == 1 and added > 1:
+                if self.grow_router == "copy":
+                    raise SettingError(
+                        f"grow_experts={self.grow_experts}: growth {number} would add {added} experts to a mixture of "
+                        f"one expert. With grow_router=copy, this would divide the output of the mixture by about "
+                        f"{added + 1}. Set grow_router=tree, which does not change the output"
+                    )
+            elif added > experts:
                 raise SettingError(
                     f"grow_experts={self.grow_experts}: growth {number} would add {added} experts to the {experts} "
                     f"experts of each mixture, but one growth can at most double the number of experts. "

@@ -91,6 +91,20 @@ def score_tokens(
     return TokenScores(log_probability_T, *_RoutingCounts.summary([routing for _, routing in results]))
 
 
+def batches_of(task: Any, split: str, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the inputs and the targets of the batches of a split, two int64 tensors [B, L]; see `score_tokens`.
+
+    Args:
+        task: the task that load_member returns.
+        split: "valid" or "test".
+        tokens_per_batch: largest number of tokens in a batch, rounded down to whole blocks. At least one block.
+    """
+    length = task.args.tokens_per_sample
+    tokens_T = _tokens(task.stream, split)
+    for start, end in _spans(len(tokens_T), length, max(1, tokens_per_batch // length)):
+        yield _batch(tokens_T, start, end, length, task.source_dictionary.eos())
+
+
 def _default_tokens_per_batch(model: Any, devices: Sequence[torch.device]) -> int:
     # If the experts have a capacity limit, the scores must not depend on the devices.
     has_limit = any(mixture.eval_capacity_factor > 0 for mixture in model.mixtures)

@@ -1,18 +1,26 @@
-"""alma-grow: add experts to the model of a fairseq checkpoint, and write the result as a new checkpoint.
+"""alma-grow: add experts or layers to the model of a fairseq checkpoint, and write the result as a new checkpoint.
 
 alma-grow CHECKPOINT OUT --experts 2
 alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    # like alma-lm before stage 2
+alma-grow CHECKPOINT OUT --experts 2 --split-by gradient --stream STREAM
+alma-grow DENSE OUT --experts 3 --drop 0.5       # from 1 expert in each mixture, a dense model, to 4
+alma-grow CHECKPOINT OUT --layers 2
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from torch import Tensor
 
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError
+from fairseq_alma.core.learner_settings import ExpertChoice
+from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
+from fairseq_alma.growth.layers import grow_layers
 from fairseq_alma.modules.expert_parallel import digests_of_experts
 
 
@@ -31,32 +39,48 @@ def growth_seed(run_seed: int, growth: int) -> int:
 
 
 def grow_checkpoint(
-    source: Path, target: Path, num_new: int, router: RouterGrowth = "copy", noise: float = 0.01, seed: int = 0
+    source: Path,
+    target: Path,
+    num_new: int,
+    router: RouterGrowth = "copy",
+    noise: float = 0.01,
+    seed: int = 0,
+    split_by: ExpertChoice = "validation_loss",
+    utilities: Mapping[str, Tensor] | None = None,
+    drop: float = 0.0,
+    num_layers: int = 0,
 ) -> None:
-    """Atomically write a copy of the checkpoint `source`, with `num_new` more experts in every mixture, to `target`.
+    """Atomically write a copy of the checkpoint `source` with more experts or more layers to `target`.
 
     fairseq can read the result like any other checkpoint. To train it further, give it to fairseq-train with
-    `--finetune-from-model` and the new `--num-experts`. The optimizer state is left out, so the optimizer starts from
-    scratch.
+    `--finetune-from-model` and the new `--num-experts` and `--decoder-layers`. The optimizer state is left out, so the
+    optimizer starts from scratch.
 
     Args:
         source: a checkpoint that was saved after a validation, because the validation records the loss of each expert.
         target: the checkpoint to write. It may be the same file as `source`.
-        num_new, router, noise, seed: see grow_experts.
+        num_new: number of experts to add to every mixture.
+        router, noise, seed, split_by, utilities, drop: see grow_experts.
+        num_layers: number of layers to add after that, see grow_layers.
 
     Raises:
         SettingError: if `source` is missing, damaged or not a checkpoint of a switch_lm model, or if grow_experts
-            refuses an argument.
+            or grow_layers refuses an argument.
     """
     checkpoint, model_config = _read(source)
     for name, digests in checkpoint["extra_state"].get(EXPERT_DIGESTS, {}).items():
         if digests_of_experts(checkpoint["model"][name]) != digests:
             raise SettingError(f"{source} is damaged: the experts in {name} are not those that were saved")
     try:
-        checkpoint["model"] = grow_experts(checkpoint["model"], num_new, router, noise, seed)
+        if num_new or not num_layers:
+            checkpoint["model"] = grow_experts(
+                checkpoint["model"], num_new, router, noise, seed, split_by, utilities, drop
+            )
+        checkpoint["model"] = grow_layers(checkpoint["model"], num_layers)
     except SettingError as error:
-        raise SettingError(f"cannot add experts to {source}: {error}") from error
+        raise SettingError(f"cannot grow {source}: {error}") from error
     model_config["num_experts"] += num_new
+    model_config["decoder_layers"] += num_layers
     # Restart the average of the weights (fairseq's --store-ema) from the grown weights, because the average in the
     # checkpoint does not contain the new experts.
     if "ema" in checkpoint["extra_state"]:
@@ -88,13 +112,76 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(config, dict) or "num_experts" not in config:
         raise SettingError(
             f"{source} is not a checkpoint of a switch_lm model, because its configuration has no num_experts: give a "
-            f"checkpoint of a switch_lm model"
+            f"checkpoint of a switch_lm model. To grow from a dense model, train switch_lm with --num-experts 1"
         )
     return checkpoint, config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-grow and return its exit status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.experts is None and arguments.layers is None:
+        parser.error("give --experts, --layers or both")
+    try:
+        _grow(arguments)
+    except (AlmaError, OSError) as error:
+        print(f"alma-grow: {error}", file=sys.stderr)
+        return 2
+    changed = [name for name, value in (("--num-experts", arguments.experts), ("--decoder-layers", arguments.layers))
+               if value is not None]  # fmt: skip
+    print(
+        f"wrote {arguments.target}. To train it further, give it to fairseq-train with --finetune-from-model and the "
+        f"new {' and '.join(changed)}"
+    )
+    return 0
+
+
+def _grow(arguments: argparse.Namespace) -> None:
+    """Write the grown checkpoint that the command line asks for.
+
+    Raises:
+        AlmaError: if an argument is invalid, or a file is missing or damaged.
+    """
+    source, target, num_new, num_layers = arguments.source, arguments.target, arguments.experts, arguments.layers
+    for number, option in ((num_new, "--experts"), (num_layers, "--layers")):
+        if number is not None and number < 1:
+            raise SettingError(f"cannot add {number} {option[2:]} to {source}: give {option} 1 or more")
+    if num_new is None and (given := _given_for_experts(arguments)):
+        raise SettingError(f"{given} is for growth by experts, so it has no effect on {source}: give --experts too")
+    if arguments.stream is not None and arguments.split_by != "gradient":
+        raise SettingError(
+            f"--stream {arguments.stream} has no effect with --split-by {arguments.split_by}: leave it out, or give "
+            f"--split-by gradient"
+        )
+    if target.exists():
+        raise SettingError(f"{target} exists already: choose another name for the grown checkpoint, or remove the file")
+    experts = num_experts(source)
+    router: RouterGrowth = arguments.router or ("tree" if experts == 1 else "copy")
+    seed = growth_seed(arguments.seed, experts if arguments.stage is None else arguments.stage)
+    utilities = None
+    if arguments.split_by == "gradient" and experts > 1:
+        if arguments.stream is None:
+            raise SettingError(
+                f"--split-by gradient needs the validation set, to compute the gradients of {source}: give --stream "
+                f"STREAM, the stream folder on which it was trained"
+            )
+        utilities = measure_utilities(source, arguments.stream).utilities
+    grow_checkpoint(
+        source, target, num_new or 0, router, arguments.noise, seed, arguments.split_by, utilities, arguments.drop,
+        num_layers or 0,
+    )  # fmt: skip
+
+
+def _given_for_experts(arguments: argparse.Namespace) -> str:
+    """Return the given options that only concern new experts, as text; "" if there are none."""
+    given = {"--router": arguments.router, "--drop": arguments.drop or None, "--stream": arguments.stream}
+    given["--split-by"] = None if arguments.split_by == "validation_loss" else arguments.split_by
+    return ", ".join(name for name, value in given.items() if value is not None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="alma-grow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -105,13 +192,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a checkpoint that was saved after a validation; its validation losses decide which experts are copied",
     )
     parser.add_argument("target", type=Path, metavar="OUT", help="the grown checkpoint to write")
-    parser.add_argument("--experts", type=int, required=True, help="number of experts to add to every mixture")
+    parser.add_argument(
+        "--experts",
+        type=int,
+        help="number of experts to add to every mixture: at most as many as it has, or any number if it has one (a "
+        "dense model)",
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        help="number of layers to add, an even number: copies of layers with output projections of 0, so that output "
+        "and loss do not change",
+    )
     parser.add_argument(
         "--router",
-        choices=["copy", "tree"],
-        default="copy",
+        choices=get_args(RouterGrowth),
         help="how to set the router row of a new expert: copy (the row of the copied expert plus noise, as in the "
-        "paper; the default) or tree (does not change output and loss)",
+        "paper; the default) or tree (does not change output and loss; the default for a dense model)",
     )
     parser.add_argument(
         "--noise",
@@ -121,7 +218,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         "router rows (default: 0.01)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the run; the seed of the noise is computed from it (default: 0)"
+        "--split-by",
+        choices=get_args(ExpertChoice),
+        default="validation_loss",
+        help="which experts are copied: those with the largest validation_loss (the paper; the default), those with "
+        "the largest gradient of the validation loss (needs --stream), or random",
+    )
+    parser.add_argument("--stream", type=Path, help="the stream folder, for --split-by gradient")
+    parser.add_argument(
+        "--drop",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="for a dense model: share of the hidden units of each expert that is re-initialized, between 0 (exact "
+        "copies; the default) and 1. With more than 0, output and loss change",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the run; the seed of the random numbers is computed from it (default: 0)",
     )
     parser.add_argument(
         "--stage",
@@ -131,27 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "checkpoint from which that run trains stage K. Without --stage, the noise depends on the seed and on the "
         "number of experts in CHECKPOINT, so successive growth steps use different noise",
     )
-    arguments = parser.parse_args(argv)
-    try:
-        if arguments.experts < 1:
-            raise SettingError(
-                f"cannot add {arguments.experts} experts to {arguments.source}: give --experts 1 or more"
-            )
-        if arguments.target.exists():
-            raise SettingError(
-                f"{arguments.target} exists already: choose another name for the grown checkpoint, or remove the file"
-            )
-        growth = num_experts(arguments.source) if arguments.stage is None else arguments.stage
-        seed = growth_seed(arguments.seed, growth)
-        grow_checkpoint(arguments.source, arguments.target, arguments.experts, arguments.router, arguments.noise, seed)
-    except (AlmaError, OSError) as error:
-        print(f"alma-grow: {error}", file=sys.stderr)
-        return 2
-    print(
-        f"wrote {arguments.target}. To train it further, give it to fairseq-train with --finetune-from-model and the "
-        f"new --num-experts"
-    )
-    return 0
+    return parser
 
 
 if __name__ == "__main__":

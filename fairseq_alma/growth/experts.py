@@ -1,12 +1,14 @@
-"""Growth of a mixture by copying the experts with the largest loss (gMoE, sections 3.2 and 4.2 of the paper)."""
+"""Growth of a mixture by copying experts, by default those with the largest loss (gMoE, sections 3.2 and 4.2)."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.learner_settings import ExpertChoice
+from fairseq_alma.growth.drop import reinitialize_units
 
 # Dimensions: E experts before growth, K new experts, D model width.
 
@@ -28,29 +30,48 @@ def experts_with_largest_loss(valid_loss_E: Tensor, num_new: int) -> list[int]:
     Raises:
         SettingError: if K is larger than the number of experts, E, or if no validation has recorded a loss.
     """
-    if num_new > len(valid_loss_E):
-        raise SettingError(
-            f"cannot copy {num_new} of {len(valid_loss_E)} experts, because each expert is copied at most once: "
-            f"give at most {len(valid_loss_E)}"
-        )
     if not bool(valid_loss_E.gt(0).any()):
         raise SettingError(
             "no validation has recorded a loss for the experts of this model, so they cannot be ranked: "
             "use a checkpoint that was saved after a validation"
         )
-    return torch.sort(valid_loss_E, descending=True, stable=True).indices[:num_new].tolist()
+    return _largest(valid_loss_E, num_new)
+
+
+def _largest(score_E: Tensor, num_new: int) -> list[int]:
+    """Return the indices of the `num_new` largest scores, largest first. Equal scores are sorted by index."""
+    if num_new > len(score_E):
+        raise SettingError(
+            f"cannot copy {num_new} of {len(score_E)} experts, because each expert is copied at most once: "
+            f"give at most {len(score_E)}"
+        )
+    return torch.sort(score_E, descending=True, stable=True).indices[:num_new].tolist()
 
 
 def grow_experts(
-    state: Mapping[str, Tensor], num_new: int, router: RouterGrowth = "copy", noise: float = 0.01, seed: int = 0
+    state: Mapping[str, Tensor],
+    num_new: int,
+    router: RouterGrowth = "copy",
+    noise: float = 0.01,
+    seed: int = 0,
+    split_by: ExpertChoice = "validation_loss",
+    utilities: Mapping[str, Tensor] | None = None,
+    drop: float = 0.0,
 ) -> dict[str, Tensor]:
     """Return the state dict of a model with `num_new` more experts in every mixture. `state` is not changed.
 
-    In each mixture, the experts with the largest validation loss (`valid_loss_E` in the state dict) are copied. The
-    copied expert is called the parent. A copy has the weights of its parent. The copies are appended after the existing
-    experts, largest loss first. The router row of an expert is the row of weights with which the router scores the
-    expert. If a copy had the router row of its parent, the two experts would always have the same score, and the copy
-    would never get a token. So the copy gets another router row, in one of two ways:
+    In each mixture, `split_by` chooses the experts that are copied. The copied expert is called the parent. A copy has
+    the weights of its parent. The copies are appended after the existing experts, in the order of the choice:
+
+    - "validation_loss" (the paper): the experts with the largest validation loss (`valid_loss_E` in the state dict),
+      largest loss first.
+    - "gradient": the experts with the largest utility, largest first. The utility is the squared norm of the gradient
+      of the validation loss with respect to the weights of the expert (Expert Upcycling, arXiv 2604.19835).
+    - "random": K of the E experts, each with the same probability.
+
+    The router row of an expert is the row of weights with which the router scores the expert. If a copy had the router
+    row of its parent, the two experts would always have the same score, and the copy would never get a token. So the
+    copy gets another router row, in one of two ways:
 
     - "copy" (the paper): the router row of the parent plus noise. A token that went to the parent now goes to the copy
       if the copy has the larger logit. Output and loss change, because each gate probability p falls to about
@@ -60,6 +81,10 @@ def grow_experts(
       orthogonal to the mean input of the parent's tokens in the last validation. The inputs of a router share a large
       mean, so without this, most rows would send all tokens of the parent the same way.
 
+    A model with one expert in each mixture is a dense model. It can grow by any number of experts (sparse upcycling,
+    arXiv 2212.05055), in rounds that double the number of experts. With `drop`, hidden units of all experts are
+    re-initialized after that (drop-upcycling, see `reinitialize_units`), which changes output and loss.
+
     The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
 
     Args:
@@ -67,13 +92,18 @@ def grow_experts(
         num_new: number of experts to add to every mixture, K. 0 changes nothing.
         router: how to set the router rows of new experts, "copy" or "tree".
         noise: standard deviation of the noise, relative to the root mean square of the mixture's router rows.
-        seed: seed of the noise. The noise is made on the CPU, mixture by mixture, so it is the same on every machine.
+        seed: seed of the random numbers. They are made on the CPU, mixture by mixture, so they are the same on every
+            machine.
+        split_by: how to choose the experts that are copied.
+        utilities: for split_by="gradient", the utility of each expert, [E], by the key prefix of the mixture.
+        drop: share of the hidden units that is re-initialized in each expert, if the model is dense.
 
     Raises:
-        SettingError: if K is negative or larger than E, a mixture has no validation loss, `noise` is not positive, the
-            state dict has no mixture, or `router` is "copy" but experts were added with "tree" before.
+        SettingError: if K is negative, or larger than E although the model is not dense, a mixture has no validation
+            loss, `noise` is not positive, `drop` is not a share or the model is not dense, the state dict has no
+            mixture, or `router` is "copy" but experts were added with "tree" before, or K > 1 and the model is dense.
     """
-    _check_options(num_new, router, noise)
+    _check_options(num_new, router, noise, split_by, drop)
     prefixes = mixture_prefixes(state)
     if not prefixes:
         raise SettingError("cannot add experts, because this model has no mixture: use a model with mixtures")
@@ -82,27 +112,80 @@ def grow_experts(
         return grown
     random = torch.Generator().manual_seed(seed)
     for prefix in prefixes:
-        parents = experts_with_largest_loss(state[prefix + "valid_loss_E"], num_new)
-        rows_ED, split_E = state[prefix + "router.weight"], state[prefix + "router.split_E"]
-        if router == "copy" and bool(split_E.ge(0).any()):
-            # Refuse "copy" if an expert was added with "tree" before. That expert has no logit in the router's softmax.
-            # With "copy", a copy of that expert would get a logit, and so could get tokens from all other experts.
-            raise SettingError("experts of this model were added with router=tree before: use router=tree again")
-        for name in EXPERT_WEIGHTS:
-            weight = state[prefix + name]
-            grown[prefix + name] = torch.cat([weight, weight[parents]])
-        input_ED = state.get(prefix + "valid_input_ED", torch.zeros_like(rows_ED))
-        grown[prefix + "router.weight"] = _grow_rows(rows_ED, input_ED[parents], parents, router, noise, random)
-        grown[prefix + "valid_input_ED"] = torch.zeros(len(split_E) + num_new, rows_ED.shape[1])
-        new_split = parents if router == "tree" else [-1] * num_new
-        grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
-        # Set the validation losses and token counts to 0, because the grown model has not been validated yet.
-        for name in ("valid_loss_E", "valid_tokens_E"):
-            grown[prefix + name] = torch.zeros(len(split_E) + num_new, dtype=state[prefix + name].dtype)
+        mixture = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        num_experts = len(mixture["valid_loss_E"])
+        parents = _choose(mixture, num_new, split_by, (utilities or {}).get(prefix), random)
+        _check_mixture(mixture, num_experts, num_new, router, drop)
+        for round_parents in parents:
+            mixture |= _copy(mixture, round_parents, router, noise, random)
+        if drop > 0:
+            mixture |= reinitialize_units(mixture, drop, random)
+        # Set the validation results to 0, because the grown model has not been validated yet.
+        for name in ("valid_loss_E", "valid_tokens_E", "valid_input_ED"):
+            mixture[name] = torch.zeros_like(mixture[name])
+        grown |= {prefix + name: value for name, value in mixture.items()}
     return grown
 
 
-def _check_options(num_new: int, router: str, noise: float) -> None:
+def _choose(
+    mixture: Mapping[str, Tensor],
+    num_new: int,
+    split_by: ExpertChoice,
+    utility_E: Tensor | None,
+    random: torch.Generator,
+) -> list[list[int]]:
+    """Return the indices of the experts that are copied, one list for each round of copies.
+
+    There is one round, except for a dense model. There, each round copies all experts, until there are enough.
+    """
+    loss_E = mixture["valid_loss_E"]
+    if len(loss_E) == 1:
+        experts_with_largest_loss(loss_E, 1)  # raises an error without a validation
+        rounds, missing, num_experts = [], num_new, 1
+        while missing:
+            rounds.append(list(range(min(missing, num_experts))))
+            missing, num_experts = missing - len(rounds[-1]), num_experts + len(rounds[-1])
+        return rounds
+    by_loss = experts_with_largest_loss(loss_E, num_new)
+    if split_by == "validation_loss":
+        return [by_loss]
+    if split_by == "random":
+        return [torch.randperm(len(loss_E), generator=random)[:num_new].tolist()]
+    if utility_E is None or utility_E.shape != loss_E.shape or not bool(utility_E.isfinite().all()):
+        found = "none" if utility_E is None else utility_E.tolist()
+        raise SettingError(
+            f"the choice by gradient needs the utility of each of the {len(loss_E)} experts, as finite numbers, but "
+            f"found {found}: measure the utilities with this checkpoint (alma-grow --stream), or choose by loss"
+        )
+    return [_largest(utility_E, num_new)]
+
+
+def _copy(
+    mixture: Mapping[str, Tensor], parents: list[int], router: RouterGrowth, noise: float, random: torch.Generator
+) -> dict[str, Tensor]:
+    """Return the tensors of a mixture that change if the experts `parents` are copied.
+
+    The copies keep the validation results of their parents.
+
+    Args:
+        mixture: the tensors of the mixture, by their names in SwitchFeedForward.
+        parents: indices of the K experts that are copied.
+        router, noise: see grow_experts.
+        random: random number generator for the noise.
+    """
+    split_E, rows_ED = mixture["router.split_E"], mixture["router.weight"]
+    input_ED = mixture.get("valid_input_ED", torch.zeros_like(rows_ED))
+    results = {name: mixture[name] for name in ("valid_loss_E", "valid_tokens_E")} | {"valid_input_ED": input_ED}
+    weights = {name: mixture[name] for name in EXPERT_WEIGHTS}
+    new_split = parents if router == "tree" else [-1] * len(parents)
+    return {
+        **{name: torch.cat([value, value[parents]]) for name, value in (weights | results).items()},
+        "router.weight": _grow_rows(rows_ED, input_ED[parents], parents, router, noise, random),
+        "router.split_E": torch.cat([split_E, torch.tensor(new_split).to(split_E)]),
+    }
+
+
+def _check_options(num_new: int, router: str, noise: float, split_by: str, drop: float) -> None:
     """Raise SettingError if an argument of `grow_experts` is invalid."""
     if num_new < 0:
         raise SettingError(f"cannot add {num_new} experts: give 0 or more, because growth never removes experts")
@@ -110,6 +193,28 @@ def _check_options(num_new: int, router: str, noise: float) -> None:
         raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
     if router not in ("copy", "tree"):
         raise SettingError(f"router={router!r} is not one of copy, tree")
+    if split_by not in get_args(ExpertChoice):
+        raise SettingError(f"{split_by!r} is not one of {', '.join(get_args(ExpertChoice))}")
+    if not 0 <= drop <= 1:
+        raise SettingError(f"drop={drop} must be a share between 0 and 1")
+
+
+def _check_mixture(mixture: Mapping[str, Tensor], num_experts: int, num_new: int, router: str, drop: float) -> None:
+    """Raise SettingError if a mixture of `num_experts` experts cannot grow with these arguments of `grow_experts`."""
+    if router == "copy" and bool(mixture["router.split_E"].ge(0).any()):
+        # Refuse "copy" if an expert was added with "tree" before. That expert has no logit in the router's softmax.
+        # With "copy", a copy of that expert would get a logit, and so could get tokens from all other experts.
+        raise SettingError("experts of this model were added with router=tree before: use router=tree again")
+    if num_experts == 1 and num_new > 1 and router == "copy":
+        raise SettingError(
+            f"router=copy would divide the output of the only expert by about {num_new + 1}: use router=tree, which "
+            f"does not change the output"
+        )
+    if num_experts > 1 and drop > 0:
+        raise SettingError(
+            f"drop={drop} is for a dense model, which has one expert in each mixture, but this model has "
+            f"{num_experts}: leave it out"
+        )
 
 
 def mixture_prefixes(state: Mapping[str, Tensor]) -> list[str]:

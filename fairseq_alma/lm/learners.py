@@ -4,6 +4,7 @@ A learner decides which members (networks) a stage trains, from which checkpoint
 checkpoints make the predictions. The labels and settings of the learners are in `fairseq_alma.core.catalogue`.
 """
 
+import time
 from pathlib import Path
 
 from fairseq_alma.core.errors import StageError
@@ -13,6 +14,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
+from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import as_recorded
@@ -36,6 +38,7 @@ class LanguageModelLearner:
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
         self.settings = settings
         self.run_folder = Path(settings.out)
+        self._stream = stream
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
         self._trainees: dict[int, Path] = {}
@@ -192,7 +195,7 @@ class GrowingEnsemble(LanguageModelLearner):
 
 
 class GrowingMixture(LanguageModelLearner):
-    """gMoE: a single model with mixtures. Before each stage except the first, experts with a large loss are copied."""
+    """gMoE: a single model with mixtures. Before each stage except the first, experts are copied."""
 
     @property
     def _own(self) -> LanguageModelGrowingMixtureSettings:
@@ -203,18 +206,27 @@ class GrowingMixture(LanguageModelLearner):
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> Spent:
-        """Write a checkpoint with more experts, from which the training of this stage starts. Return zero cost.
+        """Write a checkpoint with more experts, from which the training of this stage starts. Return the cost.
 
-        Growth copies the experts with the largest validation loss. The validations of the previous stage have already
-        measured the loss of each expert and stored it in the checkpoint, so growth needs no forward pass and its cost
-        is zero. Until the end of this stage, the checkpoint of the previous stage predicts.
+        By default, growth copies the experts with the largest validation loss. The validations of the previous stage
+        have already measured the loss of each expert and stored it in the checkpoint, so growth needs no forward pass
+        and its cost is zero. With split_by=gradient, growth needs a forward and a backward pass over the validation
+        set, and returns their cost. Until the end of this stage, the checkpoint of the previous stage predicts.
         """
+        began = time.perf_counter()
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
+        num_new, is_dense = own.added_at(stage.index), self.num_experts(stage.index - 1) == 1
         seed = growth_seed(s.seed, stage.index)
         (source,) = self._trainees.values()
-        grow_checkpoint(source, target, own.added_at(stage.index), own.grow_router, own.grow_noise, seed)
+        spent, utilities = Spent(), None
+        if own.split_by == "gradient" and num_new and not is_dense:
+            measured = measure_utilities(source, self._stream.path)
+            utilities = measured.utilities
+            spent = Spent(train_flops=measured.flops, train_seconds=round(time.perf_counter() - began, 3))
+        drop = own.grow_drop if is_dense else 0.0
+        grow_checkpoint(source, target, num_new, own.grow_router, own.grow_noise, seed, own.split_by, utilities, drop)
         self._trainees = {1: target}
-        return Spent()
+        return spent
 
 
 LEARNERS: dict[str, type[LanguageModelLearner]] = {

@@ -50,11 +50,11 @@ STUDY = BookStudy(ROWS, HERE / "ledgers")
 PAPER = BookStudy((), HERE.parent / "books" / "ledgers")
 
 
-def table() -> str:
-    """Return the text of books.md: the perplexity after each arrival, with the rows whose ledgers are committed."""
+def tables() -> dict[str, str]:
+    """Return file name -> table: the perplexity after each arrival, with the rows whose ledgers are committed."""
     found = {name: (STUDY if name.startswith("books_") else PAPER).rows_by_seed(name) for name in TEXTS}
     if not any(found[row.name] for row in ROWS):
-        return ""
+        return {}
     base = _flops(found["sm_w1_4"])
     arrivals = range(1, len(next(iter(found["sm_w1_4"].values()))))
     lines = [
@@ -66,7 +66,8 @@ def table() -> str:
     for name, runs in sorted(found.items(), key=lambda one: _order(one[1])):
         if runs:
             lines.append(f"| {TEXTS[name]} |{_perplexities(runs)} {len(runs)} | {_flops(runs) / base:.2f} |")
-    return "\n".join([*lines, "", "Test perplexity, mean over seeds. FLOPs are relative to SM at wait 1.", ""])
+    lines += ["", "Test perplexity, mean over seeds. FLOPs are relative to SM at wait 1.", ""]
+    return {"books.md": "\n".join(lines)}
 
 
 def _order(runs: dict[int, list[LedgerRow]]) -> float:
