@@ -25,6 +25,10 @@ class LearnerSettings(Settings):
         """
         return None
 
+    def grows_before(self, stage_index: int) -> bool:
+        """Return True if the networks of a language model get more parameters before stage `stage_index`."""
+        return False
+
     def check_run(self, run: Any) -> None:
         """Check that these settings are compatible with the other settings of the run. The base class checks nothing.
 
@@ -188,6 +192,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
         """
         growths = self._growths
         return growths[min(stage_index - 2, len(growths) - 1)]
+
+    def grows_before(self, stage_index: int) -> bool:
+        return stage_index > 1 and self.added_at(stage_index) > 0
 
     @property
     def _growths(self) -> list[int]:

@@ -4,6 +4,7 @@ A learner decides which members (networks) a stage trains, from which checkpoint
 checkpoints make the predictions. The labels and settings of the learners are in `fairseq_alma.core.catalogue`.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from fairseq_alma.core.errors import StageError
@@ -17,6 +18,7 @@ from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import as_recorded
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.trainee import remove_old_trainees
 from fairseq_alma.lm.training_config import Member
 
 
@@ -74,7 +76,11 @@ class LanguageModelLearner:
         """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
 
         This method is called before every stage except the first.
+
+        Raises:
+            StageError: if a checkpoint from which the stage continues is missing.
         """
+        self._check_files(self._trainees.values(), f"stage {stage.index}")
         return Spent()
 
     def train(self, stage: Stage) -> Spent:
@@ -85,6 +91,8 @@ class LanguageModelLearner:
         """
         trainees = self._trainees or self._untrained()
         starts = {self._member(number, stage.index): path for number, path in trainees.items()}
+        self._check_files(trainees.values(), f"stage {stage.index}")
+        self.remove_old_trainees(stage.index - 1)
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         self._count_stored(stage)
@@ -111,15 +119,23 @@ class LanguageModelLearner:
             StageError: if a checkpoint is missing.
         """
         state = read_json(folder / "learner.json")
-        for entry in [*state["predictor"], *state["trainees"]]:
-            path = self.run_folder / entry["path"]
-            if not path.is_file():
-                raise StageError(
-                    f"{path} is missing, but {folder} needs it: restore it, or start a new run with another out="
-                )
+        # The trainees are checked when a stage continues from them. Those of earlier stages were removed.
+        self._check_files([self.run_folder / entry["path"] for entry in state["predictor"]], str(folder))
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
         self.num_stored = state.get("num_stored")
+
+    def remove_old_trainees(self, stage_index: int) -> None:
+        """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
+        remove_old_trainees(self.run_folder / "stages", stage_index)
+
+    def _check_files(self, checkpoints: Iterable[Path], needed_by: str) -> None:
+        """Raise StageError if a checkpoint file is missing."""
+        for path in checkpoints:
+            if not path.is_file():
+                raise StageError(
+                    f"{path} is missing, but {needed_by} needs it: restore it, or start a new run with another out="
+                )
 
     def num_experts(self, stage_index: int) -> int:
         """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
@@ -210,6 +226,8 @@ class GrowingMixture(LanguageModelLearner):
         is zero. Until the end of this stage, the checkpoint of the previous stage predicts.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
+        if not own.grows_before(stage.index):
+            return Spent()  # so that the optimizer and the average continue
         seed = growth_seed(s.seed, stage.index)
         (source,) = self._trainees.values()
         grow_checkpoint(source, target, own.added_at(stage.index), own.grow_router, own.grow_noise, seed)

@@ -29,13 +29,13 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
+from fairseq_alma.lm.trainee import finish_stage
 from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ class StageRates:
 
 
 def rates_of_stage(
-    schedule: Schedule, lr: float, warmup_updates: int, stage: Stage | None, keeps_optimizer: bool
+    schedule: Schedule, lr: float, warmup_updates: int, stage: Stage | None, continues_optimizer: bool
 ) -> StageRates:
     """Return the learning rates of a stage.
 
@@ -35,15 +35,15 @@ def rates_of_stage(
     rsqrt: lr / sqrt(t), where t is the number of mega-batches that the model has seen; it changes linearly within a
         stage, from lr / sqrt(max(1, n)) to lr / sqrt(m).
 
-    With constant and rsqrt, the rate does not fall to 0. So there is no warm-up after the first stage if the state of
-    the optimizer is kept.
+    With constant and rsqrt, the rate does not fall to 0. So there is no warm-up after the first stage if the optimizer
+    continues with its state.
 
     Args:
         schedule: the setting `schedule`.
         lr: the setting `lr`.
         warmup_updates: number of warm-up updates of a stage.
         stage: the stage. None means the first stage, with one mega-batch.
-        keeps_optimizer: whether the optimizer continues with its state from the previous stage.
+        continues_optimizer: whether the optimizer continues with its state from the previous stage.
     """
     num_past = len(stage.past) if stage else 0
     num_seen = num_past + (len(stage.new) if stage else 1)
@@ -51,7 +51,7 @@ def rates_of_stage(
         return StageRates(lr, 0.0, warmup_updates)
     if schedule == "autoregressive":
         return StageRates(lr / (1 + num_past) ** 0.5, 0.0, warmup_updates)
-    if num_past and keeps_optimizer:
+    if num_past and continues_optimizer:
         warmup_updates = 0
     if schedule == "constant":
         return StageRates(lr, lr, warmup_updates)

@@ -77,7 +77,7 @@ class TrainingConfigs:
         s = self.settings
         updates = updates_of_stage(s, stage) if stage else 1
         interval = max(1, -(-updates // s.validations))
-        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, s.keeps_optimizer)
+        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, self._continues_optimizer(stage))
         values = {
             "data": self.stream.path,
             **(data_of_stage(stage) if stage else {}),
@@ -113,6 +113,11 @@ class TrainingConfigs:
             **self._distributed(num_devices),
         }
         return self._divide_update(member_config(values, s.fairseq), num_devices)
+
+    def _continues_optimizer(self, stage: Stage | None) -> bool:
+        """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
+        grows = stage is not None and self.settings.own is not None and self.settings.own.grows_before(stage.index)
+        return self.settings.keeps_optimizer and not grows
 
     def _distributed(self, num_devices: int) -> dict[str, Any]:
         """Return the options of fairseq for the processes that train a member on `num_devices` devices."""
