@@ -171,6 +171,19 @@ class LanguageModelEnsembleSettings(LearnerSettings):
 
 
 @dataclass(frozen=True)
+class LanguageModelGrowingEnsembleSettings(LearnerSettings):
+    new_members: Count = 1
+    """Number of networks that each stage adds."""
+
+    def check_run(self, run: Any) -> None:
+        if run.from_scratch:
+            raise SettingError(
+                f"from_scratch=true has no effect with learner={run.learner}, whose stages train new networks: leave "
+                f"it out"
+            )
+
+
+@dataclass(frozen=True)
 class LanguageModelGrowingMixtureSettings(LearnerSettings):
     grow_experts: int | list[int] | None = None
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth

@@ -5,11 +5,16 @@ checkpoints make the predictions. The labels and settings of the learners are in
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
-from fairseq_alma.core.learner_settings import LanguageModelEnsembleSettings, LanguageModelGrowingMixtureSettings
+from fairseq_alma.core.learner_settings import (
+    LanguageModelEnsembleSettings,
+    LanguageModelGrowingEnsembleSettings,
+    LanguageModelGrowingMixtureSettings,
+)
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
@@ -89,7 +94,7 @@ class LanguageModelLearner:
         Raises:
             StageError: if the training of a member fails (see MemberTraining.train).
         """
-        trainees = self._trainees or self._untrained()
+        trainees = self._starts(stage)
         starts = {self._member(number, stage.index): path for number, path in trainees.items()}
         self._check_files(trainees.values(), f"stage {stage.index}")
         self.remove_old_trainees(stage.index - 1)
@@ -156,14 +161,28 @@ class LanguageModelLearner:
             count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
             self.num_stored = count if stage.replay_memory is None else min(count, stage.replay_memory)
 
-    def _untrained(self) -> dict[int, Path]:
-        """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written."""
-        folder = self.run_folder / "stages" / "stage_000"
+    def _starts(self, stage: Stage) -> dict[int, Path]:
+        """Return the checkpoint from which each member starts in a stage, by member number."""
+        if self.settings.from_scratch and stage.index > 1:
+            return self._untrained(stage.index, stage.folder / "scratch")
+        return self._trainees or self._untrained()
+
+    def _untrained(self, stage_index: int = 1, folder: Path | None = None) -> dict[int, Path]:
+        """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written.
+
+        Args:
+            stage_index: the stage whose members are initialised.
+            folder: the folder of the checkpoints; by default the folder of stage 0.
+        """
+        folder = folder or self.run_folder / "stages" / "stage_000"
         numbers = range(1, self.num_members + 1)
-        return {number: self._training.untrained(self._member(number, 1), folder) for number in numbers}
+        return {number: self._training.untrained(self._member(number, stage_index), folder) for number in numbers}
 
     def _member(self, number: int, stage_index: int) -> Member:
-        return Member.of_run(number, self.settings.seed, self.num_experts(stage_index))
+        # With from_scratch=true, the members of different stages have different seeds, like those of gEns.
+        drawn = number + (stage_index - 1) * self.num_members if self.settings.from_scratch else number
+        member = Member.of_run(drawn, self.settings.seed, self.num_experts(stage_index))
+        return replace(member, number=number)
 
     def _entry(self, path: Path) -> dict[str, str]:
         """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""
@@ -186,20 +205,27 @@ class Ensemble(LanguageModelLearner):
 
 
 class GrowingEnsemble(LanguageModelLearner):
-    """gEns: each stage adds a randomly initialised member and trains only this member. All others are frozen."""
+    """gEns: each stage adds randomly initialised members and trains only these. All others are frozen."""
+
+    @property
+    def num_members(self) -> int:
+        assert isinstance(self.settings.own, LanguageModelGrowingEnsembleSettings)
+        return self.settings.own.new_members
 
     @property
     def frozen(self) -> list[Path]:
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Write the checkpoint of a new, randomly initialised member. Return zero cost.
+        """Write the checkpoints of new, randomly initialised members. Return zero cost.
 
-        The predictor uses the new member only after the stage has trained it.
+        The predictor uses the new members only after the stage has trained them.
         """
-        number = len(self._predictor) + 1
-        untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
-        self._trainees = {number: untrained}
+        first, folder = len(self._predictor) + 1, stage.folder / "grow"
+        self._trainees = {
+            number: self._training.untrained(self._member(number, stage.index), folder)
+            for number in range(first, first + self.num_members)
+        }
         return Spent()
 
     def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
@@ -226,8 +252,9 @@ class GrowingMixture(LanguageModelLearner):
         is zero. Until the end of this stage, the checkpoint of the previous stage predicts.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
-        if not own.grows_before(stage.index):
-            return Spent()  # so that the optimizer and the average continue
+        if s.from_scratch or not own.grows_before(stage.index):
+            # A new model with more experts is initialised, or the optimizer and the average continue.
+            return super().grow(stage)
         seed = growth_seed(s.seed, stage.index)
         (source,) = self._trainees.values()
         grow_checkpoint(source, target, own.added_at(stage.index), own.grow_router, own.grow_noise, seed)

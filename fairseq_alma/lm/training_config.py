@@ -75,7 +75,7 @@ class TrainingConfigs:
                 to be spread over devices.
         """
         s = self.settings
-        updates = updates_of_stage(s, stage) if stage else 1
+        updates = updates_of_stage(s, stage) if stage else 2
         interval = max(1, -(-updates // s.validations))
         rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, self._continues_optimizer(stage))
         values = {
@@ -112,6 +112,8 @@ class TrainingConfigs:
             "load_checkpoint_on_all_dp_ranks": True,
             **self._distributed(num_devices),
         }
+        if (decay_from := s.updates_before_cooldown(updates)) is not None:
+            values |= {"lr_scheduler": "cooldown", "decay_from": decay_from}
         return self._divide_update(member_config(values, s.fairseq), num_devices)
 
     def _continues_optimizer(self, stage: Stage | None) -> bool:
@@ -170,7 +172,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     stages count only with replay=all.
     """
     replayed = len(stage.past) if stage.replay == "all" else 0
-    return settings.updates_of_stage(len(stage.new) + replayed)
+    return settings.updates_of_stage(len(stage.new) + replayed, stage.new[-1].t)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp
     "more",
     [
         (*EMA, "optimizer_state=keep", "schedule=constant", "replay=uniform"),
+        ("optimizer_state=keep", "schedule=wsd", "cooldown_share=0.5", "replay=uniform"),
         ("predict_with=average", "average_power=2", "learner=gmoe", "grow_experts=1", "replay=uniform"),
     ],
 )
@@ -150,6 +151,9 @@ def stage_of(num_past: int, num_new: int) -> Stage:
         ("rsqrt", 0, 1, True, StageRates(0.1, 0.1, 5)),
         ("rsqrt", 0, 4, True, StageRates(0.1, 0.05, 5)),
         ("rsqrt", 4, 12, True, StageRates(0.05, 0.025, 0)),
+        ("wsd", 0, 1, True, StageRates(0.1, 0.0, 5)),
+        ("wsd", 3, 1, True, StageRates(0.1, 0.0, 0)),
+        ("wsd", 3, 1, False, StageRates(0.1, 0.0, 5)),
     ],
 )
 def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expected):
@@ -160,10 +164,19 @@ def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expec
     ("settings", "message"),
     [
         ({"learner": "gens", "optimizer_state": "keep"}, "cannot be used with learner=gens"),
+        ({"learner": "gens", "schedule": "wsd"}, "schedule=wsd cannot be used with learner=gens"),
+        ({"learner": "gens", "from_scratch": True}, "from_scratch=true has no effect with learner=gens"),
+        ({"schedule": "wsd", "expert_parallel": 2}, "schedule=wsd cannot be combined with expert_parallel=2"),
+        ({"cooldown_share": 0.3}, "cooldown_share=0.3 needs schedule=wsd, but schedule=per_stage"),
+        ({"schedule": "wsd", "cooldown_share": 1.0}, "cooldown_share=1.0 must be above 0 and below 1"),
+        ({"schedule": "wsd", "updates": 1}, "needs stages of at least 2 updates"),
+        ({"schedule": "wsd", "average": AverageSettings("average")}, "with schedule=wsd a stage ends with a cooldown"),
+        ({"from_scratch": True, "optimizer_state": "keep"}, "from_scratch=true starts each stage from new weights"),
+        ({"from_scratch": True, "average": AverageSettings("average")}, "with from_scratch=true each stage has a new"),
         ({"average": AverageSettings("average", average_window=2)}, "average_window=2 is for alma-vision"),
         ({"average": AverageSettings("average"), "expert_parallel": 2}, "cannot be combined with expert_parallel=2"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(SettingError, match=message):
-        LanguageModelSettings(stream="s", out="o", updates=1, **settings)
+        LanguageModelSettings(**{"stream": "s", "out": "o", "updates": 9, **settings})
