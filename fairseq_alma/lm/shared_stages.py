@@ -21,7 +21,7 @@ from fairseq_alma.core.files import digest_of_code, written_aside
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
-    "core/averaging.py", "lm/average.py", "lm/train_member.py", "lm/trainee.py",
+    "core/averaging.py", "lm/average.py", "lm/expert_digests.py", "lm/train_member.py", "lm/trainee.py",
     "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
 )  # fmt: skip
 """Packages and files of `fairseq_alma` whose code determines the files of a trained member.
