@@ -77,7 +77,6 @@ class TrainingConfigs:
         s = self.settings
         updates = updates_of_stage(s, stage) if stage else 2
         interval = max(1, -(-updates // s.validations))
-        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, self._continues_optimizer(stage))
         values = {
             "data": self.stream.path,
             **(data_of_stage(stage) if stage else {}),
@@ -88,10 +87,7 @@ class TrainingConfigs:
             "dropout": s.dropout,
             "precision": s.precision,
             "clip_norm": s.clip_norm,
-            "lr": [rates.peak],
-            "warmup_updates": rates.warmup_updates,
-            "total_num_update": updates,
-            "end_learning_rate": rates.end,
+            **self._rates(stage, updates),
             "max_update": updates,
             "seed": member.seed,
             "save_dir": folder,
@@ -112,9 +108,19 @@ class TrainingConfigs:
             "load_checkpoint_on_all_dp_ranks": True,
             **self._distributed(num_devices),
         }
-        if (decay_from := s.updates_before_cooldown(updates)) is not None:
-            values |= {"lr_scheduler": "cooldown", "decay_from": decay_from}
         return self._divide_update(member_config(values, s.fairseq), num_devices)
+
+    def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
+        """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
+        s = self.settings
+        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, self._continues_optimizer(stage))
+        values = {
+            "lr": [rates.peak], "warmup_updates": rates.warmup_updates, "end_learning_rate": rates.end,
+            "total_num_update": updates,
+        }  # fmt: skip
+        if (decay_from := s.updates_before_cooldown(updates)) is None:
+            return values
+        return {**values, "lr_scheduler": "cooldown", "decay_from": decay_from}
 
     def _continues_optimizer(self, stage: Stage | None) -> bool:
         """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
