@@ -1,7 +1,7 @@
 """Code for the paper "On Anytime Learning at Macroscale", as a fairseq extension.
 
-This package registers a task, a model, a criterion (loss function) and an optimizer with fairseq, so that
-`fairseq-train --user-dir fairseq_alma` can use them.
+This package registers a task, a model, a criterion (loss function), an optimizer and a learning-rate scheduler with
+fairseq, so that `fairseq-train --user-dir fairseq_alma` can use them.
 
 The subpackages, and the libraries that each of them needs:
 
@@ -20,16 +20,17 @@ REGISTERED = (
     "fairseq_alma.tasks.alma_lm",
     "fairseq_alma.criteria.switch_lm",
     "fairseq_alma.optim.fused_adam",
+    "fairseq_alma.optim.cooldown",
 )
 """Modules that register classes with fairseq when they are imported.
 
 In this order, they register the model switch_lm with the architectures switch_lm_tiny, switch_lm_base and
-switch_lm_large, the task alma_lm, the criterion switch_lm, and the optimizer fused_adam.
+switch_lm_large, the task alma_lm, the criterion switch_lm, the optimizer fused_adam, and the scheduler cooldown.
 """
 
 
 def register() -> None:
-    """Import our modules that register a model, a task, a criterion and an optimizer with fairseq.
+    """Import our modules that register classes with fairseq (see REGISTERED).
 
     A second call does nothing.
     """

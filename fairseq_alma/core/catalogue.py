@@ -20,6 +20,7 @@ from fairseq_alma.core.learner_settings import (
     GrowingEnsembleSettings,
     GrowingMixtureSettings,
     LanguageModelEnsembleSettings,
+    LanguageModelGrowingEnsembleSettings,
     LanguageModelGrowingMixtureSettings,
     LearnerSettings,
     MixtureSettings,
@@ -43,7 +44,8 @@ stage."""
 FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": (),
     "language model": ("lr", "warmup_updates", "clip_norm", "dropout", "batch_size", "sequences_per_update", "updates",
-                       "updates_per_mega_batch", "validations", "precision", "fairseq"),
+                       "updates_per_mega_batch", "extra_updates", "cooldown_share", "validations", "precision",
+                       "fairseq"),
 }  # fmt: skip
 """For each half of the project: names of the settings that may change at a fork of a run (see RunRecord). They control
 how a stage is trained, but not the model or the data."""
@@ -320,7 +322,7 @@ for _entry in (
     ),
     LearnerEntry(
         "gens", "gEns", "An ensemble to which each stage adds new networks and trains only these.",
-        grows=True, vision=GrowingEnsembleSettings, language_model=LearnerSettings,
+        grows=True, vision=GrowingEnsembleSettings, language_model=LanguageModelGrowingEnsembleSettings,
     ),
     LearnerEntry(
         "gmoe", "gMoE", "A mixture of experts in which the experts with the largest loss are copied before a stage.",

@@ -28,6 +28,10 @@ class LearnerSettings(Settings):
         """
         return None
 
+    def grows_before(self, stage_index: int) -> bool:
+        """Return True if the networks of a language model get more parameters before stage `stage_index`."""
+        return False
+
     def check_run(self, run: Any) -> None:
         """Check that these settings are compatible with the other settings of the run. The base class checks nothing.
 
@@ -170,6 +174,19 @@ class LanguageModelEnsembleSettings(LearnerSettings):
 
 
 @dataclass(frozen=True)
+class LanguageModelGrowingEnsembleSettings(LearnerSettings):
+    new_members: Count = 1
+    """Number of networks that each stage adds."""
+
+    def check_run(self, run: Any) -> None:
+        if run.from_scratch:
+            raise SettingError(
+                f"from_scratch=true has no effect with learner={run.learner}, whose stages train new networks: leave "
+                f"it out"
+            )
+
+
+@dataclass(frozen=True)
 class LanguageModelGrowingMixtureSettings(LearnerSettings):
     grow_experts: int | list[int] | None = None
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
@@ -199,6 +216,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
         """
         growths = self._growths
         return growths[min(stage_index - 2, len(growths) - 1)]
+
+    def grows_before(self, stage_index: int) -> bool:
+        return stage_index > 1 and self.added_at(stage_index) > 0
 
     @property
     def _growths(self) -> list[int]:

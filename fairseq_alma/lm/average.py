@@ -6,13 +6,11 @@ continues from the checkpoint continues the average, too.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import AVERAGE, BEST, LAST, TRAINED, link, require_checkpoint, write_checkpoint
 from fairseq_alma.core.averaging import AverageSettings
 
 
@@ -67,30 +65,6 @@ class Average:
         """Return the entry AVERAGE of a checkpoint."""
         model = {name: self._average[first].cpu() for name, first in self._names.items()}
         return {"count": self._count, "model": model}
-
-
-def finish_stage(folder: Path, settings: AverageSettings, keeps_optimizer: bool) -> None:
-    """Write the checkpoints TRAINED and BEST of a finished training, from its last checkpoint.
-
-    TRAINED has the weights after the last update. The next stage continues from it. BEST is the predictor; with
-    predict_with=average, it has the averaged weights.
-
-    Args:
-        folder: the folder of the member.
-        settings: whether and how weights are averaged.
-        keeps_optimizer: whether TRAINED has the state of the optimizer.
-    """
-    last = require_checkpoint(folder / LAST)
-    if settings.averages:
-        average = last["extra_state"].pop(AVERAGE)
-        optimizer = last.pop("last_optimizer_state")
-        write_checkpoint({**last, "model": {**last["model"], **average["model"]}}, folder / BEST)
-        last["extra_state"][AVERAGE] = average
-        if keeps_optimizer:
-            last["last_optimizer_state"] = optimizer
-        write_checkpoint(last, folder / TRAINED)
-    elif keeps_optimizer:
-        link(folder / LAST, folder / TRAINED)
 
 
 def _fits(average: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:

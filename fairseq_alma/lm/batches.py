@@ -85,28 +85,32 @@ def sequences_per_pass(
             if memory is None:
                 fits = tokens <= TOKENS_PER_PASS_ON_CPU
             else:
-                fits = (
-                    bytes_of_training(model, vocabulary, tokens, settings.expert_parallel) <= SHARE_OF_MEMORY * memory
+                needed = bytes_of_training(
+                    model, vocabulary, tokens, settings.expert_parallel, settings.average.averages
                 )
+                fits = needed <= SHARE_OF_MEMORY * memory
             if fits:
                 return sequences
     return 1
 
 
-def bytes_of_training(model: Any, vocabulary: int, tokens: int, expert_parallel: int = 1) -> int:
+def bytes_of_training(
+    model: Any, vocabulary: int, tokens: int, expert_parallel: int = 1, averages: bool = False
+) -> int:
     """Return an estimate of the memory, in bytes, that the training of a model needs on each device.
 
     A parameter needs 18 bytes: the weight, the gradient and two Adam averages in float32, and a copy of the weight in
-    bfloat16. With precision=bfloat16, a layer of width D needs about 80 D bytes for each token if its feed-forward
-    network has width 4 D: about 20 D bfloat16 numbers, and the residual stream, normalized values and gradients in
-    float32. With precision=float32, a layer needs twice as much. The logits are computed in chunks, for which 1 GB is
-    added.
+    bfloat16. An average of the weights needs 4 bytes more. With precision=bfloat16, a layer of width D needs about 80 D
+    bytes for each token if its feed-forward network has width 4 D: about 20 D bfloat16 numbers, and the residual
+    stream, normalized values and gradients in float32. With precision=float32, a layer needs twice as much. The logits
+    are computed in chunks, for which 1 GB is added.
 
     Args:
         model: fairseq's configuration of the model. It contains the sizes of the layers.
         vocabulary: number of entries in the dictionary.
         tokens: number of tokens in a forward pass.
         expert_parallel: number of devices over which the experts are spread.
+        averages: whether the weights are averaged (predict_with=average).
     """
     dim, ffn_dim, layers = model.decoder_embed_dim, model.decoder_ffn_embed_dim, model.decoder_layers
     feed_forward = 2 * dim * ffn_dim
@@ -122,4 +126,4 @@ def bytes_of_training(model: Any, vocabulary: int, tokens: int, expert_parallel:
     activations = int(bytes_per_number * (layers * 24 * dim + ffn_rows * 4 * ffn_dim) * tokens)
     if model.checkpoint_activations:
         activations = layers * 4 * dim * tokens + activations // layers
-    return 18 * parameters + activations + 2**30
+    return (22 if averages else 18) * parameters + activations + 2**30

@@ -86,7 +86,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
 
     Args:
         values: name of an option of fairseq-train -> value. The names have underscores, for example `max_update`. The
-            options `arch` and `data` must be included.
+            options `arch` and `data` must be included. Without `lr_scheduler`, it is polynomial_decay.
         fairseq: more options, as on the command line of fairseq-train (the setting `fairseq`).
 
     Raises:
@@ -96,7 +96,8 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     fairseq_alma.register()
     base = [
         "STREAM", "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
-        "--criterion", "switch_lm", "--optimizer", "fused_adam", "--lr-scheduler", "polynomial_decay",
+        "--criterion", "switch_lm", "--optimizer", "fused_adam",
+        "--lr-scheduler", str(values.get("lr_scheduler", "polynomial_decay")),
     ]  # fmt: skip
     try:
         more = shlex.split(fairseq)

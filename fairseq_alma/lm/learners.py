@@ -5,11 +5,17 @@ checkpoints make the predictions. The labels and settings of the learners are in
 """
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
-from fairseq_alma.core.learner_settings import LanguageModelEnsembleSettings, LanguageModelGrowingMixtureSettings
+from fairseq_alma.core.learner_settings import (
+    LanguageModelEnsembleSettings,
+    LanguageModelGrowingEnsembleSettings,
+    LanguageModelGrowingMixtureSettings,
+)
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
@@ -19,6 +25,7 @@ from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import as_recorded
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.trainee import remove_old_trainees
 from fairseq_alma.lm.training_config import Member
 
 
@@ -77,7 +84,11 @@ class LanguageModelLearner:
         """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
 
         This method is called before every stage except the first.
+
+        Raises:
+            StageError: if a checkpoint from which the stage continues is missing.
         """
+        self._check_files(self._trainees.values(), f"stage {stage.index}")
         return Spent()
 
     def train(self, stage: Stage) -> Spent:
@@ -86,8 +97,10 @@ class LanguageModelLearner:
         Raises:
             StageError: if the training of a member fails (see MemberTraining.train).
         """
-        trainees = self._trainees or self._untrained()
+        trainees = self._starts(stage)
         starts = {self._member(number, stage.index): path for number, path in trainees.items()}
+        self._check_files(trainees.values(), f"stage {stage.index}")
+        self.remove_old_trainees(stage.index - 1)
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         self._count_stored(stage)
@@ -114,15 +127,23 @@ class LanguageModelLearner:
             StageError: if a checkpoint is missing.
         """
         state = read_json(folder / "learner.json")
-        for entry in [*state["predictor"], *state["trainees"]]:
-            path = self.run_folder / entry["path"]
-            if not path.is_file():
-                raise StageError(
-                    f"{path} is missing, but {folder} needs it: restore it, or start a new run with another out="
-                )
+        # The trainees are checked when a stage continues from them. Those of earlier stages were removed.
+        self._check_files([self.run_folder / entry["path"] for entry in state["predictor"]], str(folder))
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
         self.num_stored = state.get("num_stored")
+
+    def remove_old_trainees(self, stage_index: int) -> None:
+        """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
+        remove_old_trainees(self.run_folder / "stages", stage_index)
+
+    def _check_files(self, checkpoints: Iterable[Path], needed_by: str) -> None:
+        """Raise StageError if a checkpoint file is missing."""
+        for path in checkpoints:
+            if not path.is_file():
+                raise StageError(
+                    f"{path} is missing, but {needed_by} needs it: restore it, or start a new run with another out="
+                )
 
     def num_experts(self, stage_index: int) -> int:
         """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
@@ -143,14 +164,28 @@ class LanguageModelLearner:
             count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
             self.num_stored = count if stage.replay_memory is None else min(count, stage.replay_memory)
 
-    def _untrained(self) -> dict[int, Path]:
-        """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written."""
-        folder = self.run_folder / "stages" / "stage_000"
+    def _starts(self, stage: Stage) -> dict[int, Path]:
+        """Return the checkpoint from which each member starts in a stage, by member number."""
+        if self.settings.from_scratch and stage.index > 1:
+            return self._untrained(stage.index, stage.folder / "scratch")
+        return self._trainees or self._untrained()
+
+    def _untrained(self, stage_index: int = 1, folder: Path | None = None) -> dict[int, Path]:
+        """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written.
+
+        Args:
+            stage_index: the stage whose members are initialised.
+            folder: the folder of the checkpoints; by default the folder of stage 0.
+        """
+        folder = folder or self.run_folder / "stages" / "stage_000"
         numbers = range(1, self.num_members + 1)
-        return {number: self._training.untrained(self._member(number, 1), folder) for number in numbers}
+        return {number: self._training.untrained(self._member(number, stage_index), folder) for number in numbers}
 
     def _member(self, number: int, stage_index: int) -> Member:
-        return Member.of_run(number, self.settings.seed, self.num_experts(stage_index))
+        # With from_scratch=true, the members of different stages have different seeds, like those of gEns.
+        drawn = number + (stage_index - 1) * self.num_members if self.settings.from_scratch else number
+        member = Member.of_run(drawn, self.settings.seed, self.num_experts(stage_index))
+        return replace(member, number=number)
 
     def _entry(self, path: Path) -> dict[str, str]:
         """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""
@@ -173,20 +208,27 @@ class Ensemble(LanguageModelLearner):
 
 
 class GrowingEnsemble(LanguageModelLearner):
-    """gEns: each stage adds a randomly initialised member and trains only this member. All others are frozen."""
+    """gEns: each stage adds randomly initialised members and trains only these. All others are frozen."""
+
+    @property
+    def num_members(self) -> int:
+        assert isinstance(self.settings.own, LanguageModelGrowingEnsembleSettings)
+        return self.settings.own.new_members
 
     @property
     def frozen(self) -> list[Path]:
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Write the checkpoint of a new, randomly initialised member. Return zero cost.
+        """Write the checkpoints of new, randomly initialised members. Return zero cost.
 
-        The predictor uses the new member only after the stage has trained it.
+        The predictor uses the new members only after the stage has trained them.
         """
-        number = len(self._predictor) + 1
-        untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
-        self._trainees = {number: untrained}
+        first, folder = len(self._predictor) + 1, stage.folder / "grow"
+        self._trainees = {
+            number: self._training.untrained(self._member(number, stage.index), folder)
+            for number in range(first, first + self.num_members)
+        }
         return Spent()
 
     def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
@@ -213,13 +255,16 @@ class GrowingMixture(LanguageModelLearner):
         and its cost is zero. With split_by=gradient, growth needs a forward and a backward pass over the validation
         set, and returns their cost. Until the end of this stage, the checkpoint of the previous stage predicts.
         """
-        began = time.perf_counter()
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
+        if s.from_scratch or not own.grows_before(stage.index):
+            # A new model with more experts is initialised, or the optimizer and the average continue.
+            return super().grow(stage)
+        began = time.perf_counter()
         num_new, is_dense = own.added_at(stage.index), self.num_experts(stage.index - 1) == 1
         seed = growth_seed(s.seed, stage.index)
         (source,) = self._trainees.values()
         spent, utilities = Spent(), None
-        if own.split_by == "gradient" and num_new and not is_dense:
+        if own.split_by == "gradient" and not is_dense:
             measured = measure_utilities(source, self._stream.path)
             utilities = measured.utilities
             spent = Spent(train_flops=measured.flops, train_seconds=round(time.perf_counter() - began, 3))

@@ -29,13 +29,13 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
+from fairseq_alma.lm.trainee import finish_stage, restart_if_trainee_is_lost
 from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
@@ -122,14 +122,9 @@ class MemberTraining:
         return path
 
     @property
-    def _keeps_trained(self) -> bool:
-        """Whether the next stage continues from another checkpoint than the one that predicts."""
-        return self.settings.average.averages or self.settings.keeps_optimizer
-
-    @property
     def _trainee(self) -> str:
         """Name of the checkpoint from which the next stage continues."""
-        return TRAINED if self._keeps_trained else BEST
+        return TRAINED if self.settings.keeps_trainee else BEST
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:
         """Train each member for one stage.
@@ -183,7 +178,7 @@ class MemberTraining:
                 if status != 0 or not self._is_trained(folder, updates):
                     failures.append(self._failure(folder, log_sizes.get(member.number, 0), status, len(starts)))
                     continue
-                finish_stage(folder, self.settings.average, self.settings.keeps_optimizer)
+                finish_stage(folder, self.settings)
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
@@ -206,6 +201,7 @@ class MemberTraining:
         """
         folder = self._folder(stage, member)
         repair_stage_folder(folder)
+        restart_if_trainee_is_lost(folder, self.settings.updates_before_cooldown(updates))
         key = self._mark_started(stage, member, folder, start, num_devices)
         if self._shared and key and self._shared.copy_to(folder, key):
             return None
@@ -303,7 +299,7 @@ class MemberTraining:
             "dict": self._stream.dictionary_digest,
             "devices": [self._processes.kind, num_devices],
         }
-        if self._keeps_trained:
+        if self.settings.keeps_trainee:
             recipe |= {"average": asdict(self.settings.average), "optimizer_state": self.settings.optimizer_state}
         return key_of(recipe, start)
 

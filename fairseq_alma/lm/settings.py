@@ -15,7 +15,7 @@ from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors
 from fairseq_alma.core.waiting import Wait, check_wait
-from fairseq_alma.lm.schedules import Schedule
+from fairseq_alma.lm.schedules import DEFAULT_COOLDOWN_SHARE, Schedule
 
 Precision = Literal["auto", "float32", "bfloat16"]
 """Value of the setting `precision`."""
@@ -75,6 +75,9 @@ class LanguageModelSettings(RunSettings):
     updates_per_mega_batch: Count | None = None
     """Number of optimizer updates for each mega-batch of a stage. With replay=all, replayed mega-batches count too.
     Cannot be combined with updates."""
+    extra_updates: NonNegative = 0
+    """Further updates of early stages: the stage at arrival t has `extra_updates` / t more updates, rounded. A model
+    that has been trained little needs more updates."""
     arch: str = "switch_lm_base"
     """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It also sets defaults for tokens_per_sample,
     sequences_per_update, batch_size and lr."""
@@ -91,11 +94,18 @@ class LanguageModelSettings(RunSettings):
     schedule: Schedule = "per_stage"
     """Learning rate over the stream: `per_stage` (warm-up, then decay to 0 in each stage; the paper), `autoregressive`
     (the same, with a lower peak in later stages: lr / sqrt(1 + number of earlier mega-batches)), `constant` (warm-up,
-    then constant), or `rsqrt` (lr / sqrt(number of mega-batches seen))."""
+    then constant), `rsqrt` (lr / sqrt(number of mega-batches seen)), or `wsd` (warm-up, stable, decay: constant, and at
+    the end of each stage a cooldown, in which the rate falls to 0). With `wsd`, the model at the end of the cooldown
+    predicts, and the next stage continues from the model before the cooldown."""
+    cooldown_share: float | None = None
+    """schedule=wsd: the cooldown's share of the updates of a stage. By default 0.2."""
     optimizer_state: Literal["reset", "keep"] = "reset"
     """Whether each stage begins with a new state of the optimizer (`reset`; the paper) or continues that of the
     previous stage (`keep`). With `keep`, a stage starts from the last weights of the previous stage, not from its best
-    checkpoint, and with schedule=constant or rsqrt there is no warm-up after the first stage."""
+    checkpoint, and with schedule=constant, rsqrt or wsd there is no warm-up, except in the first stage and after a
+    growth."""
+    from_scratch: bool = False
+    """Whether each stage starts from newly initialised weights."""
     average: AverageSettings = field(default_factory=AverageSettings)
     warmup_updates: NonNegative | None = None
     """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000."""
@@ -126,9 +136,10 @@ class LanguageModelSettings(RunSettings):
     """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
     fork: bool = False
     """Whether to continue the run in `out` with other values of the settings that control how a stage is trained (lr,
-    warmup_updates, clip_norm, dropout, batch_size, sequences_per_update, updates, updates_per_mega_batch, validations,
-    precision, fairseq). They are used from the first unfinished stage on, which is started again. Finished stages are
-    kept. The ledger row of that stage, and settings.json, record the change."""
+    warmup_updates, clip_norm, dropout, batch_size, sequences_per_update, updates, updates_per_mega_batch,
+    extra_updates, cooldown_share, validations, precision, fairseq). They are used from the first unfinished stage on,
+    which is started again. Finished stages are kept. The ledger row of that stage, and settings.json, record the
+    change."""
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has."""
 
@@ -143,7 +154,9 @@ class LanguageModelSettings(RunSettings):
             self._check_updates,
             self._check_optimisation,
             self._check_values,
-            self._check_average,
+            self._check_trainee,
+            self._check_cooldown,
+            self._check_from_scratch,
             self._complete_and_check_own,
         ):
             errors.collect(check)
@@ -187,11 +200,18 @@ class LanguageModelSettings(RunSettings):
         """Whether a stage continues the state of the optimizer of the previous stage."""
         return self.optimizer_state == "keep"
 
-    def _check_average(self) -> None:
-        """Raise SettingError if the other settings do not allow the average of the weights."""
-        if not self.average.averages and not self.keeps_optimizer:
+    @property
+    def keeps_trainee(self) -> bool:
+        """Whether a stage continues from another checkpoint than the one that predicts (see `lm/trainee.py`)."""
+        return self.average.averages or self.keeps_optimizer or self.schedule == "wsd"
+
+    def _check_trainee(self) -> None:
+        """Raise SettingError if the other settings do not allow that training continues from another checkpoint."""
+        if not self.keeps_trainee:
             return
-        given = f"predict_with={self.average.predict_with} optimizer_state={self.optimizer_state}"
+        given = (
+            f"predict_with={self.average.predict_with} optimizer_state={self.optimizer_state} schedule={self.schedule}"
+        )
         if self.average.average_window is not None:
             raise SettingError(
                 f"average_window={self.average.average_window} is for alma-vision: give average_decay= instead"
@@ -206,6 +226,40 @@ class LanguageModelSettings(RunSettings):
                 f"others: leave it out"
             )
 
+    def _check_cooldown(self) -> None:
+        """Raise SettingError if the settings of the cooldown are invalid."""
+        if self.schedule != "wsd":
+            if self.cooldown_share is not None:
+                raise SettingError(
+                    f"cooldown_share={self.cooldown_share} needs schedule=wsd, but schedule={self.schedule}"
+                )
+            return
+        if not 0 < (DEFAULT_COOLDOWN_SHARE if self.cooldown_share is None else self.cooldown_share) < 1:
+            raise SettingError(f"cooldown_share={self.cooldown_share} must be above 0 and below 1")
+        if (self.updates or self.updates_per_mega_batch) == 1:
+            raise SettingError("schedule=wsd needs stages of at least 2 updates: one before the cooldown and one in it")
+        if self.average.averages and self.average.average_every == "stage":
+            raise SettingError(
+                "predict_with=average averages the models after stages, but with schedule=wsd a stage ends with a "
+                "cooldown from which the training does not continue: give average_every=update, or leave out "
+                "predict_with=average"
+            )
+
+    def _check_from_scratch(self) -> None:
+        """Raise SettingError if the other settings do not allow stages that start from new weights."""
+        if not self.from_scratch:
+            return
+        if self.keeps_optimizer:
+            raise SettingError(
+                "from_scratch=true starts each stage from new weights, for which the state of the optimizer in "
+                "optimizer_state=keep is of no use: leave one of them out"
+            )
+        if self.average.averages and self.average.average_every == "stage":
+            raise SettingError(
+                "predict_with=average averages the models after stages, but with from_scratch=true each stage has a "
+                "new model: give average_every=update, or leave one of them out"
+            )
+
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
         """Return the stream settings: wait, replay, and what happens to the last mega-batches.
 
@@ -216,13 +270,31 @@ class LanguageModelSettings(RunSettings):
         last_group = self.last_group or ("wait" if more_will_follow else "train")
         return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, self.wait_ratio, self.replay_memory)
 
-    def updates_of_stage(self, num_mega_batches: int) -> int:
-        """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
+    def updates_of_stage(self, num_mega_batches: int, t: int) -> int:
+        """Return the number of updates in a stage.
+
+        Args:
+            num_mega_batches: number of mega-batches on which the stage trains.
+            t: the arrival at which the stage is trained, counted from 1.
+        """
+        return self._regular_updates(num_mega_batches) + round(self.extra_updates / t)
+
+    def _regular_updates(self, num_mega_batches: int) -> int:
         if self.updates is not None:
             return self.updates
         # `updates_per_mega_batch` is not None here, because __post_init__ requires that it or `updates` is set.
         assert self.updates_per_mega_batch is not None
         return self.updates_per_mega_batch * num_mega_batches
+
+    def updates_before_cooldown(self, updates: int) -> int | None:
+        """Return how many of the `updates` updates of a stage come before the cooldown; None if there is no cooldown.
+
+        At least one update comes before the cooldown, and at least one is in it.
+        """
+        if self.schedule != "wsd":
+            return None
+        share = DEFAULT_COOLDOWN_SHARE if self.cooldown_share is None else self.cooldown_share
+        return max(1, min(updates - 1, updates - round(share * updates)))
 
     def warmup_of_stage(self, updates: int) -> int:
         """Return the number of warm-up updates in a stage with `updates` updates."""

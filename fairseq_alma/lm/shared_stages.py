@@ -19,8 +19,12 @@ from fairseq_alma.checkpoints import BEST, TRAINED, digest_of_model, read_checkp
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
 
-TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "optim", "tasks")
-"""Packages of `fairseq_alma` whose code runs when a member is trained.
+TRAINING_CODE = (
+    "criteria", "data", "models", "modules", "optim", "tasks",
+    "core/averaging.py", "lm/average.py", "lm/expert_digests.py", "lm/train_member.py", "lm/trainee.py",
+    "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
+)  # fmt: skip
+"""Packages and files of `fairseq_alma` whose code determines the files of a trained member.
 
 The key of a shared member is a digest that depends on this code. So members that were trained with other code are not
 reused."""
@@ -123,6 +127,4 @@ def _digest_of_code() -> str:
     The key of a trained member contains this digest in addition to the version number of the package, because a
     developer may change the code without a new version number.
     """
-    # Include flops.py in the digest, because its code computes the training FLOPs. The file done.json, which is copied
-    # together with a trained member, contains these FLOPs.
-    return digest_of_code((*TRAINING_PACKAGES, "evaluation/flops.py"))
+    return digest_of_code(TRAINING_CODE)

@@ -20,8 +20,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,13 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, link, require_checkpoint
+from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, TRAINED, link, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageSettings
-from fairseq_alma.core.errors import RunError, StageError
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.average import Average
-from fairseq_alma.modules.expert_parallel import digests_of_experts
+from fairseq_alma.lm.expert_digests import check_experts, digests_of_collected_experts
 from launch.local import killed_with
 
 STOPPED = 128 + signal.SIGTERM
@@ -63,16 +63,21 @@ class Checkpoints:
     checkpoint_last.pt is the newest checkpoint. checkpoint_best.pt is the checkpoint with the best validation score. If
     the newest checkpoint is also the best, the two names are hard links to one file.
 
+    Before a cooldown (schedule=wsd), the model is validated and checkpoint_trained.pt is written, another link to the
+    newest checkpoint. Only checkpoints of the cooldown can become checkpoint_best.pt.
+
     Args:
         minutes: time between two checkpoints if there is no validation in between.
         average: whether and how the weights are averaged. By default they are not.
+        cooldown_at: number of updates before the cooldown; None if there is no cooldown.
     """
 
-    def __init__(self, minutes: float, average: AverageSettings | None = None):
+    def __init__(self, minutes: float, average: AverageSettings | None = None, cooldown_at: int | None = None):
         self._seconds = 60 * minutes
         self._average_settings = average or AverageSettings()
         self._average: Average | None = None
         self._averaged_at = 0
+        self._cooldown_at = cooldown_at
         self._saved = time.monotonic()
         self._saved_at = 0
         self._must_stop = False
@@ -109,7 +114,9 @@ class Checkpoints:
             # Undo gc.freeze at exit. Otherwise, the triton library would report the frozen objects as memory leaks.
             atexit.register(gc.unfreeze)
         self._add_to_average(trainer.get_num_updates(), cfg.optimization.max_update)
-        losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        is_branch = trainer.get_num_updates() == self._cooldown_at
+        with _validation_after(cfg, trainer.get_num_updates()) if is_branch else nullcontext():
+            losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         if end_of_epoch:
             # fairseq makes a new iterator for each epoch. The old one refers to itself (through a bound method), so it
             # would exist until the next garbage collection, with its worker processes (if num_workers is above 0) and
@@ -191,7 +198,8 @@ class Checkpoints:
         folder = Path(cfg.save_dir)
         # fairseq reads and writes the best score so far as an attribute of its function save_checkpoint.
         best = getattr(checkpoint_utils.save_checkpoint, "best", None)
-        is_best = val_loss is not None and (best is None or val_loss <= best or not (folder / BEST).exists())
+        is_candidate = val_loss is not None and (self._cooldown_at is None or self._saved_at > self._cooldown_at)
+        is_best = is_candidate and (best is None or val_loss <= best or not (folder / BEST).exists())
         if is_best:
             best = checkpoint_utils.save_checkpoint.best = val_loss
         trainer.consolidate_optimizer()
@@ -208,41 +216,37 @@ class Checkpoints:
             extra_state["best"] = best
         if self._average is not None:
             extra_state[AVERAGE] = self._average.entry()
-        if digests := _digests_of_collected_experts(trainer.get_model()):
+        if digests := digests_of_collected_experts(trainer.get_model()):
             extra_state[EXPERT_DIGESTS] = digests
         # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one
         # file, because fairseq does not overwrite the old file, but writes a temporary file and renames it.
         path = trainer.save_checkpoint(str(folder / LAST), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)
+        self.keep_trainee(folder, self._saved_at)
         return path
 
+    def keep_trainee(self, folder: Path, num_updates: int) -> None:
+        """Link TRAINED to LAST if LAST is the model before the cooldown.
 
-def _digests_of_collected_experts(model: torch.nn.Module) -> dict[str, list[str]]:
-    """Return the entry EXPERT_DIGESTS of a checkpoint. It is empty if the experts are not spread over ranks.
+        Args:
+            folder: the folder of the member.
+            num_updates: number of updates of this stage in the last checkpoint.
+        """
+        if num_updates == self._cooldown_at:
+            link(folder / LAST, folder / TRAINED)
 
-    The optimizer must have collected the experts on this rank.
-    """
-    collected = {name: parameter.__dict__.get("collected") for name, parameter in model.named_parameters()}
-    return {name: values.digests for name, values in collected.items() if values is not None}
 
-
-def _check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], path: str | Path, advice: str) -> None:
-    """Check that the experts that `model` has loaded from the checkpoint `path` are those that were saved.
-
-    Args:
-        model: the model, with all experts or with those of this rank.
-        digests: the entry EXPERT_DIGESTS of the checkpoint.
-        path: the checkpoint, for the error message.
-        advice: the end of the error message.
-
-    Raises:
-        StageError: if an expert differs.
-    """
-    for name, parameter in model.named_parameters():
-        own = parameter.expert.own if hasattr(parameter, "expert") else slice(None)
-        if name in digests and digests_of_experts(parameter) != digests[name][own]:
-            raise StageError(f"{path} is damaged: the experts in {name} are not those that were saved. {advice}")
+@contextmanager
+def _validation_after(cfg: DictConfig, num_updates: int) -> Iterator[None]:
+    """Let fairseq validate the model and save a checkpoint after `num_updates` updates, within the `with` block."""
+    groups = ((cfg.checkpoint, "save_interval_updates"), (cfg.dataset, "validate_interval_updates"))
+    before = [group[name] for group, name in groups]
+    for group, name in groups:
+        group[name] = num_updates
+    yield
+    for (group, name), value in zip(groups, before, strict=True):
+        group[name] = value
 
 
 def _continue_optimizer(trainer: Any, path: Path) -> None:
@@ -283,7 +287,7 @@ def train(
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
         killed_with(os.getppid())()
     fairseq_alma.register()
-    checkpoints = Checkpoints(checkpoint_minutes, average)
+    checkpoints = Checkpoints(checkpoint_minutes, average, config.lr_scheduler.get("decay_from"))
 
     def save_checkpoint(cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
         return checkpoints.save(cfg, trainer, epoch_itr, val_loss)
@@ -296,9 +300,12 @@ def train(
         if begins:
             path, advice = cfg.finetune_from_model, "Remove the folder of the stage that wrote it to train it again"
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **arguments)
-        _check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), path, advice)
+        check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), path, advice)
         if begins and keeps_optimizer and path is not None:
             _continue_optimizer(trainer, Path(path))
+        if not begins and trainer.is_data_parallel_master:
+            # The training may have been killed after it had written the last checkpoint before the cooldown.
+            checkpoints.keep_trainee(Path(cfg.save_dir), trainer.get_num_updates())
         checkpoints.begin(trainer.get_model(), (extra_state or {}).get(AVERAGE), trainer.get_num_updates())
         return extra_state, epoch_itr
 

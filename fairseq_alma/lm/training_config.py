@@ -75,9 +75,8 @@ class TrainingConfigs:
                 to be spread over devices.
         """
         s = self.settings
-        updates = updates_of_stage(s, stage) if stage else 1
+        updates = updates_of_stage(s, stage) if stage else 2
         interval = max(1, -(-updates // s.validations))
-        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, s.keeps_optimizer)
         values = {
             "data": self.stream.path,
             **(data_of_stage(stage) if stage else {}),
@@ -88,10 +87,7 @@ class TrainingConfigs:
             "dropout": s.dropout,
             "precision": s.precision,
             "clip_norm": s.clip_norm,
-            "lr": [rates.peak],
-            "warmup_updates": rates.warmup_updates,
-            "total_num_update": updates,
-            "end_learning_rate": rates.end,
+            **self._rates(stage, updates),
             "max_update": updates,
             "seed": member.seed,
             "save_dir": folder,
@@ -113,6 +109,23 @@ class TrainingConfigs:
             **self._distributed(num_devices),
         }
         return self._divide_update(member_config(values, s.fairseq), num_devices)
+
+    def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
+        """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
+        s = self.settings
+        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, self._continues_optimizer(stage))
+        values = {
+            "lr": [rates.peak], "warmup_updates": rates.warmup_updates, "end_learning_rate": rates.end,
+            "total_num_update": updates,
+        }  # fmt: skip
+        if (decay_from := s.updates_before_cooldown(updates)) is None:
+            return values
+        return {**values, "lr_scheduler": "cooldown", "decay_from": decay_from}
+
+    def _continues_optimizer(self, stage: Stage | None) -> bool:
+        """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
+        grows = stage is not None and self.settings.own is not None and self.settings.own.grows_before(stage.index)
+        return self.settings.keeps_optimizer and not grows
 
     def _distributed(self, num_devices: int) -> dict[str, Any]:
         """Return the options of fairseq for the processes that train a member on `num_devices` devices."""
@@ -165,7 +178,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     stages count only with replay=all.
     """
     replayed = len(stage.past) if stage.replay == "all" else 0
-    return settings.updates_of_stage(len(stage.new) + replayed)
+    return settings.updates_of_stage(len(stage.new) + replayed, stage.new[-1].t)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:

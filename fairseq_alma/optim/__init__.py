@@ -1,1 +1,1 @@
-"""The optimizers that this package registers with fairseq. Needs fairseq."""
+"""The optimizer and the learning-rate scheduler that this package registers with fairseq. Needs fairseq."""

@@ -59,7 +59,8 @@ def test_a_learner_takes_common_settings_and_its_own():
     assert takes("vision", "a plugin that is not imported", "anything")
     assert learners_that_take("members", "vision") == ["ens", "umix"]
     assert learners_that_take("wait", "vision") == []
-    assert own_settings("gens", "language model") == []
+    assert own_settings("gens", "language model") == ["new_members"]
+    assert own_settings("sm", "language model") == []
 
 
 def test_labels_and_growth():

@@ -20,7 +20,7 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, same_run
 
-SHORT = (*RUN, "dropout=0.1", "validations=3", "updates=12", "mega_batches=2", "tensorboard=false")
+SHORT = (*RUN, "dropout=0.1", "validations=3", "updates=12", "tensorboard=false")
 EMA = ("predict_with=average", "average_every=update", "average_decay=0.8")
 
 
@@ -35,6 +35,15 @@ def checkpoint(out: Path, k: int, name: str) -> dict:
     return found
 
 
+def train_two_stages(stream: Path, out: Path, *settings: str) -> list[dict]:
+    """Run two stages, one command each, and return the checkpoints from which the next stages continue."""
+    trained = []
+    for k in (1, 2):
+        succeed("alma-lm", f"stream={stream}", f"out={out}", *settings, f"mega_batches={k}")
+        trained.append(checkpoint(out, k, TRAINED))
+    return trained
+
+
 def rates_in_log(out: Path, k: int) -> list[float]:
     """Return the learning rates that fairseq logged in a stage."""
     log = (out / "stages" / f"stage_{k:03d}" / "member_1" / "log.txt").read_text()
@@ -43,8 +52,8 @@ def rates_in_log(out: Path, k: int) -> list[float]:
 
 
 def test_the_predictor_is_the_mean_of_the_models_after_each_stage(stream, tmp_path):
-    succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *SHORT, "predict_with=average", "replay=uniform")
-    models = [checkpoint(tmp_path, k, TRAINED)["model"] for k in (1, 2)]
+    trained = train_two_stages(stream, tmp_path, *SHORT, "predict_with=average", "replay=uniform")
+    models = [one["model"] for one in trained]
     predictor = checkpoint(tmp_path, 2, BEST)["model"]
     for name, weight in predictor.items():
         if weight.is_floating_point() and "valid" not in name and "split" not in name and name != "decoder.version":
@@ -61,8 +70,7 @@ def test_the_predictor_is_the_mean_of_the_models_after_each_stage(stream, tmp_pa
 
 def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp_path):
     more = (*EMA, "optimizer_state=keep", "schedule=constant", "replay=0.5", "replay_memory=3200")
-    succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *SHORT, *more)
-    first, second = (checkpoint(tmp_path, k, TRAINED) for k in (1, 2))
+    first, second = train_two_stages(stream, tmp_path, *SHORT, *more)
     assert [one["extra_state"][AVERAGE]["count"] for one in (first, second)] == [12, 24]
     steps = [{int(state["step"]) for state in one["last_optimizer_state"]["state"].values()} for one in (first, second)]
     assert steps == [{12}, {24}]
@@ -83,11 +91,12 @@ def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp
     "more",
     [
         (*EMA, "optimizer_state=keep", "schedule=constant", "replay=uniform"),
+        ("optimizer_state=keep", "schedule=wsd", "cooldown_share=0.5", "replay=uniform"),
         ("predict_with=average", "average_power=2", "learner=gmoe", "grow_experts=1", "replay=uniform"),
     ],
 )
 def test_a_killed_run_has_the_same_average(stream, tmp_path, more):
-    settings = (*SHORT, *more)
+    settings = (*SHORT, "mega_batches=2", *more)
     try:
         reference = Reference.of(stream, tmp_path / "whole", settings)
         run = KilledRun(stream, tmp_path / "run", (*settings, "checkpoint_minutes=0.001"))
@@ -142,6 +151,9 @@ def stage_of(num_past: int, num_new: int) -> Stage:
         ("rsqrt", 0, 1, True, StageRates(0.1, 0.1, 5)),
         ("rsqrt", 0, 4, True, StageRates(0.1, 0.05, 5)),
         ("rsqrt", 4, 12, True, StageRates(0.05, 0.025, 0)),
+        ("wsd", 0, 1, True, StageRates(0.1, 0.0, 5)),
+        ("wsd", 3, 1, True, StageRates(0.1, 0.0, 0)),
+        ("wsd", 3, 1, False, StageRates(0.1, 0.0, 5)),
     ],
 )
 def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expected):
@@ -152,10 +164,19 @@ def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expec
     ("settings", "message"),
     [
         ({"learner": "gens", "optimizer_state": "keep"}, "cannot be used with learner=gens"),
+        ({"learner": "gens", "schedule": "wsd"}, "schedule=wsd cannot be used with learner=gens"),
+        ({"learner": "gens", "from_scratch": True}, "from_scratch=true has no effect with learner=gens"),
+        ({"schedule": "wsd", "expert_parallel": 2}, "schedule=wsd cannot be combined with expert_parallel=2"),
+        ({"cooldown_share": 0.3}, "cooldown_share=0.3 needs schedule=wsd, but schedule=per_stage"),
+        ({"schedule": "wsd", "cooldown_share": 1.0}, "cooldown_share=1.0 must be above 0 and below 1"),
+        ({"schedule": "wsd", "updates": 1}, "needs stages of at least 2 updates"),
+        ({"schedule": "wsd", "average": AverageSettings("average")}, "with schedule=wsd a stage ends with a cooldown"),
+        ({"from_scratch": True, "optimizer_state": "keep"}, "from_scratch=true starts each stage from new weights"),
+        ({"from_scratch": True, "average": AverageSettings("average")}, "with from_scratch=true each stage has a new"),
         ({"average": AverageSettings("average", average_window=2)}, "average_window=2 is for alma-vision"),
         ({"average": AverageSettings("average"), "expert_parallel": 2}, "cannot be combined with expert_parallel=2"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(SettingError, match=message):
-        LanguageModelSettings(stream="s", out="o", updates=1, **settings)
+        LanguageModelSettings(**{"stream": "s", "out": "o", "updates": 9, **settings})

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from fairseq_alma.checkpoints import require_checkpoint, write_checkpoint
+from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.lm.batches import sequences_per_pass, usable_devices
+from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
@@ -215,6 +216,19 @@ def test_on_a_gpu_the_forward_pass_fills_the_memory_but_no_more(stream, tmp_path
     sizes = [sequences_per_pass(paper, model, 50_000, 1, memory=gigabytes << 30) for gigabytes in (4, 24, 80, 140)]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (1, 192)
+
+
+def test_the_memory_of_an_average_is_counted(stream):
+    """It has 4 bytes for each parameter, of which there are 18 bytes anyway."""
+    model = member_config({"data": stream, "arch": "switch_lm_large", "total_num_update": 1}).model
+    rest = 2**30 + bytes_of_training(model, 50_000, 2) - bytes_of_training(model, 50_000, 1)  # 1 GB, and one token
+    plain, averaged = (bytes_of_training(model, 50_000, 1, averages=averages) - rest for averages in (False, True))
+    assert averaged / plain == pytest.approx(22 / 18)
+    paper = LanguageModelSettings(stream="s", out="o", updates=1, arch="switch_lm_large", precision="bfloat16")
+    mean = replace(paper, average=AverageSettings("average", "update"))
+    memory = int(bytes_of_training(model, 50_000, 4 * 512) / SHARE_OF_MEMORY) + 1
+    assert sequences_per_pass(paper, model, 50_000, 1, memory) == 4
+    assert sequences_per_pass(mean, model, 50_000, 1, memory) < 4
 
 
 def test_a_batch_size_that_does_not_divide_the_update_is_refused():

@@ -57,7 +57,7 @@ def experts_of_stages(settings: LanguageModelSettings, num_stages: int) -> list[
 def total_updates(settings: LanguageModelSettings, num_mega_batches: int) -> int:
     """Of all members, over a stream of so many mega-batches."""
     stages = mega_batches_of_stages(settings, num_mega_batches)
-    return (getattr(settings.own, "members", None) or 1) * sum(settings.updates_of_stage(n) for n in stages)
+    return (getattr(settings.own, "members", None) or 1) * sum(settings.updates_of_stage(n, t=1) for n in stages)
 
 
 def test_every_row_has_one_preset():
@@ -114,7 +114,7 @@ def test_what_is_given_beside_a_preset_wins():
     assert settings_of("preset=table2/sm_w3_3x", "mega_batches=null").mega_batches is None
     assert settings_of("preset=table2/sm_w3_3x", "table_updates=7").updates_per_mega_batch == 7
     instead = settings_of("preset=table2/sm_w1_4", "updates=null", "updates_per_mega_batch=7")
-    assert instead.updates_of_stage(2) == 14
+    assert instead.updates_of_stage(2, t=2) == 14
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,16 @@ def test_quickstart_is_tiny_unless_an_arch_is_given():
     assert settings_of("preset=quickstart", "updates=1").arch == "switch_lm_tiny"
     for overrides in (("preset=quickstart", "arch=switch_lm_base"), ("arch=switch_lm_base", "preset=quickstart")):
         assert settings_of(*overrides, "updates=1").arch == "switch_lm_base"
+
+
+def test_anytime_predicts_with_an_average_of_a_training_that_continues():
+    paper, anytime = (settings_of(f"preset={name}", "updates=1").to_json() for name in ("paper", "anytime"))
+    assert {name: value for name, value in anytime.items() if value != paper[name]} == {
+        "preset": "anytime", "replay": "uniform", "schedule": "constant", "optimizer_state": "keep",
+        "predict_with": "average", "average_every": "update", "average_power": 8,
+    }  # fmt: skip
+    given = settings_of("preset=anytime", "schedule=wsd", "average_power=0", "average_decay=0.99", "updates=9")
+    assert (given.schedule, given.average.average_decay) == ("wsd", 0.99)
 
 
 def test_the_default_is_the_papers_base_model():

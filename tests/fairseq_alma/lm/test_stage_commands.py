@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.learners import make_learner
@@ -64,6 +66,27 @@ def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream,
     fixed = config_of_stage(stream, tmp_path / "a", new=(1, 2, 3), past=(), replay=False, updates=40)
     times = config_of_stage(stream, tmp_path / "b", new=(1, 2, 3), past=(), replay=False, updates_per_mega_batch=40)
     assert (fixed.optimization.max_update, times.optimization.max_update) == (40, 120)
+
+
+def test_early_stages_can_have_more_updates(stream, tmp_path):
+    config = config_of_stage(stream, tmp_path, new=(2, 3), past=(1,), replay=False, updates=40, extra_updates=10)
+    assert config.optimization.max_update == 43  # 40 + 10 / 3
+    settings = LanguageModelSettings(stream="s", out="o", updates_per_mega_batch=7, extra_updates=9)
+    assert [settings.updates_of_stage(1, t) for t in (1, 2, 3, 18, 19)] == [16, 11, 10, 7, 7]  # 4.5 and 0.5 become even
+
+
+@pytest.mark.parametrize(("learner", "own", "experts"), [
+    ("sm", None, 4),
+    ("gmoe", LanguageModelGrowingMixtureSettings(grow_experts=2), 6),
+])  # fmt: skip
+def test_a_stage_from_scratch_starts_from_new_weights_of_the_grown_size(stream, tmp_path, learner, own, experts):
+    """It is the second stage."""
+    given = {"learner": learner, "own": own, "updates": 4, "from_scratch": True}
+    config = config_of_stage(stream, tmp_path, new=(2,), past=(1,), replay=False, **given)
+    start = tmp_path / "stage/scratch/member_1/checkpoint_untrained.pt"
+    assert config.checkpoint.finetune_from_model == str(start)
+    assert (config.common.seed, config.model.num_experts) == (10_000_000, experts)  # the seed of gEns' second member
+    assert require_checkpoint(start)["model"]["decoder.layers.1.mixture.router.weight"].shape[0] == experts
 
 
 def test_the_papers_warm_up_is_at_most_4000_updates():

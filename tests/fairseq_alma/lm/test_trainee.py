@@ -1,0 +1,71 @@
+"""The checkpoints from which stages continue if they are not those that predict."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.checkpoints import TRAINED
+from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
+from fairseq_alma.lm import train_member
+from fairseq_alma.lm.shared_stages import TRAINING_CODE
+from fairseq_alma.lm.trainee import remove_old_trainees
+from tests.commands import run_command
+from tests.fairseq_alma.killing import rows_without_seconds
+from tests.fairseq_alma.lm.test_average import SHORT, succeed
+from tests.fairseq_alma.lm.test_stage_commands import config_of_stage
+
+
+def trainees(out: Path) -> list[str]:
+    return sorted(path.parents[1].name for path in out.glob(f"stages/*/member_*/{TRAINED}"))
+
+
+def test_only_the_newest_trainees_are_kept(stream, tmp_path):
+    for k in (1, 2, 3):
+        for m in (1, 2):
+            path = tmp_path / f"stage_{k:03d}/member_{m}/{TRAINED}"
+            path.parent.mkdir(parents=True)
+            path.touch()
+    remove_old_trainees(tmp_path, 2)
+    assert sorted(path.parents[1].name for path in tmp_path.glob("*/*/*")) == ["stage_002"] * 2 + ["stage_003"] * 2
+
+
+def test_a_run_whose_old_trainees_were_removed_is_continued_and_forked(stream, tmp_path):
+    short = (*SHORT, "updates=4", "validations=1", "optimizer_state=keep", "schedule=constant")
+    command = ("alma-lm", f"stream={stream}", f"out={tmp_path}", *short, "untrained_tokens=100")
+    succeed(*command, "mega_batches=2")
+    assert trainees(tmp_path) == ["stage_002"]
+    before = rows_without_seconds(tmp_path)
+    forked = (*command, "mega_batches=3", "lr=0.001")
+    succeed(*forked, "fork=true")
+    assert trainees(tmp_path) == ["stage_003"]
+    rows = rows_without_seconds(tmp_path)
+    assert (rows[:3], rows[3]["changed_settings"]) == (before, {"lr": [0.005, 0.001]})
+    shutil.rmtree(tmp_path / "stages/stage_003")
+    result = run_command(*forked)
+    assert result.returncode == 2, result.stderr
+    assert f"stage_002/member_1/{TRAINED} is missing, but stage 3 needs it: restore it" in result.stderr
+
+
+@pytest.mark.parametrize(("added", "warmup"), [(2, 4), (0, 0)])
+def test_a_grown_model_warms_up_because_its_optimizer_begins_again(stream, tmp_path, added, warmup):
+    """The stage of this helper is the second one, with 80 updates."""
+    config = config_of_stage(
+        stream, tmp_path, new=(2,), past=(1,), replay=False, updates=80, schedule="constant", optimizer_state="keep",
+        learner="gmoe", own=LanguageModelGrowingMixtureSettings(grow_experts=added),
+    )  # fmt: skip
+    assert config.lr_scheduler.warmup_updates == warmup
+
+
+def test_the_key_of_shared_members_covers_the_code_that_trains():
+    """Every module of the training that train_member imports from these packages is part of the digest."""
+    tree = ast.parse(Path(train_member.__file__).read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    prefixes = ("fairseq_alma.lm.", "fairseq_alma.modules.", "fairseq_alma.core.averaging")
+    files = {
+        name.removeprefix("fairseq_alma.").replace(".", "/") + ".py" for name in imported if name.startswith(prefixes)
+    }
+    assert "lm/average.py" in files and "core/averaging.py" in files
+    assert {name for name in files if name not in TRAINING_CODE and name.split("/")[0] not in TRAINING_CODE} == set()
+    assert "lm/train_member.py" in TRAINING_CODE
