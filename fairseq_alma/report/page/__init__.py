@@ -108,7 +108,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "B": comparison.num_arrivals,
         "slug": comparison.slug,
         "scale": score_scale(comparison),
-        "cer_from": first_charged_arrival(groups[0].settings),
+        "cer_from": first_charged_arrival(groups[0].runs[0].settings),
         "terms": _terms(comparison),
         "objectives": {
             objective: {
@@ -144,7 +144,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 def _terms(comparison: Comparison) -> dict[str, str]:
     """Return explanations that differ from the glossary, because a word means something else in this comparison."""
     terms = {"run": glossary()[key_of("group of runs")]}
-    if comparison.is_vision and first_charged_arrival(comparison.groups[0].settings) == 0:
+    if comparison.is_vision and first_charged_arrival(comparison.groups[0].runs[0].settings) == 0:
         terms["cer"] = (
             "Cumulative error rate, as in the first version of the paper: the test error rate, a fraction, summed over "
             "t = 0 to B. The untrained network (t = 0) counts, too (cer_from=0)."
@@ -215,7 +215,7 @@ def _are_trained_together(group: RunGroup) -> bool:
 
 
 def _machine(group: RunGroup) -> str:
-    """Return a description of the machine that made the first run, such as "2 CPU cores, x86_64"; "" if not recorded."""
+    """Return a description of the machine that made the first run, such as "2 CPU cores, x86_64"; or ""."""
     machine = group.runs[0].provenance.get("machine")
     if not isinstance(machine, Mapping):
         return ""

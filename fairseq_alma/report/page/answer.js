@@ -89,7 +89,8 @@ const cheapestByTest = () => {
     const tested = group.finished ? meanOf(valueOf(group)) : null;
     return tested !== null && tested <= state.target && limits.every((name) => LIMITS[name].of(group) <= state[name]);
   });
-  return reaching.reduce((least, group) => (least === null || group.comp < least.comp ? group : least), null);
+  const keyOfGroup = (group) => [group.comp, meanOf(valueOf(group))];
+  return reaching.reduce((least, group) => (least === null || isLess(keyOfGroup(group), keyOfGroup(least)) ? group : least), null);
 };
 
 // Return what makes the answer doubtful: runs that the validation data cannot tell from it, and test results.
@@ -120,7 +121,7 @@ const doubts = (best) => {
     if (isMissed) add(`On test data, this run misses the target: ${fixed(scaled(tested), 2)}${unit()}.`);
     if (other === null) {
       add("On test data, no run shown here reaches the target within the budget.");
-    } else if (other.twin !== group.twin) {
+    } else if (isMissed || other.comp < group.comp) {
       add(`On test data, which do not choose, the cheapest run that reaches the target is ${other.label}: ` +
         `${objective().name} ${withError(valueOf(other), scale())}${unit()}, ${withUnit(other.comp)}FLOP of training.`);
     }

@@ -126,12 +126,14 @@ const openComparison = (number) => {
 // Names of the entries of the state that are indices of groups.
 const RUNS_IN_STATE = ["chosen", "first", "second"];
 
-// Store the state in the URL. Store the name of the comparison and the folders of groups instead of their indices, because
-// the indices change when runs are added.
+// Store the state in the URL. Store the name of the comparison, and folders and labels of groups, instead of their indices,
+// because the indices change when runs are added. Seeds in folders side by side have a folder in common with other groups.
 const remember = () => {
-  const folders = Object.fromEntries(RUNS_IN_STATE.map((name) =>
-    [name, state[name] === null ? null : comparison.groups[state[name]].folder]));
-  const kept = encodeURIComponent(JSON.stringify({ ...state, c: comparison.name, ...folders }));
+  const runs = Object.fromEntries(RUNS_IN_STATE.filter((name) => state[name] !== null).map((name) => {
+    const { folder, label } = comparison.groups[state[name]];
+    return [name, [folder, label]];
+  }));
+  const kept = encodeURIComponent(JSON.stringify({ ...state, c: comparison.name, ...runs }));
   try { history.replaceState(null, "", `#${kept}`); } catch { /* a browser may refuse it in an embedded page */ }
 };
 
@@ -142,8 +144,10 @@ const restore = () => {
     if (number >= 0) state.c = number;
     const { groups, filters } = data.comparisons[state.c];
     for (const name of RUNS_IN_STATE) {
-      const index = groups.findIndex((group) => group.folder === kept[name]);
-      state[name] = index < 0 ? null : index;
+      if (!Array.isArray(kept[name])) continue;
+      const [folder, label] = kept[name];
+      const inFolder = groups.map((_, index) => index).filter((index) => groups[index].folder === folder);
+      state[name] = inFolder.find((index) => groups[index].label === label) ?? inFolder[0] ?? null;
     }
     if (OBJECTIVES.includes(kept.objective)) state.objective = kept.objective;
     if (Object.hasOwn(AXES, kept.x)) state.x = kept.x;

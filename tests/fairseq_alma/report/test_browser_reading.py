@@ -69,7 +69,7 @@ def test_a_narrow_screen_shows_the_columns_that_decide(browser, report):
         view.frame()
         heads = [cell for cell in view.page.locator("#runs th").all() if cell.is_visible()]
         assert [head.inner_text().rstrip(" ↑") for head in heads] == [
-            "run", "average error over all arrivals, %", "average validation error, %", "training FLOPs",
+            "run", "average error over all arrivals, % (test)", "average validation error, %", "training FLOPs",
         ]  # fmt: skip
         for cell in (*heads, *view.page.locator("#alternatives thead th:not(.minor)").all()):
             box = cell.bounding_box()
