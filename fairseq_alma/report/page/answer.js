@@ -72,15 +72,17 @@ const sameResults = (best) => {
   return same.length ? [small(`The same results, number for number, because the computation is the same: ${listed(same)}.`)] : [];
 };
 
-const listed = (indices) => indices.slice(0, 3).map((index) => comparison.groups[index].label).join("; ") +
-  (indices.length > 3 ? `; and ${indices.length - 3} more` : "");
+// Number of runs that a sentence or a list of the answer names.
+const MAX_LISTED = 3;
+const listed = (indices) => indices.slice(0, MAX_LISTED).map((index) => comparison.groups[index].label).join("; ") +
+  (indices.length > MAX_LISTED ? `; and ${indices.length - MAX_LISTED} more` : "");
 
 // Return a list of rivals: their scores, and what the test data say about them.
-const rivalList = (group, indices) => element("ul", {}, ...indices.slice(0, 3).map((index) => {
+const rivalList = (group, indices) => element("ul", {}, ...indices.slice(0, MAX_LISTED).map((index) => {
   const other = comparison.groups[index];
   return element("li", {}, element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }),
     `: validation ${scoreText(other)} (this run ${scoreText(group)}); test: ${verdictText(difference(group, other, "test"))}`);
-}), ...(indices.length > 3 ? [element("li", { textContent: `and ${plural(indices.length - 3, "more run")}` })] : []));
+}), ...(indices.length > MAX_LISTED ? [element("li", { textContent: `and ${plural(indices.length - MAX_LISTED, "more run")}` })] : []));
 
 // With a target: return the cheapest visible group that reaches it on test data, or null. It is shown, never chosen.
 const cheapestByTest = () => {
@@ -129,12 +131,15 @@ const doubts = (best) => {
   if (group.seeds.length === 1 && objective().noise !== null && state.target === null) {
     add("This run has one seed. How much its score varies is estimated from the other runs.");
   }
-  const better = Object.values(group.alternatives).flatMap(({ runs }) => runs ?? [])
+  // The lists above have the test results of the first rivals.
+  const isNamed = (index) => noisy.slice(0, MAX_LISTED).includes(index) || biased.slice(0, MAX_LISTED).includes(index);
+  const better = Object.values(group.alternatives).flatMap(({ runs }) => runs ?? []).filter((index) => !isNamed(index))
     .filter((index) => difference(group, comparison.groups[index], "test")?.verdict === "better")
     .filter((index) => visible.includes(index) && isWithinBudget(comparison.groups[index]));
   if (better.length) {
-    add(`On test data, which do not choose, ${better.length > 1 ? "these runs are" : "this run is"} better within the ` +
-      `budget: ${listed([...new Set(better)])}.`);
+    const names = [...new Set(better)];
+    add(`On test data, which do not choose, ${names.length > 1 ? "other runs" : "another run"} within the budget ` +
+      `${names.length > 1 ? "are" : "is"} better than the run on top: ${listed(names)}.`);
   }
   return paragraphs;
 };

@@ -87,7 +87,7 @@ const showPair = (best) => {
   const gap = difference(first, second, "test"), pairs = gap === null ? 0 : gap.pairs;
   note.textContent = `Judged by test data. The difference is ${second.label} minus ${first.label}` + (pairs > 1
     ? `, paired over the ${pairs} seeds that both have, ± its 95% interval. If it is not larger than this interval, there is no clear ` +
-      "difference. The verdict is about the second run."
+      "difference. The verdict is about the second run. The ± of a run is its standard error."
     : pairs === 1 ? ". Both runs have one seed in common, which cannot show how large the noise is."
       : ". The runs have no seed in common, so it is the difference of their means.") +
     (first.twin === second.twin ? " Both have the same results, because the computation is the same." : "");

@@ -198,7 +198,7 @@ def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(browser, tmp_pat
             tmp_path / f"runs/b{seed}", [0.9, 0.45, 0.45], prequential=[None, 0.9, ahead + 0.2], seed=seed, replay="all"
         )
     with PageView(browser, write_page(tmp_path)) as view:
-        assert "this run is better within the budget: SM, replay" in doubts_of(view)
+        assert "another run within the budget is better than the run on top: SM, replay." in doubts_of(view)
         view.page.click("#filters .chip[data-filter=replay][data-value=no]")
         view.frame()
         assert "SM, replay" not in doubts_of(view)
