@@ -1,8 +1,9 @@
 """Prints a table of the results at the end of a sweep (`-m`).
 
 A sweep has one job for each combination of settings. A job trains this combination with one seed or several seeds. The
-table has one line per job and is sorted by the prequential validation score, if all jobs have it, and otherwise by the
-final validation score. If a job has several seeds, the mean over the seeds is used.
+table has one line per job and is sorted by the measure by which alma-report compares the same runs: the prequential
+validation score, or for images, if a job does not have it, the average validation error over all arrivals. If a job has
+several seeds, the mean over the seeds is used.
 """
 
 import os
@@ -19,9 +20,12 @@ from rich.table import Table
 
 from fairseq_alma.app.tables import flops_unit, wide_console
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.metrics import PREQUENTIAL_KEYS
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.metrics import AVERAGE_VALIDATION_KEY, PREQUENTIAL_KEYS, average_validation_error
 from fairseq_alma.core.run_record import find_runs
 
+FINAL_KEY = "final_validation"
+"""Key of the validation score after the last arrival in summary.json."""
 ERROR_FILE = "error.txt"
 """File in the folder of a job that failed. It contains the error message."""
 
@@ -55,12 +59,15 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     for path in find_runs(folder):
         run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path
         seeds_of.setdefault(run, []).append(path)
-    finished, unfinished = [], []
+    finished: list[dict[str, Any]] = []
+    unfinished: list[str] = []
+    folders_of: list[list[Path]] = []  # for each finished job, the run folder of each seed
     for run, seeds in seeds_of.items():
         name = str(run.relative_to(folder))
         if all(is_finished(seed) for seed in seeds):
             summary = read_json(run / "summary.json")
             finished.append({"run": name, **summary.get("mean", summary)})
+            folders_of.append(seeds)
         else:
             unfinished.append(name)
     # A job that failed early has a folder without settings.json, which `find_runs` does not find. So add all folders
@@ -69,9 +76,29 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     unfinished += [path.name for path in folders if path not in known]
     if finished:
+        if score_key(finished) == FINAL_KEY:
+            _add_average_validation(finished, folders_of)
         key = score_key(finished)
         finished.sort(key=lambda summary: value if isfinite(value := _number(summary.get(key))) else inf)
     return finished, unfinished
+
+
+def _add_average_validation(summaries: Sequence[dict[str, Any]], folders_of: Sequence[list[Path]]) -> None:
+    """Add the average validation error to the summaries of vision jobs, as alma-report computes it.
+
+    Args:
+        summaries: the summary of each job.
+        folders_of: for each job, the run folder of each seed.
+    """
+    ledgers = [[Ledger(folder / "ledger.jsonl").rows() for folder in folders] for folders in folders_of]
+    untrained = [rows[0].scores.error_rate if rows else None for seeds in ledgers for rows in seeds]
+    known = [value for value in untrained if value is not None]
+    if not known or len(known) < len(untrained):  # language models
+        return
+    for summary, seeds in zip(summaries, ledgers, strict=True):
+        values = [average_validation_error(rows, sum(known) / len(known)) for rows in seeds]
+        if None not in values:
+            summary[AVERAGE_VALIDATION_KEY] = sum(value for value in values if value is not None) / len(values)
 
 
 def _failed_jobs(folder: Path) -> list[str]:
@@ -85,17 +112,24 @@ def _failed_jobs(folder: Path) -> list[str]:
 
 
 def score_key(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the key of the score by which runs are compared. A lower score is better.
+    """Return the key of the score by which runs are compared, as alma-report compares them. A lower score is better.
 
-    It is the prequential score if all summaries have it, except those of diverged runs. Otherwise it is the final
-    validation score: a run with only one arrival has no prequential score, and neither has a run of an earlier version.
+    For images, it is the prequential score if all summaries have it, except those of diverged runs. A run with only one
+    arrival has no prequential score, and neither has a run of an earlier version. Then it is the average validation
+    error, if a summary has it, and otherwise the final validation error. With one arrival, the two are equal.
+
+    For language models, it is the prequential score if a summary has it. Runs without the chosen score come last.
 
     Args:
-        summaries: the content of summary.json of each run, or the mean over its seeds.
+        summaries: the content of summary.json of each run, or the mean over its seeds; for vision jobs of a sweep, with
+            the average validation error.
     """
-    scored = [summary for summary in summaries if isfinite(_number(summary.get("final_validation")))]
-    keys = [key for key in PREQUENTIAL_KEYS if scored and all(summary.get(key) is not None for summary in scored)]
-    return keys[0] if keys else "final_validation"
+    scored = [summary for summary in summaries if isfinite(_number(summary.get(FINAL_KEY)))]
+    of_images, of_text = PREQUENTIAL_KEYS
+    if scored and all(summary.get(of_images) is not None for summary in scored):
+        return of_images
+    keys = (AVERAGE_VALIDATION_KEY, of_text)
+    return next((key for key in keys if any(summary.get(key) is not None for summary in scored)), FINAL_KEY)
 
 
 def _number(value: float | None) -> float:
@@ -105,13 +139,13 @@ def _number(value: float | None) -> float:
 def _table(runs: list[dict[str, Any]]) -> Table:
     is_vision = "cer" in runs[0]
     quality, key = "error rate" if is_vision else "perplexity", score_key(runs)
-    score = "final" if key == "final_validation" else "prequential"
+    score = {FINAL_KEY: "final", AVERAGE_VALIDATION_KEY: "average"}.get(key, "prequential")
     title = f"sorted by {score} validation {quality}, best first"
-    if score == "final":
+    if score != "prequential":
         title += " (too low for small waits: the same data chose the epoch or checkpoint of each stage)"
     table = Table(title=title, title_justify="left")
-    scores = ["final_validation", "final"] if score == "final" else [key, "final_validation", "final"]
-    names = ["validation", "test"] if score == "final" else ["prequential", "validation", "test"]
+    scores = [FINAL_KEY, "final"] if score == "final" else [key, FINAL_KEY, "final"]
+    names = ["validation", "test"] if score == "final" else [score, "final validation", "test"]
     unit, flops_of_unit = flops_unit([run["comp"] for run in runs])
     for column in ("run", *names, *(["CER"] if is_vision else []), unit):
         table.add_column(column, justify="left" if column == "run" else "right")

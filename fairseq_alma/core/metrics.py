@@ -46,6 +46,28 @@ def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
     return _mean(known) if known and len(known) == len(scores) else None
 
 
+def average_validation_error(rows: Sequence[LedgerRow], untrained: float) -> float | None:
+    """Return the mean validation error rate of a vision run over t = 1..B.
+
+    Sweeps and reports compare runs by it if one of them has no prequential error. It is too low for small waits,
+    because the same data chose the epoch of each stage.
+
+    Args:
+        rows: rows of the ledger.
+        untrained: error rate to count for the arrivals before the first stage, for which a ledger has no validation
+            error. Give the same number for all runs that are compared.
+
+    Returns:
+        The mean, a fraction between 0 and 1. None if there is no stage, or if a score after it is missing.
+    """
+    if not rows or rows[-1].stage == 0:
+        return None
+    values = [row.scores.validation_error_rate for row in rows if row.t >= 1 and row.stage >= 1]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    num_untrained = sum(row.t >= 1 and row.stage == 0 for row in rows)
+    return _mean([*known, *[untrained] * num_untrained]) if len(known) == len(values) else None
+
+
 def prequential_perplexity(rows: Sequence[LedgerRow]) -> float | None:
     """Return the prequential validation perplexity of a language model: the geometric mean over t = 1..B.
 
@@ -111,6 +133,10 @@ def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
 
 PREQUENTIAL_KEYS = ("prequential_error_rate", "prequential_perplexity")
 """Names of the prequential score in summary.json: of vision runs, and of language models."""
+
+
+AVERAGE_VALIDATION_KEY = "average_validation_error_rate"
+"""Name of `average_validation_error` in sweep.json."""
 
 
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.objectives import BIAS, DEFAULT, Objective, rule_of
+from fairseq_alma.report.objectives import BIAS, DEFAULT, OBJECTIVES, Objective, rule_of
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 SAME_STEP = 1.02
@@ -110,7 +110,8 @@ def rivals(
 ) -> list[int]:
     """Return the groups within the budget that the validation data cannot tell from the best one.
 
-    A group is a rival of the best one for one of two reasons:
+    A group with the same results as the best one (`same_results`) is no rival. Of several rivals with the same results,
+    only the first is returned. A group is a rival of the best one for one of two reasons:
 
     noise: the difference of their scores is within its 95% interval. The interval is computed from the seeds that both
         have; for a single pair of seeds, from the noise of all groups with several seeds (`noise_of`).
@@ -143,7 +144,28 @@ def rivals(
         return noise is not None and gap.mean <= 2 * 2**0.5 * noise * lowest
 
     found = [index for index in _candidates(numbers, budget, objective) if is_rival(index)]
-    return sorted(found, key=lambda index: (_score(numbers[index], objective), index))
+    found.sort(key=lambda index: (_score(numbers[index], objective), index))
+    first = same_results(comparison, numbers)
+    of_first: dict[int, int] = {}
+    for index in found:
+        of_first.setdefault(first[index], index)
+    return [index for number, index in of_first.items() if number != first[best]]
+
+
+def same_results(comparison: Comparison, numbers: Sequence[Numbers]) -> list[int]:
+    """Return for each group the index of the first group that has the same results; its own index if there is none.
+
+    Different settings can mean the same computation. With a single stage, a growing ensemble never grows, so it is the
+    single model that it starts from; and replay has nothing to repeat. Results are the same if the values of each seed
+    under each objective, on test and on validation data, the training FLOPs and the parameters are all equal.
+    """
+    firsts: dict[tuple, int] = {}
+    found = []
+    for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
+        scores = tuple((result.scores[name].test, result.scores[name].validation) for name in OBJECTIVES)
+        key = (tuple(run.seed for run in group.counted_runs), scores, result.comp, result.num_params)
+        found.append(firsts.setdefault(key, index) if any(test for test, _ in scores) else index)
+    return found
 
 
 def noise_of(numbers: Sequence[Numbers], objective: Objective) -> float | None:

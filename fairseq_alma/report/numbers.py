@@ -104,7 +104,12 @@ class Numbers:
     forward_transfer: Estimate | None = None
     """Forward transfer, a difference of accuracies; see `forgetting`."""
     train_seconds: float = 0.0
-    """Seconds of training that the ledger of a run records, all members together."""
+    """Seconds of training that the ledger of a run records, all members together. If several seeds were trained
+    together, this is the time of all of them divided by their number."""
+    quality_by_seed: tuple[float, ...] = ()
+    """`quality` of each run of `RunGroup.counted_runs`; empty if the group is unfinished."""
+    comp_by_seed: tuple[float, ...] = ()
+    """`comp` of each run of `RunGroup.counted_runs`; empty if the group is unfinished."""
 
     @property
     def validation_score(self) -> float | None:
@@ -164,6 +169,8 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         backward_transfer=estimate("backward_transfer") if is_complete else None,
         forward_transfer=estimate("forward_transfer") if is_complete else None,
         train_seconds=_mean([run.train_seconds[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
+        quality_by_seed=_if_complete([_paper_quality(one) for one in summaries]) if is_complete else (),
+        comp_by_seed=tuple(float(one["comp"]) for one in summaries) if is_complete else (),
     )
 
 
@@ -172,6 +179,11 @@ def _score(runs: Sequence[Run], objective: Objective, rule: Rule, untrained: flo
     values = [value_on_test(run, objective) for run in runs]
     scores = [validation_score(run, objective, rule, untrained) for run in runs]
     return Score(_if_complete(values), _if_complete(scores))
+
+
+def _paper_quality(summary: Mapping[str, Any]) -> float | None:
+    """Return CER (vision) or the arithmetic mean of the perplexity (language models) of one run."""
+    return summary.get("cer", summary.get("average_perplexity"))
 
 
 def _if_complete(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from fairseq_alma.report.grouping import first_charged_arrival
-from fairseq_alma.report.runs import Array, Comparison, Run
+from fairseq_alma.report.runs import Array, Comparison, Run, RunGroup
 
 Objective = Literal["all", "after", "final"]
 OBJECTIVES: tuple[Objective, ...] = ("all", "after", "final")
@@ -68,18 +68,19 @@ def rule_of(comparison: Comparison, objective: Objective = DEFAULT) -> Rule:
         return "prequential"
     if objective == "final":
         return "validation"
-    return "validation" if runs_without_prequential(comparison, objective) else "prequential"
+    return "validation" if groups_without_prequential(comparison, objective) else "prequential"
 
 
-def runs_without_prequential(comparison: Comparison, objective: Objective = DEFAULT) -> list[Run]:
-    """Return the finished runs that have validation values for all arrivals, but no prequential score."""
-    runs = [run for group in comparison.finished_groups for run in group.counted_runs]
-    return [
-        run
-        for run in runs
-        if validation_score(run, objective, "prequential") is None
-        and validation_score(run, objective, "validation", untrained=1.0) is not None
-    ]
+def groups_without_prequential(comparison: Comparison, objective: Objective = DEFAULT) -> list[RunGroup]:
+    """Return the finished groups with a run that has validation values for all arrivals, but no prequential score."""
+
+    def is_without(run: Run) -> bool:
+        return (
+            validation_score(run, objective, "prequential") is None
+            and validation_score(run, objective, "validation", untrained=1.0) is not None
+        )
+
+    return [group for group in comparison.finished_groups if any(map(is_without, group.counted_runs))]
 
 
 def validation_score(run: Run, objective: Objective, rule: Rule, untrained: float = math.nan) -> float | None:
@@ -201,8 +202,8 @@ def explanation(comparison: Comparison, objective: Objective = DEFAULT) -> str:
             f"{score_name(comparison, objective).capitalize()}: the mean error on the validation data of each "
             f"mega-batch, measured when it arrives, before any stage uses it; over {which[objective]}."
         )
-    num_without = len(runs_without_prequential(comparison, objective))
-    num_runs = sum(len(group.counted_runs) for group in comparison.finished_groups)
+    # Count groups, because the reader of a report knows a group (one setting, all its seeds) as one run.
+    num_without, num_runs = len(groups_without_prequential(comparison, objective)), len(comparison.finished_groups)
     reason = "an earlier version of ALMA wrote them, or only one mega-batch arrived"
     if objective == "after":
         reason += ", or their first stage is the last arrival"

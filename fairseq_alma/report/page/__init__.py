@@ -17,9 +17,10 @@ import numpy as np
 from fairseq_alma.core import catalogue
 from fairseq_alma.report.alternatives import Alternatives, alternatives
 from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, plotly_dashes
-from fairseq_alma.report.choice import SAME_STEP, T_95, noise_of
+from fairseq_alma.report.choice import SAME_STEP, T_95, noise_of, same_results
 from fairseq_alma.report.commands import Change
-from fairseq_alma.report.glossary import glossary
+from fairseq_alma.report.glossary import glossary, key_of
+from fairseq_alma.report.grouping import first_charged_arrival
 from fairseq_alma.report.labels import group_label, learner_position
 from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, standard_error
 from fairseq_alma.report.objectives import (
@@ -36,7 +37,10 @@ from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
 from fairseq_alma.report.tables import duration, state
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("data.js", "choice.js", "terms.js", "marks.js", "plots.js", "tables.js", "answer.js", "controls.js")
+SCRIPTS = (
+    "data.js", "choice.js", "terms.js", "marks.js", "plots.js", "tables.js", "costs.js", "answer.js", "pair.js",
+    "budget.js", "filters.js", "controls.js",
+)  # fmt: skip
 """JavaScript files of the page, in the order in which they are joined.
 
 A file can use functions and variables that are defined in the files before it in this list."""
@@ -91,7 +95,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
     waits = sorted({group.wait for group in groups})
-    series_numbers = _series_numbers(comparison)
+    series_numbers, twins = _series_numbers(comparison), same_results(comparison, numbers)
     series_settings = [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS]
     common_settings = {
         name: value
@@ -104,6 +108,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "B": comparison.num_arrivals,
         "slug": comparison.slug,
         "scale": score_scale(comparison),
+        "cer_from": first_charged_arrival(groups[0].runs[0].settings),
+        "terms": _terms(comparison),
         "objectives": {
             objective: {
                 "name": objective_name(objective, comparison.is_vision),
@@ -124,6 +130,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
                 **_curve_data(group, num_points),
                 "dash": plotly_dashes(group.wait, waits),
                 "series": series_numbers[index],
+                "twin": twins[index],
                 "series_label": group_label(group, series_settings),
                 "alternatives": _alternatives(numbers, others),
             }
@@ -132,6 +139,17 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
             )
         ],
     }
+
+
+def _terms(comparison: Comparison) -> dict[str, str]:
+    """Return explanations that differ from the glossary, because a word means something else in this comparison."""
+    terms = {"run": glossary()[key_of("group of runs")]}
+    if comparison.is_vision and first_charged_arrival(comparison.groups[0].runs[0].settings) == 0:
+        terms["cer"] = (
+            "Cumulative error rate, as in the first version of the paper: the test error rate, a fraction, summed over "
+            "t = 0 to B. The untrained network (t = 0) counts, too (cer_from=0)."
+        )
+    return terms
 
 
 def _description(comparison: Comparison, group: RunGroup, common_settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,12 +199,23 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
         "wall_seconds": _rounded(numbers.wall_seconds),
         "wall_text": duration(numbers.wall_seconds),
         "train_seconds": _rounded(numbers.train_seconds),
+        "trained_together": _are_trained_together(group),
+        "by_seed": {
+            "quality": list(map(_exact, numbers.quality_by_seed)),
+            "comp": list(map(_exact, numbers.comp_by_seed)),
+        },
         "machine": _machine(group),
     }
 
 
+def _are_trained_together(group: RunGroup) -> bool:
+    """Return True if one process trained all seeds of a run together, as alma-vision does with seeds=N."""
+    seeds = group.runs[0].settings.get("seeds")
+    return group.half == "vision" and isinstance(seeds, int) and seeds > 1
+
+
 def _machine(group: RunGroup) -> str:
-    """Return a description of the machine that made the first run, such as "2 CPU cores, x86_64"; "" if unknown."""
+    """Return a description of the machine that made the first run, such as "2 CPU cores, x86_64"; or ""."""
     machine = group.runs[0].provenance.get("machine")
     if not isinstance(machine, Mapping):
         return ""

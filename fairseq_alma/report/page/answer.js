@@ -1,4 +1,4 @@
-// Show the answer: the best group within the budget, how sure this is, its alternatives, and what they cost.
+// Show the answer: the best group within the budget, how sure this is, and its alternatives.
 
 // Names of the decisions, and the entries of the glossary that explain them.
 const DECISIONS = {
@@ -25,8 +25,9 @@ const showAnswer = () => {
   }
   const group = comparison.groups[best], name = element("button", { textContent: group.label, onclick: () => choose(best) });
   box.replaceChildren(
-    element("p", { className: "best" }, name), element("p", { textContent: factsOf(group) }), ...doubts(best),
-    small(ruleOf(group)));
+    element("p", { className: "best" }, name), element("p", { id: "rule", textContent: ruleOf(group) }),
+    element("p", { id: "facts", textContent: factsOf(group) }), ...doubts(best), ...sameResults(best),
+    small(objective().explanation));
   const shown = showAlternatives(best);
   showCosts([best, ...(state.chosen === null || state.chosen === best ? [] : [state.chosen]), ...shown]);
   return best;
@@ -41,52 +42,104 @@ const factsOf = (group) => {
       .map((one) => `${one.name} ${withError(group.value.final, scale())}${unit()}`),
     comparison.vision ? `CER ${withError(group.quality)}` : `arithmetic mean, as in the paper, ${withError(group.quality)}`,
   ];
-  return `On test data: ${results.join("; ")}. ${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of ` +
-    `training, ${group.wall_text} (${numSeeds} seed${numSeeds > 1 ? "s" : ""}).`;
+  return `Measured on test data, mean of ${plural(numSeeds, "seed")}: ${results.join("; ")}. Cost of each seed: ` +
+    `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training. Wall time: ${wallOf(group)}.`;
 };
 
+const scoreText = (group) => `${fixed(scaled(scoreOf(group)), 2)}${unit()}`;
+
+// Say by which data the group was chosen.
 const ruleOf = (group) => {
-  const score = `${objective().score} (${fixed(scaled(scoreOf(group)), 2)}${unit()})`;
   const numWithin = candidates().filter((index) => isWithinBudget(comparison.groups[index])).length;
-  return (state.target === null ? `Lowest ${score} of ${numWithin} runs within the budget. `
-    : `The cheapest of ${numWithin} runs within the budget whose ${objective().score} reaches the target; that of this ` +
-      `run is ${fixed(scaled(scoreOf(group)), 2)}${unit()}. `) + objective().explanation;
+  return "Chosen by validation data, never by test data: " + (state.target === null
+    ? `the lowest ${objective().score} (${scoreText(group)}) of ${plural(numWithin, "run")} within the budget.`
+    : `the cheapest of ${plural(numWithin, "run")} within the budget whose ${objective().score} reaches the target; that of ` +
+      `this run is ${scoreText(group)}.`);
 };
 
-const listed = (indices) => indices.slice(0, 3).map((index) => comparison.groups[index].label).join("; ") +
-  (indices.length > 3 ? `; and ${indices.length - 3} more` : "");
+// Return a difference on test data as words, such as "worse (+0.28 ± 0.09 points)".
+const verdictText = (gap) => {
+  if (gap === null) return "not measured";
+  const points = comparison.vision ? " points" : "";
+  const amount = `${signed(gap.mean, withError([gap.mean, gap.margin], scale()))}${points}`;
+  return gap.verdict === "one seed" ? `${amount}, from one seed` : `${gap.verdict} (${amount})`;
+};
+
+// Name the runs that computed the same as the best one, so that a reader does not look for a difference.
+const sameResults = (best) => {
+  const group = comparison.groups[best];
+  const same = visible.filter((index) => index !== best && comparison.groups[index].twin === group.twin);
+  return same.length ? [small(`The same results, number for number, because the computation is the same: ${listed(same)}.`)] : [];
+};
+
+// Number of runs that a sentence or a list of the answer names.
+const MAX_LISTED = 3;
+const listed = (indices) => indices.slice(0, MAX_LISTED).map((index) => comparison.groups[index].label).join("; ") +
+  (indices.length > MAX_LISTED ? `; and ${indices.length - MAX_LISTED} more` : "");
+
+// Return a list of rivals: their scores, and what the test data say about them.
+const rivalList = (group, indices) => element("ul", {}, ...indices.slice(0, MAX_LISTED).map((index) => {
+  const other = comparison.groups[index];
+  return element("li", {}, element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }),
+    `: validation ${scoreText(other)} (this run ${scoreText(group)}); test: ${verdictText(difference(group, other, "test"))}`);
+}), ...(indices.length > MAX_LISTED ? [element("li", { textContent: `and ${plural(indices.length - MAX_LISTED, "more run")}` })] : []));
+
+// With a target: return the cheapest visible group that reaches it on test data, or null. It is shown, never chosen.
+const cheapestByTest = () => {
+  const limits = Object.keys(LIMITS).filter((name) => name !== "target" && state[name] !== null);
+  const reaching = visible.map((index) => comparison.groups[index]).filter((group) => {
+    const tested = group.finished ? meanOf(valueOf(group)) : null;
+    return tested !== null && tested <= state.target && limits.every((name) => LIMITS[name].of(group) <= state[name]);
+  });
+  const keyOfGroup = (group) => [group.comp, meanOf(valueOf(group))];
+  return reaching.reduce((least, group) => (least === null || isLess(keyOfGroup(group), keyOfGroup(least)) ? group : least), null);
+};
 
 // Return what makes the answer doubtful: runs that the validation data cannot tell from it, and test results.
 const doubts = (best) => {
   const rivals = rivalsOf(best), group = comparison.groups[best], paragraphs = [];
   byId("answer").dataset.rivals = rivals.map(({ index }) => index).join(",");
-  const add = (text) => paragraphs.push(element("p", { className: "doubt", textContent: text }));
+  const add = (text, ...more) => paragraphs.push(element("div", { className: "doubt" }, text, ...more));
   const of = (reason) => rivals.filter((rival) => rival.reason === reason).map(({ index }) => index);
   const noisy = of("noise"), biased = of("bias");
   if (noisy.length) {
-    add(`The validation data cannot tell: the ${objective().score} of ${noisy.length} other run${noisy.length > 1 ? "s" : ""} within ` +
-      `the budget differs from that of this run by no more than the seeds do: ${listed(noisy)}.`);
+    add(`The validation data cannot tell whether ${noisy.length > 1 ? `one of ${noisy.length} other runs` : "another run"} within ` +
+      `the budget is better: the difference in ${objective().score} is no larger than the variation between seeds. ` +
+      "What the test data say, which do not choose:",
+    rivalList(group, noisy));
   }
   if (biased.length) {
-    add(`The validation data cannot tell whether a longer wait is better: ${listed(biased)}. The score of a short wait can be up to ` +
-      `${Math.round(100 * data.constants.bias)} % too low here, because the same data chose the epochs.`);
+    add("The validation data cannot tell whether a longer wait is better: the " + objective().score + " of a short wait can be " +
+      `up to ${Math.round(100 * data.constants.bias)} % too low, because the data that measure it also chose the epoch of each ` +
+      "stage. What the test data say, which do not choose:",
+    rivalList(group, biased));
   }
   if (objective().noise === null && candidates().length > 1 && state.target === null) {
     add("The validation data cannot tell how much of the differences is noise: all runs have one seed.");
   }
   const tested = meanOf(group.value[state.objective]);
-  if (state.target !== null && tested !== null && tested > state.target) {
-    add(`On test data, this run misses the target: ${fixed(scaled(tested), 2)}${unit()}. Give a lower target to be sure.`);
+  if (state.target !== null) {
+    const isMissed = tested !== null && tested > state.target, other = cheapestByTest();
+    if (isMissed) add(`On test data, this run misses the target: ${fixed(scaled(tested), 2)}${unit()}.`);
+    if (other === null) {
+      add("On test data, no run shown here reaches the target within the budget.");
+    } else if (isMissed || other.comp < group.comp) {
+      add(`On test data, which do not choose, the cheapest run that reaches the target is ${other.label}: ` +
+        `${objective().name} ${withError(valueOf(other), scale())}${unit()}, ${withUnit(other.comp)}FLOP of training.`);
+    }
   }
   if (group.seeds.length === 1 && objective().noise !== null && state.target === null) {
     add("This run has one seed. How much its score varies is estimated from the other runs.");
   }
-  const better = Object.values(group.alternatives).flatMap(({ runs }) => runs ?? [])
+  // The lists above have the test results of the first rivals.
+  const isNamed = (index) => noisy.slice(0, MAX_LISTED).includes(index) || biased.slice(0, MAX_LISTED).includes(index);
+  const better = Object.values(group.alternatives).flatMap(({ runs }) => runs ?? []).filter((index) => !isNamed(index))
     .filter((index) => difference(group, comparison.groups[index], "test")?.verdict === "better")
-    .filter((index) => isWithinBudget(comparison.groups[index]));
+    .filter((index) => visible.includes(index) && isWithinBudget(comparison.groups[index]));
   if (better.length) {
-    add(`On test data, which do not choose, ${better.length > 1 ? "these runs are" : "this run is"} better within the ` +
-      `budget: ${listed([...new Set(better)])}.`);
+    const names = [...new Set(better)];
+    add(`On test data, which do not choose, ${names.length > 1 ? "other runs" : "another run"} within the budget ` +
+      `${names.length > 1 ? "are" : "is"} better than the run on top: ${listed(names)}.`);
   }
   return paragraphs;
 };
@@ -98,34 +151,35 @@ const ratio = (a, b) => (b > 0 ? `× ${+(a / b).toPrecision(3)}` : "");
 // indices of the runs.
 const showAlternatives = (best) => {
   const group = comparison.groups[best], table = byId("alternatives"), shown = [], rows = [];
-  const names = [["decision"], ["run"], [inPercent(objective().name), "minor"],
-    ["difference"], ["verdict"], ["training FLOPs"], ["parameters", "minor"]];
-  const head = element("tr", {}, ...names.map(([textContent, more = ""], i) =>
-    element("th", { textContent, scope: "col", className: `${i < 2 || i === 4 ? "text" : ""} ${more}`.trim() })));
+  const names = [["run", "text"], [`${inPercent(objective().name)} (test)`, "minor"], ["difference (test)"],
+    ["verdict (test)", "text"], ["training FLOPs"], ["parameters", "minor"]];
+  const head = element("tr", {}, ...names.map(([textContent, className = ""]) =>
+    element("th", { textContent, scope: "col", className })));
   for (const [change, found] of Object.entries(group.alternatives)) {
-    const title = (rowSpan) => element("th", { className: "text decision", scope: "rowgroup", rowSpan },
-      termed(...DECISIONS[change]));
+    const title = element("tr", {}, element("th", { className: "text decision", scope: "rowgroup", colSpan: names.length },
+      termed(...DECISIONS[change])));
     if (!found.runs) {
       const text = found.reason ? [`does not apply: ${found.reason}`]
         : ["not run. The command that runs it:", element("pre", { className: "command", textContent: found.command })];
-      const cell = element("td", { className: "text missing", colSpan: names.length - 1 }, ...text);
-      rows.push(element("tbody", {}, element("tr", {}, title(1), cell)));
+      const cell = element("td", { className: "text missing", colSpan: names.length }, ...text);
+      rows.push(element("tbody", {}, title, element("tr", {}, cell)));
       continue;
     }
     const score = (index) => scoreOf(comparison.groups[index]) ?? Infinity;
     const runs = [...found.runs].sort((a, b) => score(a) - score(b) || a - b).slice(0, data.constants.max_alternatives);
     shown.push(...runs);
-    rows.push(element("tbody", {}, ...runs.map((index, i) => {
-      const row = element("tr", {}, ...(i === 0 ? [title(runs.length)] : []), ...alternativeCells(group, index, found, i, runs));
+    rows.push(element("tbody", {}, title, ...runs.map((index, i) => {
+      const row = element("tr", {}, ...alternativeCells(group, index, found, i, runs));
       row.dataset.run = String(index);
       row.dataset.change = change;
       return row;
     })));
   }
   const caption = element("caption", {
-    className: "small", textContent: "Alternatives to this run (test data). The difference is paired over the seeds that " +
-      "both runs have, ± its 95% interval; the verdict says whether it is larger than that. Equal cost: training FLOPs " +
-      "within 25 %. Same size: parameters, averaged over the stream, within 25 %.",
+    className: "small", textContent: "Alternatives to this run, judged by test data. The run on top was chosen by " +
+      "validation data, so an alternative can be better on test data. The difference is the alternative minus the run on " +
+      "top, paired over the seeds that both have, ± its 95% interval. If it is not larger than this interval, there is no " +
+      "clear difference. Equal cost: training FLOPs within 25 %. Same size: parameters, averaged over the stream, within 25 %.",
   });
   table.replaceChildren(caption, element("thead", {}, head), ...rows);
   return [...new Set(shown)];
@@ -134,47 +188,16 @@ const showAlternatives = (best) => {
 const alternativeCells = (group, index, found, position, runs) => {
   const other = comparison.groups[index], gap = difference(group, other, "test");
   const verdict = gap === null ? "" : gap.verdict;
+  const hidden = visible.includes(index) ? "" : " (hidden by the filter)";
   const more = position === runs.length - 1 && found.number > runs.length ? ` (and ${found.number - runs.length} more)` : "";
   const text = gap === null ? "" : signed(gap.mean, withError([gap.mean, gap.margin], scale()));
   return [
     element("td", { className: "text run" },
-      element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }), more),
+      element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }), hidden + more),
     element("td", { className: "minor", textContent: withError(valueOf(other), scale()) }),
     element("td", { className: verdict === "worse" || verdict === "better" ? verdict : "", textContent: text }),
     element("td", { className: "text", textContent: verdict }),
     element("td", { textContent: ratio(other.comp, group.comp) }),
     element("td", { className: "minor", textContent: ratio(other.params, group.params) }),
   ];
-};
-
-// ---- cost in time and money
-// Show what runs cost: measured training time, and the price at the given price of an hour. With a given speed of a
-// machine, the time is computed from the FLOPs.
-const showCosts = (indices) => {
-  const price = Number.parseFloat(state.price), speed = Number.parseFloat(state.speed);
-  const names = ["run", "training FLOPs", "training time", "FLOPs per second", "price"];
-  const head = element("tr", {}, ...names.map((textContent, i) =>
-    element("th", { textContent, scope: "col", className: i === 0 ? "text" : "" })));
-  const rows = indices.map((index) => {
-    const group = comparison.groups[index], measured = hoursOf(group);
-    const hours = speed > 0 ? group.comp / (speed * 1e12) / 3600 : measured;
-    const rate = speed > 0 ? speed * 1e12 : measured === null ? null : group.comp / (3600 * measured);
-    const cells = [
-      withUnit(group.comp), hours === null ? "not measured" : hoursText(hours), rate === null ? "" : withUnit(rate),
-      hours === null || !(price >= 0) ? "" : (hours * price).toPrecision(3),
-    ];
-    const row = element("tr", {}, element("th", { className: "text run", scope: "row", textContent: group.label }),
-      ...cells.map((textContent) => element("td", { textContent })));
-    row.dataset.run = String(index);
-    row.dataset.hours = hours === null ? "" : String(hours);
-    return row;
-  });
-  const caption = element("caption", {
-    className: "small", textContent: "For one seed: the run on top, the chosen run, and the alternatives. " +
-      (speed > 0 ? "The time is computed from the FLOPs and the given speed." : "The time is the training time in the ledger."),
-  });
-  byId("costs").replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...rows));
-  const machines = [...new Set(indices.map((index) => comparison.groups[index].machine).filter((text) => text))];
-  byId("costs-note").textContent = speed > 0 ? "" : `Measured on: ${machines.join("; ") || "unknown machine"}. Training ` +
-    "only: without start, validation and evaluation. Where several runs shared a machine, the time is longer than alone.";
 };

@@ -38,31 +38,36 @@ const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.
 
 // Return how much larger (worse) the results of the second group are than those of the first: the mean difference, half
 // of its 95% interval, and a verdict. It is paired over the seeds that both groups have. If they share none, the means
-// are one pair. Return null if a group has no results. `kind` is "test" or "validation".
-const difference = (first, second, kind) => {
-  const [a, b] = [first, second].map((group) => group[kind][state.objective]);
+// are one pair. Return null if a group has no results. `kind` is "test" or "validation". `pairs` is the number of seeds.
+const difference = (first, second, kind, objective = state.objective) =>
+  pairedDifference(first, second, (group) => group[kind][objective]);
+
+// The same for other results. `valuesOf` returns the results of a group, one for each seed.
+const pairedDifference = (first, second, valuesOf) => {
+  const [a, b] = [first, second].map(valuesOf);
   if (!a.length || !b.length) return null;
   const infinite = [a, b].map((values) => values.some((value) => !Number.isFinite(value)));
   if (infinite[0] && infinite[1]) return null;
-  if (infinite[0]) return { mean: -Infinity, margin: null, verdict: "better" };
-  if (infinite[1]) return { mean: Infinity, margin: null, verdict: "worse" };
+  if (infinite[0]) return { mean: -Infinity, margin: null, pairs: 1, verdict: "better" };
+  if (infinite[1]) return { mean: Infinity, margin: null, pairs: 1, verdict: "worse" };
   const gaps = [];
   first.seeds.forEach((seed, i) => {
     const j = seed === null ? -1 : second.seeds.indexOf(seed);
     if (j >= 0) gaps.push(b[j] - a[i]);
   });
-  if (!gaps.length) return { mean: mean(b) - mean(a), margin: null, verdict: "one seed" };
+  if (!gaps.length) return { mean: mean(b) - mean(a), margin: null, pairs: 0, verdict: "one seed" };
   const gap = mean(gaps);
-  if (gaps.length === 1) return { mean: gap, margin: null, verdict: "one seed" };
+  if (gaps.length === 1) return { mean: gap, margin: null, pairs: 1, verdict: "one seed" };
   const quantile = data.constants.t95[gaps.length - 2] ?? 2.0;
   const variance = gaps.reduce((sum, value) => sum + (value - gap) ** 2, 0) / (gaps.length - 1);
   const margin = quantile * Math.sqrt(variance / gaps.length);
   const verdict = Math.abs(gap) > margin ? (gap > 0 ? "worse" : "better") : "no clear difference";
-  return { mean: gap, margin, verdict };
+  return { mean: gap, margin, pairs: gaps.length, verdict };
 };
 
 // Return the groups within the budget that the validation data cannot tell from the best one: [{ index, reason }], lowest
-// score first. The reason is "noise" or "bias". Empty if the budget has a target.
+// score first. The reason is "noise" or "bias". Empty if the budget has a target. A group with the same results as the
+// best one is left out, and so is one with the same results as an earlier rival.
 const rivalsOf = (best) => {
   if (best === null || state.target !== null) return [];
   const { biased, noise } = objective(), group = comparison.groups[best], lowest = scoreOf(group);
@@ -75,8 +80,13 @@ const rivalsOf = (best) => {
       : noise !== null && gap.mean <= 2 * Math.SQRT2 * noise * lowest);
     return isNoise ? "noise" : isBiased ? "bias" : null;
   };
-  return candidates().map((index) => ({ index, reason: reasonOf(index) })).filter(({ reason }) => reason !== null)
+  const found = candidates().map((index) => ({ index, reason: reasonOf(index) })).filter(({ reason }) => reason !== null)
     .sort((a, b) => scoreOf(comparison.groups[a.index]) - scoreOf(comparison.groups[b.index]) || a.index - b.index);
+  const seen = new Set([group.twin]);
+  return found.filter(({ index }) => {
+    const { twin } = comparison.groups[index];
+    return !seen.has(twin) && seen.add(twin);
+  });
 };
 
 // Return the steps of a slider: the values from small to large. A step stands for all values from its smallest one up to

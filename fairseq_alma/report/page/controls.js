@@ -1,4 +1,4 @@
-// Build sliders, filters and menus, redraw the page after a change, and start the page.
+// Build the menus, redraw the page after a change, and start the page.
 
 // ---- after a change
 // Show the best group within the budget, mark rows in the table, and draw the plots. If `withPlots` is false, draw the
@@ -7,6 +7,7 @@ let plotTimer = 0;
 const draw = (withPlots = true) => {
   const best = showAnswer();
   markRows(best);
+  showPair(best);
   clearTimeout(plotTimer);
   const drawPlots = () => {
     drawTradeoff(best);
@@ -29,48 +30,10 @@ const drawSoon = () => {
   });
 };
 
-const applyFilters = () => {
-  const isHidden = (group) =>
-    comparison.filters.some(({ name }) => (state.off[name] ?? []).includes(group.settings[name]));
-  visible = comparison.groups.map((_, index) => index).filter((index) => !isHidden(comparison.groups[index]));
-  byId("count").textContent = `${visible.length} of ${comparison.groups.length} runs`;
-  buildTable();
-  draw();
-};
-
 const choose = (index) => {
   state.chosen = index;
   showDetail();
   draw();
-};
-
-// ---- controls
-const stepsOf = (name) => {
-  const values = comparison.groups.filter((group) => group.finished).map(LIMITS[name].of);
-  return sliderSteps(values.filter((value) => value !== null && value !== undefined));
-};
-
-const buildSliders = () => {
-  byId("target-label").textContent = `Target: ${objective().score}, at most`;
-  for (const name of Object.keys(LIMITS)) {
-    const steps = stepsOf(name), input = byId(name), output = byId(`${name}-value`);
-    // The slider has one step for each value of a finished group; values within 2% are one step. The last step means
-    // no limit.
-    input.max = String(steps.length);
-    const step = state[name] === null ? -1 : steps.findIndex((value) => value >= state[name]);
-    if (step < 0) state[name] = null;
-    input.value = String(step < 0 ? steps.length : step);
-    const showLimit = () => {
-      output.textContent = state[name] === null ? "no limit" : LIMITS[name].text(state[name]);
-      input.setAttribute("aria-valuetext", output.textContent);
-    };
-    input.oninput = () => {
-      state[name] = steps[Number(input.value)] ?? null;
-      showLimit();
-      drawSoon();
-    };
-    showLimit();
-  }
 };
 
 // ---- the objective
@@ -91,7 +54,8 @@ const buildObjectives = () => {
 const showObjective = () => {
   const untrained = comparison.vision ? "the error of the untrained network" : "the perplexity of the untrained model";
   byId("objective-note").textContent = {
-    all: `Arrivals before the first stage count, with ${untrained}, so waiting costs something.`,
+    all: `Arrivals before the first stage count, with ${untrained}, so waiting costs something.` +
+      (comparison.cer_from === 0 && comparison.vision ? " The error at t = 0, before anything arrived, counts, too." : ""),
     after: "Arrivals before the first stage do not count, so waiting costs nothing.",
     final: "Only the result after the last arrival counts.",
   }[state.objective] + (comparison.vision ? "" : " Perplexities are averaged as logarithms (geometric mean). The paper's " +
@@ -129,41 +93,6 @@ const showFigures = () => {
     element("li", {}, link(name, "png", name.replace(/_/g, " ")), " ", link(name, "pdf", "PDF"))));
 };
 
-// Show the groups with this value of a setting if they are hidden; otherwise hide them.
-const toggleFilter = (name, value, allValues) => {
-  const hidden = new Set(state.off[name] ?? []);
-  if (!hidden.size && allValues.length > 2) {
-    // If nothing is hidden, show only this value, so that the user need not hide the other values one by one.
-    allValues.forEach((other) => other !== value && hidden.add(other));
-  } else if (!hidden.delete(value)) {
-    hidden.add(value);
-  }
-  state.off[name] = hidden.size === allValues.length ? [] : [...hidden];
-  buildFilters();
-  applyFilters();
-};
-
-const buildFilters = () => {
-  const fieldsets = comparison.filters.map(({ name, values }) => {
-    const hidden = new Set(state.off[name] ?? []);
-    const chips = values.map((value) => {
-      const onclick = () => toggleFilter(name, value, values);
-      const chip = element("button", { className: "chip", type: "button", textContent: value, onclick });
-      if (name === "learner") explain(chip, value);
-      chip.dataset.filter = name;
-      chip.dataset.value = value;
-      chip.setAttribute("aria-pressed", String(!hidden.has(value)));
-      return chip;
-    });
-    return element("fieldset", {}, element("legend", {}, termed(name)), ...chips);
-  });
-  const showAll = element("button", {
-    className: "chip", type: "button", textContent: "show all", id: "show-all",
-    onclick: () => { state.off = {}; buildFilters(); applyFilters(); },
-  });
-  byId("filters").replaceChildren(...fieldsets, showAll);
-};
-
 // Fill the menu for one axis of the trade-off plot. `key` is "x" or "y".
 const buildAxisMenu = (menu, axes, key) => {
   menu.replaceChildren(...Object.entries(axes).map(([value, choice]) =>
@@ -181,6 +110,7 @@ const openComparison = (number) => {
   buildObjectives();
   openObjective();
   buildFilters();
+  buildPair();
   showDetail();
   showFigures();
   applyFilters();
@@ -193,26 +123,37 @@ const openComparison = (number) => {
   }
 };
 
-// Store the state in the URL. Store the name of the comparison and the folder of the chosen group instead of their
-// indices, because the indices change when runs are added.
+// Names of the entries of the state that are indices of groups.
+const RUNS_IN_STATE = ["chosen", "first", "second"];
+
+// Store the state in the URL. Store the name of the comparison, and folders and labels of groups, instead of their indices,
+// because the indices change when runs are added. Seeds in folders side by side have a folder in common with other groups.
 const remember = () => {
-  const chosen = state.chosen === null ? null : comparison.groups[state.chosen].folder;
-  const kept = encodeURIComponent(JSON.stringify({ ...state, c: comparison.name, chosen }));
+  const runs = Object.fromEntries(RUNS_IN_STATE.filter((name) => state[name] !== null).map((name) => {
+    const { folder, label } = comparison.groups[state[name]];
+    return [name, [folder, label]];
+  }));
+  const kept = encodeURIComponent(JSON.stringify({ ...state, c: comparison.name, ...runs }));
   try { history.replaceState(null, "", `#${kept}`); } catch { /* a browser may refuse it in an embedded page */ }
 };
 
 const restore = () => {
   try {
     const kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
-    state.c = Math.max(0, data.comparisons.findIndex(({ name }) => name === kept.c));
+    const number = data.comparisons.findIndex(({ name }) => name === kept.c);
+    if (number >= 0) state.c = number;
     const { groups, filters } = data.comparisons[state.c];
-    const chosen = groups.findIndex((group) => group.folder === kept.chosen);
-    state.chosen = chosen < 0 ? null : chosen;
+    for (const name of RUNS_IN_STATE) {
+      if (!Array.isArray(kept[name])) continue;
+      const [folder, label] = kept[name];
+      const inFolder = groups.map((_, index) => index).filter((index) => groups[index].folder === folder);
+      state[name] = inFolder.find((index) => groups[index].label === label) ?? inFolder[0] ?? null;
+    }
     if (OBJECTIVES.includes(kept.objective)) state.objective = kept.objective;
     if (Object.hasOwn(AXES, kept.x)) state.x = kept.x;
     if (Object.hasOwn(QUALITIES, kept.y)) state.y = kept.y;
     for (const name of Object.keys(LIMITS)) if (Number.isFinite(kept[name])) state[name] = kept[name];
-    for (const { name } of filters) if (Array.isArray(kept.off?.[name])) state.off[name] = kept.off[name].map(String);
+    for (const { name } of filters) if (Array.isArray(kept.only?.[name])) state.only[name] = kept.only[name].map(String);
     if (typeof kept.sort === "string") state.sort = kept.sort;
     state.down = kept.down === true;
     state.more = kept.more === true;
@@ -231,10 +172,10 @@ const reloadEvery = (seconds) => {
 // ---- start
 restore();
 const menu = byId("comparison");
-menu.replaceChildren(...data.comparisons.map(({ name }, number) =>
-  element("option", { value: String(number), textContent: name, selected: number === state.c })));
+menu.replaceChildren(...data.comparisons.map(({ name, groups }, number) =>
+  element("option", { value: String(number), textContent: `${name} (${plural(groups.length, "run")})`, selected: number === state.c })));
 menu.onchange = () => {
-  Object.assign(state, { off: {}, comp: null, params: null, target: null, chosen: null });
+  Object.assign(state, { only: {}, comp: null, params: null, target: null, chosen: null, first: null, second: null });
   openComparison(Number(menu.value));
 };
 startTips();

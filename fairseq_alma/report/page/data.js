@@ -15,16 +15,21 @@ const FEW_POINTS = 200;
 const FEW_ARRIVALS = 12;
 const OBJECTIVES = ["all", "after", "final"];
 
+// The comparison with the most runs: the page opens on it.
+const largestComparison = () => data.comparisons.reduce((largest, { groups }, number) =>
+  (groups.length > data.comparisons[largest].groups.length ? number : largest), 0);
+
 const state = {
-  c: 0,                                        // index of the comparison; the URL contains the name instead
+  c: largestComparison(),                      // index of the comparison; the URL contains the name instead
   objective: data.default_objective,           // what "best" means: one of OBJECTIVES
-  off: {},                                     // setting -> values; groups with these values are hidden
+  only: {},                                    // setting -> values; groups with other values are hidden
   comp: null, params: null, target: null,      // limits of the budget; null: no limit
   x: "comp", y: "value",                       // axes of the trade-off plot: keys of AXES and QUALITIES
   sort: "score", down: false,                  // column that sorts the table; true: in descending order
   more: false,                                 // true: plots may have MORE_CURVES curves
   price: "", speed: "",                        // texts of the inputs: price of an hour, TFLOP per second of a machine
   chosen: null,                                // index of the group shown in detail; the URL contains its folder
+  first: null, second: null,                   // indices of the two compared groups, likewise; first null: the best one
 };
 let comparison;                                // data.comparisons[state.c]
 let visible = [];                              // indices of the groups that the filters do not hide
@@ -63,6 +68,10 @@ const hoursText = (hours) => {
 // Error rates are fractions in `data` and percent on the page.
 const scale = () => comparison.scale;
 const unit = () => (comparison.vision ? " %" : "");
+const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+// Wall time of a run as text. If its seeds were trained together, this is the time of all of them.
+const wallOf = (group) => (group.trained_together ? `${group.wall_text} for all ${plural(group.seeds.length, "seed")} together`
+  : `${group.wall_text}${group.seeds.length > 1 ? " per seed" : ""}`);
 const inPercent = (name) => name + (comparison.vision ? ", %" : "");
 const objective = () => comparison.objectives[state.objective];
 // The value of a group under the chosen objective, on test data: [mean, standard error], or null.
@@ -73,7 +82,9 @@ const scaled = (value) => (value === null || value === undefined ? null : value 
 const meanOf = (estimate) => estimate && estimate[0];
 const errorOf = (estimate) => estimate && estimate[1];
 // The paper's measure: the sum of the error rates, or the arithmetic mean of the perplexities.
-const paperName = () => (comparison.vision ? "CER" : "average perplexity");
+const paperName = () => (comparison.vision ? `CER${comparison.cer_from === 0 ? " from t = 0" : ""}` : "average perplexity");
+const paperTerm = () => (comparison.vision ? "CER" : "average perplexity");
+// Training time of one seed, in hours; null if it was not measured.
 const hoursOf = (group) => (group.train_seconds > 0 ? group.train_seconds / 3600 : null);
 
 // Values that the x axis of the trade-off plot can show.
@@ -99,13 +110,21 @@ const QUALITIES = {
     name: () => (comparison.vision ? "CER (test)" : "average perplexity: arithmetic mean, as in the paper (test)"),
   },
 };
-// The limits of the budget. Each limit has a slider.
+// The limits of the budget. Each limit has a slider and a field for a number. `scale` is the factor from a value to the
+// number that the page shows.
 const LIMITS = {
-  comp: { of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP`, smallest: () => "the least training is" },
-  params: { of: (group) => group.params, text: withUnit, smallest: () => "the fewest parameters are" },
+  comp: {
+    of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP`, smallest: () => "the least training is",
+    scale: () => 1, example: () => "100G",
+  },
+  params: {
+    of: (group) => group.params, text: withUnit, smallest: () => "the fewest parameters are",
+    scale: () => 1, example: () => "50k",
+  },
   target: {
     of: scoreOf,
     smallest: () => `the lowest ${objective().score} is`,
     text: (value) => fixed(scaled(value), 2) + unit(),
+    scale, example: () => (comparison.vision ? "6 %" : "60"),
   },
 };

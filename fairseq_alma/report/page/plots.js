@@ -45,8 +45,13 @@ const wrapped = (title) => {
 const axis = (title, values, ticks = null) => {
   const positive = values.filter((value) => Number.isFinite(value) && value > 0);
   const low = Math.min(...positive), high = Math.max(...positive), isLog = positive.length > 0 && high / low >= 3;
-  const settings = { gridcolor: GRID, zeroline: false, exponentformat: "SI", automargin: true, nticks: 7 };
-  if (!isLog) return { ...settings, title: { text: wrapped(title) }, type: "linear", tickvals: undefined };
+  const settings = { gridcolor: GRID, zeroline: false, automargin: true, nticks: 7 };
+  if (!isLog) {
+    // Ticks have three significant digits. If all values are almost equal, widen the axis, so that ticks differ.
+    const range = high > 0 && high / low < 1.05 ? [0.9 * low, 1.1 * high] : undefined;
+    const tickformat = high >= 1000 ? ".3~s" : ".3~r";
+    return { ...settings, title: { text: wrapped(title) }, type: "linear", tickvals: undefined, tickformat, range };
+  }
   const tickvals = ticks ?? logTicks(low, high);
   return {
     ...settings, title: { text: wrapped(`${title}, logarithmic`) }, type: "log", tickvals, tickangle: 0,
@@ -60,7 +65,7 @@ const hoverText = (group) => [
   `${escaped(objective().name)}: ${withError(valueOf(group), scale())}${unit()}`,
   `${escaped(objective().score)}: ${scoreOf(group) === null ? "-" : fixed(scaled(scoreOf(group)), 2) + unit()}`,
   `${paperName()}: ${withError(group.quality)}`,
-  `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${group.wall_text}`,
+  `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${wallOf(group)}`,
 ].join("<br>");
 
 // Put a summary of a plot where screen readers find it.

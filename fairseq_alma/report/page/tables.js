@@ -12,11 +12,15 @@ const showDetail = () => {
     return;
   }
   const group = comparison.groups[state.chosen];
-  const facts = ` · ${group.state} · seeds ${group.seeds.join(", ")} · ${group.wall_text}`;
+  const facts = ` · ${group.state} · seeds ${group.seeds.join(", ")} · ${wallOf(group)}`;
   const command = group.command.map(quotedForShell).join(" ") || "provenance.json does not have it";
   box.replaceChildren(
     element("p", {}, element("strong", { textContent: group.label }), facts),
     small(`${group.folder}${group.commit ? ` · commit ${group.commit}` : ""}`),
+    element("p", {}, element("button", {
+      type: "button", className: "chip", id: "compare-chosen", textContent: "compare with the run on top",
+      onclick: () => comparePair(null, state.chosen),
+    })),
     small("The command that repeats this run:"), element("pre", { id: "command", textContent: command }),
     small("Settings in which the runs differ, and those of this learner:"),
     settingsList({ ...group.settings, ...group.own_settings }),
@@ -34,12 +38,15 @@ const TRANSFER = [
   ["forgetting", "forgetting"], ["backward_transfer", "backward transfer"], ["forward_transfer", "forward transfer"],
 ];
 
+// If the seeds of a run were trained together, its wall time is that of all of them.
+const wallCell = (group) => (group.trained_together ? `${group.wall_text} (${plural(group.seeds.length, "seed")})` : group.wall_text);
+
 // Columns of the table. `of` returns the value that sorts the rows, `text` the text of the cell. `term` is the entry of
 // the glossary. On a narrow screen, minor columns are hidden.
 const COLUMNS = () => [
   { key: "label", name: "run", of: (group) => group.label, text: (group) => group.label, left: true },
   {
-    key: "value", name: inPercent(objective().name), term: "objective",
+    key: "value", name: `${inPercent(objective().name)} (test)`, term: "objective",
     of: (group) => meanOf(valueOf(group)), text: (group) => withError(valueOf(group), scale()),
   },
   {
@@ -53,7 +60,7 @@ const COLUMNS = () => [
     of: (group) => meanOf(group.value[name]), text: (group) => withError(group.value[name], scale()),
   })),
   {
-    key: "quality", name: comparison.vision ? "CER" : "average perplexity", term: paperName(), minor: true,
+    key: "quality", name: paperName(), term: paperTerm(), minor: true,
     of: (group) => meanOf(group.quality), text: (group) => withError(group.quality),
   },
   {
@@ -68,7 +75,7 @@ const COLUMNS = () => [
     of: (group) => group.params, text: (group) => Math.round(group.params).toLocaleString("en"),
   },
   { key: "mem", name: "Mem", minor: true, of: (group) => group.mem, text: (group) => withUnit(group.mem) },
-  { key: "wall", name: "wall time", minor: true, of: (group) => group.wall_seconds, text: (group) => group.wall_text },
+  { key: "wall", name: "wall time", minor: true, of: (group) => group.wall_seconds, text: wallCell },
   { key: "state", name: "state", minor: true, of: (group) => group.state, text: (group) => group.state, left: true },
 ];
 const classOf = (column) => [column.left ? "text" : "", column.minor ? "minor" : ""].join(" ").trim();

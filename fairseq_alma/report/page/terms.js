@@ -3,7 +3,11 @@
 const keyOf = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "");
 
 // Return the explanation of a term, such as "wait" or "seeds", or undefined.
-const explanationOf = (text) => data.terms[keyOf(text)] ?? data.terms[keyOf(text).replace(/s$/, "")];
+const explanationOf = (text) => {
+  const key = keyOf(text), singular = key.replace(/s$/, "");
+  // In a comparison, a word can mean something else than in the glossary.
+  return comparison?.terms[key] ?? data.terms[key] ?? comparison?.terms[singular] ?? data.terms[singular];
+};
 
 // Make an element show the explanation of a term. An element that cannot have the focus becomes focusable.
 const explain = (target, term) => {

@@ -5,7 +5,12 @@ import json
 import pytest
 
 from fairseq_alma.app.sweep import BestByValidation, score_key
-from tests.fairseq_alma.report.ledgers import write_vision
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.metrics import average_validation_error
+from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.objectives import validation_score
+from fairseq_alma.report.reading import read_run
+from tests.fairseq_alma.report.ledgers import only_comparison, write_vision
 
 
 def test_the_prequential_score_counts_if_all_runs_have_it():
@@ -13,6 +18,22 @@ def test_the_prequential_score_counts_if_all_runs_have_it():
     assert score_key([whole]) == "prequential_error_rate"
     assert score_key([whole, old]) == score_key([old]) == "final_validation"
     assert score_key([{"final_validation": 9.0, "prequential_perplexity": 9.5}]) == "prequential_perplexity"
+
+
+def test_of_language_models_those_without_the_prequential_score_come_last():
+    # The report does not choose a run without it, and compares the others by it.
+    assert score_key([{"final_validation": 9.0, "prequential_perplexity": 9.5}, {"final_validation": 8.0}]) == (
+        "prequential_perplexity"
+    )
+
+
+@pytest.mark.parametrize("wait", [1, 2, 4])
+def test_the_average_validation_error_is_that_of_the_report(tmp_path, wait):
+    run = write_vision(tmp_path / "a", [0.9, 0.6, 0.5, 0.4, 0.3], validations=[None, 0.61, 0.52, 0.43, 0.34], wait=wait)
+    expected = {1: (0.61 + 0.52 + 0.43 + 0.34) / 4, 2: (0.8 + 0.52 + 0.43 + 0.34) / 4, 4: (0.8 * 3 + 0.34) / 4}[wait]
+    rows = Ledger(run / "ledger.jsonl").rows()
+    assert average_validation_error(rows, untrained=0.8) == pytest.approx(expected)
+    assert validation_score(read_run(run), "all", "validation", untrained=0.8) == pytest.approx(expected)
 
 
 def test_a_diverged_run_does_not_change_the_rule():
@@ -25,15 +46,19 @@ def test_a_diverged_run_does_not_change_the_rule():
     ("with_old", "order", "title"),
     [
         (False, ["wait=2", "wait=1"], "sorted by prequential validation error rate, best first\n"),
-        (True, ["wait=1", "wait=2", "wait=3"], "sorted by final validation error rate, best first (too low for small"),
+        (True, ["wait=3", "wait=1", "wait=2"], "sorted by average validation error rate, best first (too low for sma"),
     ],
 )
-def test_a_sweep_is_sorted_by_one_rule_and_names_it(tmp_path, capsys, with_old, order, title):
-    runs = {"wait=1": (0.1, 0.5), "wait=2": (0.2, 0.4), **({"wait=3": (0.3, None)} if with_old else {})}
-    for name, (validation, prequential) in runs.items():
+def test_a_sweep_is_sorted_by_the_measure_of_the_report_and_names_it(tmp_path, capsys, with_old, order, title):
+    """Of the run wait=3, there is no prequential score. It is last by the final validation error, which is not used."""
+    runs = {"wait=1": (0.5, 0.1, 0.5), "wait=2": (0.8, 0.2, 0.4), **({"wait=3": (0.1, 0.3, None)} if with_old else {})}
+    for name, (first, last, prequential) in runs.items():
         ahead = {} if prequential is None else {"prequential_error_rate": prequential}
-        written = {"num_arrivals": 2, "final_validation": validation, "final": 0.5, "cer": 1.0, "comp": 1, **ahead}
-        write_vision(tmp_path / name, [0.9, 0.5, 0.5], digests=["a", "b"], written=written)
+        written = {"num_arrivals": 2, "final_validation": last, "final": 0.5, "cer": 1.0, "comp": 1, **ahead}
+        write_vision(
+            tmp_path / name, [0.9, 0.5, 0.5], digests=["a", "b"], written=written, validations=[None, first, last],
+            prequential=[None, 0.9, prequential], lr=float(name[-1]),
+        )  # fmt: skip
 
     class Config:
         class hydra:  # noqa: N801
@@ -42,4 +67,8 @@ def test_a_sweep_is_sorted_by_one_rule_and_names_it(tmp_path, capsys, with_old, 
 
     BestByValidation().on_multirun_end(Config)
     assert [run["run"] for run in json.loads((tmp_path / "sweep.json").read_text())] == order
+    comparison = only_comparison(tmp_path)
+    numbers = all_numbers(comparison)
+    ranked = sorted(range(len(numbers)), key=lambda index: numbers[index].validation_score)
+    assert [comparison.groups[index].folder.name for index in ranked] == order
     assert title in "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())

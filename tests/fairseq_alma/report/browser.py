@@ -88,3 +88,8 @@ class PageView:
             int(value)
             for value in self.page.eval_on_selector_all("#runs tbody tr", "rows => rows.map((row) => row.dataset.run)")
         ]
+
+    def table(self, selector):
+        """Return the rows of the body of a table: the text of each cell."""
+        rows = f"{selector} tbody tr"
+        return self.page.eval_on_selector_all(rows, "rows => rows.map((r) => [...r.cells].map((c) => c.textContent))")

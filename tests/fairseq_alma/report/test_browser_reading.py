@@ -69,7 +69,7 @@ def test_a_narrow_screen_shows_the_columns_that_decide(browser, report):
         view.frame()
         heads = [cell for cell in view.page.locator("#runs th").all() if cell.is_visible()]
         assert [head.inner_text().rstrip(" ↑") for head in heads] == [
-            "run", "average error over all arrivals, %", "average validation error, %", "training FLOPs",
+            "run", "average error over all arrivals, % (test)", "average validation error, %", "training FLOPs",
         ]  # fmt: skip
         for cell in (*heads, *view.page.locator("#alternatives thead th:not(.minor)").all()):
             box = cell.bounding_box()
@@ -91,7 +91,7 @@ def test_the_wait_plot_joins_runs_that_differ_only_in_the_wait(opened):
 
 
 def test_the_cost_panel_gives_hours_and_money(opened):
-    view, _, numbers = opened
+    view, comparison, numbers = opened
     best = view.best()
     row = view.page.locator(f"#costs tr[data-run='{best}']")
     hours = numbers[best].train_seconds / 3600
@@ -99,7 +99,9 @@ def test_the_cost_panel_gives_hours_and_money(opened):
     assert "not measured" not in row.inner_text()
     view.page.fill("#price", "3600")
     view.frame()
-    assert float(row.locator("td").last.inner_text()) == pytest.approx(3600 * hours, rel=1e-2)
+    assert float(row.locator("td").last.inner_text()) == pytest.approx(
+        3600 * hours * len(comparison.groups[best].counted_runs), rel=1e-2
+    )
     view.page.fill("#speed", "0.001")  # 1 GFLOP per second
     view.frame()
     assert float(row.get_attribute("data-hours")) == pytest.approx(numbers[best].comp / 1e9 / 3600)
@@ -166,5 +168,9 @@ def test_doubts_are_said(browser, tmp_path):
     with PageView(browser, tmp_path / "report/index.html") as view:
         said = view.page.locator("#answer .doubt").all_inner_texts()
         assert view.page.inner_text("#answer .best") == "SM"
-        assert any(text.startswith("The validation data cannot tell: ") and "SM, replay" in text for text in said)
-        assert any(text.startswith("On test data, which do not choose, this run is better") for text in said)
+        assert any(
+            text.startswith("The validation data cannot tell whether another run") and "SM, replay" in text
+            for text in said
+        )
+        # Paired over the two seeds, replay has 5 points less error in each.
+        assert any("test: better (-5.00 ± 0.00 points)" in text for text in said)
