@@ -34,8 +34,8 @@ class RunDisplay(Watcher):
     Args:
         title: text at the start of the progress line, for example the learner and its width.
         num_mega_batches: number of mega-batches that arrive.
-        arrivals: the arrival at which each stage is trained.
-        epochs: number of epochs of each stage.
+        epochs: number of epochs of each stage that is planned, for the estimate of the remaining time.
+        is_exact: whether the run will have exactly these stages. With wait=auto, they are an estimate.
         console: console to print on; by default standard error.
         scalars: one TensorBoard writer per seed. Each writer gets the validation error of its seed every few seconds.
     """
@@ -44,14 +44,16 @@ class RunDisplay(Watcher):
         self,
         title: str,
         num_mega_batches: int,
-        arrivals: Sequence[int],
         epochs: Sequence[int],
+        is_exact: bool = True,
         console: Console | None = None,
         scalars: Sequence[RunScalars] = (),
     ):
         self._scalars, self._next_scalars = scalars, 0.0
         self._console = console or Console(file=sys.stderr, highlight=False)
-        self._title, self._num_mega_batches, self._arrivals, self._epochs = title, num_mega_batches, arrivals, epochs
+        self._title, self._num_mega_batches, self._epochs, self._is_exact = title, num_mega_batches, epochs, is_exact
+        self._index = self._arrival = self._num_epochs = 0
+        """Stage that is trained now, the arrival at which it is trained, and its number of epochs."""
         self._epochs_before = [0, *accumulate(epochs)]
         """Number of epochs before each stage, and of all stages."""
         self._stage, self._first_epoch, self._began = 0, 0, time.monotonic()
@@ -74,13 +76,14 @@ class RunDisplay(Watcher):
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def begin_stage(self, index: int) -> None:
+    def begin_stage(self, index: int, arrival: int, num_epochs: int) -> None:
+        self._index, self._arrival, self._num_epochs = index, arrival, num_epochs
         if not self._stage:
             # An earlier process may have trained the first stages of the run. The epochs of these stages took no time
             # in this process, so the estimate of the remaining time must not count them.
             self._first_epoch = self._epochs_before[min(index, len(self._epochs)) - 1]
-        # A continued run can have more stages than planned: an earlier call may have trained a group that was not
-        # complete, because it was the last one at that time.
+        # A run can have more stages than planned: with wait=auto, or if an earlier call has trained a group that was
+        # not complete, because it was the last one at that time.
         self._stage = min(index, len(self._epochs))
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
@@ -93,19 +96,17 @@ class RunDisplay(Watcher):
                 # one error rate per seed.) Average over the networks of each seed, because each seed has one curve.
                 error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
-                    scalars.during_stage(
-                        "validation_error_rate", error_rate, self._stage, epoch / self._epochs[self._stage - 1]
-                    )
+                    scalars.during_stage("validation_error_rate", error_rate, self._index, epoch / self._num_epochs)
             self._next_scalars = now + SECONDS_BETWEEN_SCALARS
         if now < self._next:
             return
         is_terminal = self._console.is_terminal
         self._next = now + (SECONDS_BETWEEN_REFRESHES if is_terminal else SECONDS_BETWEEN_LINES)
         done = self._epochs_before[self._stage - 1] + epoch
-        arrived = self._arrivals[self._stage - 1]
+        num_stages = f"/{max(self._index, len(self._epochs))}" if self._is_exact else ""
         state = (
-            f"mega-batch {arrived}/{self._num_mega_batches}  stage {self._stage}/{len(self._epochs)}  "
-            f"epoch {epoch}/{self._epochs[self._stage - 1]}  validation error {error().mean().item():.2%}"
+            f"mega-batch {self._arrival}/{self._num_mega_batches}  stage {self._index}{num_stages}  "
+            f"epoch {epoch}/{self._num_epochs}  validation error {error().mean().item():.2%}"
         )
         self._progress.update(self._task, completed=done, state=state)
         if not is_terminal and done > self._first_epoch:

@@ -37,8 +37,8 @@ class ErrorRateEvaluator:
         inputs: converts images to network inputs.
         device: device on which the test set is stored.
         stages: for each seed, the folder RUN/stages. The routing.npz of a stage is written to its subfolder.
-        num_stages: number of stages of the complete run. A routing.npz is written after the last stage, even if the
-            number of experts is the same as in the file before.
+        last_arrival: arrival of the last stage of the complete run. A routing.npz is written after this stage, even if
+            the number of experts is the same as in the file before.
         routing_examples: number of test images in each routing.npz. If it is 0, no routing.npz is ever written.
         held_out: scores learners on the validation data of the mega-batches: for the error matrix, and for learners
             that do not compute their validation scores.
@@ -51,7 +51,7 @@ class ErrorRateEvaluator:
         inputs: Inputs,
         device: torch.device,
         stages: list[Path],
-        num_stages: int,
+        last_arrival: int,
         routing_examples: int,
         held_out: HeldOutEvaluator | None = None,
         has_matrix: bool = False,
@@ -61,7 +61,7 @@ class ErrorRateEvaluator:
         self._outputs = CachedOutputs(rows)
         self._routed_1n = rows.between(0, min(routing_examples, rows.num_examples))
         self._y_1n = rows.labels
-        self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
+        self._stages, self._last_arrival, self._routing_examples = stages, last_arrival, routing_examples
         self._held_out = held_out
         self._error_files = [ErrorFile(folder.parent) for folder in stages] if has_matrix else []
         self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
@@ -75,7 +75,8 @@ class ErrorRateEvaluator:
         total = self._outputs.of_predictor(learner)
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
         if isinstance(newest := members[-1][1], GatedStack):
-            self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
+            is_last = learner.validated_on[1] == self._last_arrival
+            self._write_routing(newest, learner.stage_index, len(newest) // num_seeds, is_last)
         if self._error_files and self._held_out is not None:
             by_mega_batch = self._held_out.error_by_mega_batch(learner)
             by_class = error_by_class(total, self._y_1n, self._num_classes)
@@ -102,11 +103,11 @@ class ErrorRateEvaluator:
             )
         return scores
 
-    def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
+    def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int, is_last: bool) -> None:
         """Write routing.npz, which says how the first network of each seed distributes test images over experts.
 
         The file is written to the folder of stage k if the number of experts has grown since the file of an earlier
-        stage was written, or if k is the last stage of the run. It contains these arrays, for n images and E experts:
+        stage was written, or if k is the last stage (`is_last`). It contains these arrays, for n images and E experts:
 
         images   pixels, uint8 [n, height, width], or [n, height, width, 3] for colour images
         label    class of each image, [n]
@@ -121,7 +122,7 @@ class ErrorRateEvaluator:
             return
         if self._num_experts_written is None:
             self._num_experts_written = _num_experts_before(self._stages[0], k)
-        if stack.num_experts <= self._num_experts_written and k != self._num_stages:
+        if stack.num_experts <= self._num_experts_written and not is_last:
             return
         self._num_experts_written = stack.num_experts
         routings = stack.routing(self._routed_1n)[::networks_per_seed]

@@ -99,8 +99,8 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     if settings.transform:
         transform = call_own_function("transform", load_function("transform", settings.transform), dataset.image_shape)
         inputs = Transformed(inputs, dataset.image_shape, transform)
-    num_stages = settings.stream_settings().num_stages
-    _warn_if_it_never_grows(settings, num_stages)
+    planned = settings.stream_settings().arrivals_of_stages
+    _warn_if_it_never_grows(settings, len(planned))
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
     with ExitStack() as stack:
         stack.enter_context(process_settings(settings.threads, settings.precision == "tf32"))
@@ -134,7 +134,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
         held_out = HeldOutEvaluator(streams, dataset.num_classes, inputs, device)
-        files = (stages, num_stages, settings.routing_examples)
+        # With wait=auto, it is not known yet whether a stage will train on the last mega-batch.
+        last_arrival = settings.num_arrivals if settings.wait == "auto" or not planned else planned[-1]
+        files = (stages, last_arrival, settings.routing_examples)
         evaluate = ErrorRateEvaluator(dataset, inputs, device, *files, held_out, settings.has_error_matrix)
         stream, record = stacked_stream(streams), StackRecord(records)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
@@ -155,7 +157,8 @@ def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
     # `own` may be None only while a VisionSettings object is being created. This assert tells the type checker so.
     assert settings.own is not None
     grow_every = settings.own.stages_between_growths
-    if grow_every is not None and num_stages <= grow_every:
+    is_known = settings.wait != "auto"
+    if is_known and grow_every is not None and num_stages <= grow_every:
         logger.warning(
             "the learner never grows, because the run has %d stage(s) and grow_every=%d. Set grow_every= to a smaller "
             "number",
@@ -226,6 +229,5 @@ def _device(name: str) -> torch.device:
 
 def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisplay:
     title = f"{settings.learner} wait {settings.wait} width {settings.width}"
-    arrivals = settings.stream_settings().arrivals_of_stages
-    epochs = [settings.recipe.epochs_at(t) for t in arrivals]
-    return RunDisplay(title, settings.num_arrivals, arrivals, epochs, scalars=scalars)
+    epochs = [settings.recipe.epochs_at(t) for t in settings.stream_settings().arrivals_of_stages]
+    return RunDisplay(title, settings.num_arrivals, epochs, settings.wait != "auto", scalars=scalars)

@@ -101,8 +101,9 @@ class VisionSettings(RunSettings):
     learner: str = "sm"
     """Name of the learner."""
     wait: Wait = 1
-    """Wait, w: the number of mega-batches that are gathered before a stage is trained; or `geometric` (a stage waits
-    for `wait_ratio` times as many mega-batches as all earlier stages have trained on)."""
+    """Wait, w: the number of mega-batches that are gathered before a stage is trained; `geometric` (a stage waits for
+    `wait_ratio` times as many mega-batches as all earlier stages have trained on); or `auto` (the same, with a ratio
+    that follows from the prequential error rates of the run so far)."""
     wait_ratio: float | None = None
     """wait=geometric: the ratio. By default 0.5, so that stages are trained at arrivals 1, 2, 3, 5, 8, 12, 18, ..."""
     replay: Replay = False

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class Watcher:
     """Base class of objects whose methods are called during the training. The methods of the base class do nothing."""
 
-    def begin_stage(self, index: int) -> None:
-        """Called before stage `index` is trained."""
+    def begin_stage(self, index: int, arrival: int, num_epochs: int) -> None:
+        """Called before stage `index` is trained, at an arrival, for a number of epochs."""
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         """Called after each epoch.

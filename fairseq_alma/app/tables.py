@@ -104,5 +104,10 @@ def waiting_message(rows: Sequence[LedgerRow], settings: StreamSettings) -> str 
     which = (
         f"mega-batch {last_stage + 1} waits" if count == 1 else f"mega-batches {last_stage + 1} to {rows[-1].t} wait"
     )
-    missing = num_missing(count, last_stage, settings.wait, settings.wait_ratio or DEFAULT_RATIO)
-    return f"{which} for {missing} more (wait={settings.wait}); to train now, give last_group=train"
+    # With wait=auto, the errors at the next arrivals decide how many are missing.
+    more = (
+        "later ones"
+        if settings.wait == "auto"
+        else f"{num_missing(count, last_stage, settings.wait, settings.wait_ratio or DEFAULT_RATIO)} more"
+    )
+    return f"{which} for {more} (wait={settings.wait}); to train now, give last_group=train"

@@ -1,7 +1,7 @@
 """What a run has recorded about the mega-batches that arrived: their digests, and what was decided at each arrival.
 
 RUN/arrivals.json       digest of each mega-batch
-RUN/decisions.jsonl     one line per arrival: whether a stage was trained, and the prequential score
+RUN/decisions.jsonl     one line per arrival: whether a stage was trained, the reason (wait=auto), the prequential score
 
 Earlier versions of ALMA stored the decisions in arrivals.json, without prequential scores. Such a run is continued.
 """
@@ -26,6 +26,8 @@ class Decision:
     """Whether a stage starts at this arrival."""
     prequential: Prequential | None = None
     """Score of the predictor on the validation data of the mega-batch that arrived; None if it was not measured."""
+    reason: str | None = None
+    """With wait=auto: why the stage starts or not, in words for the user."""
 
 
 class Arrivals:
@@ -49,7 +51,8 @@ class Arrivals:
         self._decisions = {int(t): Decision(due) for t, due in self._stored.get("decisions", {}).items()}
         for number, line in enumerate(self._lines.values(), start=1):
             try:
-                self._decisions[int(line["t"])] = Decision(bool(line["due"]), Prequential.from_json(line))
+                ahead = Prequential.from_json(line)
+                self._decisions[int(line["t"])] = Decision(bool(line["due"]), ahead, line.get("reason"))
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(f"{self._lines.path}, line {number} is damaged ({error!r}): restore the file") from error
 
@@ -68,5 +71,6 @@ class Arrivals:
         """Append the decision at arrival t to decisions.jsonl."""
         # Append one line instead of writing all decisions again: with B arrivals, that would write O(B^2) bytes.
         scores = decision.prequential.to_json() if decision.prequential else {}
-        self._lines.append({"t": t, "due": decision.due, **scores})
+        reason = {"reason": decision.reason} if decision.reason else {}
+        self._lines.append({"t": t, "due": decision.due, **reason, **scores})
         self._decisions[t] = decision

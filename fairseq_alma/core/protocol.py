@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from fairseq_alma.core.error_curve import ErrorCurve, auto_ratio, known_error
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from fairseq_alma.core.waiting import DEFAULT_RATIO, Wait, arrivals_of_stages, check_wait, group_is_complete
+from fairseq_alma.core.waiting import DEFAULT_RATIO, Due, Wait, arrivals_of_stages, check_wait, group_is_complete
 
 Replay = Literal[False, "all", "uniform"] | float
 """Type of the setting `replay`: False, "all", "uniform" or a fraction. `StreamSettings.replay` describes the
@@ -50,16 +51,29 @@ class StreamSettings:
     """Largest number of examples (vision) or tokens (language models) of earlier mega-batches that are kept for replay.
     They are a random sample of all earlier ones. None: all of them are kept."""
 
+    def ratio(self, curve: ErrorCurve) -> tuple[float, str | None]:
+        """Return the ratio of waits that grow, and with wait="auto" the reason for it as text.
+
+        Args:
+            curve: the errors that are known so far. Only wait="auto" uses them.
+        """
+        if self.wait == "auto":
+            return auto_ratio(curve, self.replay, DEFAULT_RATIO)
+        return self.wait_ratio or DEFAULT_RATIO, None
+
     @property
     def arrivals_of_stages(self) -> list[int]:
-        """The arrivals t at which stages are trained, until the last mega-batch has arrived."""
-        return arrivals_of_stages(
-            self.num_mega_batches, self.wait, self.wait_ratio or DEFAULT_RATIO, self.last_group == "train"
-        )
+        """The arrivals t at which stages are trained, until the last mega-batch has arrived.
+
+        With wait="auto", the run decides that. Then these are the arrivals if no error were ever known; only the first
+        one is certain.
+        """
+        ratio, _ = self.ratio(ErrorCurve())
+        return arrivals_of_stages(self.num_mega_batches, self.wait, ratio, self.last_group == "train")
 
     @property
     def num_stages(self) -> int:
-        """Number of stages until the last mega-batch has arrived."""
+        """Number of stages until the last mega-batch has arrived. With wait="auto", an estimate."""
         return len(self.arrivals_of_stages)
 
     def __post_init__(self) -> None:
@@ -213,8 +227,8 @@ class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
             do: function that measures the score.
         """
 
-    def decision(self, t: int, due: bool) -> bool:
-        """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
+    def decision(self, t: int, due: Due) -> Due:
+        """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
 
         If a decision for t is already stored, return the stored decision instead. So a continued run starts its stages
         at the same arrivals as before, even if mega-batches were added to the stream. Exception: if t is the last
@@ -247,9 +261,13 @@ class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
 
 
 def stage_is_due(
-    gathered: Sequence[MegaBatch], past: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool
-) -> bool:
-    """Return True if a stage must start now, False if the learner waits for more mega-batches.
+    gathered: Sequence[MegaBatch],
+    past: Sequence[MegaBatch],
+    settings: StreamSettings,
+    stream_ends: bool,
+    curve: ErrorCurve,
+) -> Due:
+    """Return whether a stage must start now, or the learner waits for more mega-batches.
 
     A stage starts when w mega-batches have been gathered; w is the wait (see `group_is_complete`). With
     last_group="train", a stage also starts at the end of the stream, even if fewer than w mega-batches have been
@@ -264,10 +282,13 @@ def stage_is_due(
         past: mega-batches of all earlier stages.
         settings: the stream settings, which contain the wait.
         stream_ends: whether the last mega-batch of the stream has arrived.
+        curve: the errors that are known so far.
     """
-    if stream_ends and settings.last_group == "train":
-        return True
-    return group_is_complete(len(gathered), len(past), settings.wait, settings.wait_ratio or DEFAULT_RATIO)
+    ratio, reason = settings.ratio(curve)
+    is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio)
+    if stream_ends and settings.last_group == "train" and not is_complete:
+        return Due(True, reason and "the stream ends")
+    return Due(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")
 
 
 def run_stream(
@@ -299,6 +320,7 @@ def run_stream(
     record.arrival(0, 0, False, scores, [])
     gathered: list[MegaBatch] = []
     past: list[MegaBatch] = []
+    curve = ErrorCurve()
     k = 0
     for mega_batch in stream:
         # First test, then train. Between stages the predictor does not change, but the mega-batches do, so it is scored
@@ -307,7 +329,10 @@ def run_stream(
         if prequential is not None:
             ahead = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
         gathered.append(mega_batch)
-        due = record.decision(mega_batch.t, stage_is_due(gathered, past, settings, mega_batch.t == len(stream)))
+        # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
+        curve.add(len(past), known_error(ahead, scores))
+        stream_ends = mega_batch.t == len(stream)
+        due = record.decision(mega_batch.t, stage_is_due(gathered, past, settings, stream_ends, curve)).due
         spent: list[Cost] = []
         if due:
             k += 1

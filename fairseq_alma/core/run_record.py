@@ -7,7 +7,7 @@ RUN/provenance.json     command, commit, versions, machine
 RUN/ledger.jsonl        one row per arrival
 RUN/summary.json        metrics of the run
 RUN/arrivals.json       digest of each mega-batch
-RUN/decisions.jsonl     for each arrival, whether a stage was trained, and the prequential score
+RUN/decisions.jsonl     for each arrival, whether a stage was trained, the reason (wait=auto), the prequential score
 RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
 RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
@@ -33,6 +33,7 @@ from fairseq_alma.core.metrics import summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.provenance import provenance
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
+from fairseq_alma.core.waiting import Due
 
 RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
@@ -172,26 +173,26 @@ class RunRecord:
         self._measured[t] = do()
         return self._measured[t]
 
-    def decision(self, t: int, due: bool) -> bool:
-        """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
+    def decision(self, t: int, due: Due) -> Due:
+        """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
 
         The prequential score of this arrival is stored with it. If a decision for t is already stored, return the
         stored decision instead. Exception: if t is the last arrival, a stored decision to wait is replaced by a
         decision to train, and the row of this arrival is removed from the ledger.
         """
         stored = self._arrivals.decision(t)
-        if stored is not None and due and not stored.due and t == len(self._arrivals.digests):
+        if stored is not None and due.due and not stored.due and t == len(self._arrivals.digests):
             # Store the decision last. If this process is killed before that, the next one repeats these steps.
             if len(self._rows) == t + 1:
                 self._write_summary(self._rows[:-1])
                 self.ledger.remove_last()
                 del self._rows[-1]
-            stored = Decision(True, stored.prequential)
+            stored = Decision(True, stored.prequential, due.reason)
             self._arrivals.add(t, stored)
         if stored is None:
-            stored = Decision(due, self._measured.pop(t, None))
+            stored = Decision(due.due, self._measured.pop(t, None), due.reason)
             self._arrivals.add(t, stored)
-        return stored.due
+        return Due(stored.due, stored.reason)
 
     def arrival(
         self,

@@ -10,6 +10,7 @@ from pathlib import Path
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.waiting import Due
 
 
 class StackRecord:
@@ -59,11 +60,11 @@ class StackRecord:
 
         return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.records)]
 
-    def decision(self, t: int, due: bool) -> bool:
-        """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
+    def decision(self, t: int, due: Due) -> Due:
+        """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
 
-        If a decision for t is already stored, return the stored decision instead. If a killed process has stored the
-        decision only for the first seeds, store it for the remaining seeds too.
+        All seeds have the same decision. If a decision for t is already stored, return the stored decision instead. If
+        a killed process has stored the decision only for the first seeds, store it for the remaining seeds too.
         """
         for record in self.records:
             due = record.decision(t, due)

@@ -1,16 +1,27 @@
 """When a stage is due: the settings `wait` and `wait_ratio`, and the arrivals at which stages are trained."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from fairseq_alma.core.errors import SettingError
 
-Wait = Literal["geometric"] | int
-"""Type of the setting `wait`: a number of mega-batches, or "geometric" (see `group_is_complete`)."""
+Wait = Literal["geometric", "auto"] | int
+"""Type of the setting `wait`: a number of mega-batches, "geometric" (see `group_is_complete`), or "auto" (see
+`fairseq_alma.core.error_curve`)."""
 
 DEFAULT_RATIO = 0.5
 """Value of the setting `wait_ratio` if it is not given."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """Whether a stage starts at an arrival."""
+
+    due: bool
+    """True if a stage starts, False if the learner waits for more mega-batches."""
+    reason: str | None = None
+    """With wait=auto: why, in words for the user."""
 
 
 def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float = DEFAULT_RATIO) -> bool:
@@ -18,16 +29,16 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
 
     With a number w, a stage needs w mega-batches. With "geometric", it needs `ratio` times as many as all stages before
     have trained on, so the waits grow with the stream: a new mega-batch changes the model less the more data it has
-    seen. The first stage needs one mega-batch.
+    seen. The first stage needs one mega-batch. With "auto", it is the same, but the ratio changes during the run.
 
     Args:
         num_gathered: number of mega-batches since the previous stage, at least 1.
         num_past: number of mega-batches of all earlier stages.
         wait: the setting `wait`.
-        ratio: the setting `wait_ratio`.
+        ratio: the setting `wait_ratio`; with "auto", the ratio that the rule chooses now.
     """
     # Subtract 1e-9, because rounding errors may make the product slightly larger than an integer.
-    return num_gathered >= (ratio * num_past - 1e-9 if wait == "geometric" else wait)
+    return num_gathered >= (wait if isinstance(wait, int) else ratio * num_past - 1e-9)
 
 
 def arrivals_of_stages(
@@ -67,16 +78,11 @@ def check_wait(wait: object, ratio: float | None, num_mega_batches: int | None =
         num_mega_batches: number of mega-batches that arrive. By default, it is not known yet.
     """
     is_number = isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1
-    if not is_number and wait != "geometric":
-        raise SettingError(f"wait={wait!r} must be an integer of at least 1, or geometric")
+    if not is_number and wait not in ("geometric", "auto"):
+        raise SettingError(f"wait={wait!r} must be an integer of at least 1, geometric or auto")
     if is_number and num_mega_batches is not None and wait > num_mega_batches:  # type: ignore[operator]
         raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
     if ratio is not None and wait != "geometric":
         raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")
     if ratio is not None and not 0 < ratio < math.inf:
         raise SettingError(f"wait_ratio={ratio} must be above 0, and finite")
-
-
-def sorted_waits(waits: Sequence[Wait]) -> list[Wait]:
-    """Return different waits in order: first the numbers, then "geometric"."""
-    return sorted(set(waits), key=lambda wait: (isinstance(wait, str), wait))

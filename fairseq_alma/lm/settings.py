@@ -34,8 +34,9 @@ class LanguageModelSettings(RunSettings):
     learner: str = "sm"
     """Name of the learner."""
     wait: Wait = 1
-    """Number of mega-batches that are gathered before each stage, w; or `geometric` (a stage waits for `wait_ratio`
-    times as many mega-batches as all earlier stages have trained on)."""
+    """Number of mega-batches that are gathered before each stage, w; `geometric` (a stage waits for `wait_ratio` times
+    as many mega-batches as all earlier stages have trained on); or `auto` (the same, with a ratio that follows from
+    the validation perplexities of the run so far)."""
     wait_ratio: float | None = None
     """wait=geometric: the ratio. By default 0.5, so that stages are trained at arrivals 1, 2, 3, 5, 8, 12, 18, ..."""
     replay: Replay = False

@@ -143,6 +143,8 @@ def _other_wait(group: RunGroup, comparison: Comparison, is_longer: bool) -> Set
         used = sorted({other.wait for other in comparison.groups if other.wait > group.wait})
         wait = min(comparison.num_arrivals, used[0] if used else 2 * group.wait)
     changed: Settings = {"wait": wait}
+    if group.settings.get("wait_ratio") is not None:
+        changed["wait_ratio"] = None  # only waits that grow take it
     updates = group.settings.get("updates")
     if isinstance(updates, int):
         changed |= {"updates": None, "updates_per_mega_batch": max(1, round(updates / group.wait))}

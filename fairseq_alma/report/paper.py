@@ -60,10 +60,12 @@ def row_of(group: RunGroup) -> Row | None:
     """Return the row of the paper's Table 2 that has the settings of this group of runs, or None if no row has them.
 
     The group must have the learner, wait, steps, experts and members of the row, and replay must be off. The
-    group may use other data than the paper. The result is None for vision runs, and for a stream that is too short to
-    compare: with fewer than 3 arrivals, or with fewer arrivals than the wait.
+    group may use other data than the paper. The result is None for vision runs, for waits that change during
+    a run, and for a stream that is too short to compare: with fewer than 3 arrivals, or with fewer arrivals than the
+    wait.
     """
-    if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
+    is_comparable = group.half == "language model" and not group.replay and group.has_fixed_wait
+    if not is_comparable or group.num_arrivals < max(3, group.wait):
         return None
     steps = group.wait if group.settings.get("updates_per_mega_batch") else 1
     num_stages = max(1, -(-group.num_arrivals // group.wait))

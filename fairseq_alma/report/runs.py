@@ -160,13 +160,18 @@ class RunGroup:
     def wait(self) -> int:
         """The setting `wait`: the number of mega-batches that the learner gathers before it trains a stage on them.
 
-        With wait=geometric, the mean number of mega-batches of a stage, rounded.
+        With wait=geometric and wait=auto, the mean number of mega-batches of a stage, rounded.
         """
         wait = self.settings.get("wait", 1)
         if isinstance(wait, int):
             return wait
         num_stages = max((run.summary.get("num_stages") or 1 for run in self.counted_runs), default=1)
         return max(1, round(self.last_t / num_stages))
+
+    @property
+    def has_fixed_wait(self) -> bool:
+        """Whether all stages but the last train on equally many mega-batches, so not wait=geometric or wait=auto."""
+        return isinstance(self.settings.get("wait", 1), int)
 
     @property
     def replay(self) -> Any:

@@ -160,11 +160,12 @@ def table1(comparison: Comparison) -> Table | None:
                                 "paper, base", "paper, large")  # fmt: skip
     rows = []
     for in_sequence in comparison.groups:
-        if in_sequence.wait != 1:
+        if in_sequence.wait != 1 or not in_sequence.has_fixed_wait:
             continue
         for iid in comparison.groups:
             k, pair = iid.wait, (in_sequence, iid)
-            if k == 1 or k > min(in_sequence.last_t, iid.last_t) or not _differ_in_wait_only(in_sequence, iid):
+            is_possible = iid.has_fixed_wait and 1 < k <= min(in_sequence.last_t, iid.last_t)
+            if not is_possible or not _differ_in_wait_only(in_sequence, iid):
                 continue
             costs = [group.mean_column("train_flops")[: k + 1].sum() for group in pair]
             if abs(costs[0] - costs[1]) > EQUAL_COMPUTE * max(costs) or not costs[0]:
@@ -230,8 +231,10 @@ def table2(comparison: Comparison) -> Table | None:
         if members and members != (1,):
             size += "@" + "..".join(str(members[i]) for i in sorted({0, len(members) - 1}))
         params = f"{group.mean_column('num_params')[-1] / 1e6:.2f}M"
-        steps = group.wait if group.wait > 1 and group.settings.get("updates_per_mega_batch") else 1
-        setting = f"{catalogue.label_of(group.learner)}_w{group.wait}" + (f" ({steps}x steps)" if steps > 1 else "")
+        has_more_steps = group.has_fixed_wait and group.settings.get("updates_per_mega_batch")
+        steps = group.wait if has_more_steps else 1
+        wait = f"w{group.wait}" if group.has_fixed_wait else group.settings["wait"]
+        setting = f"{catalogue.label_of(group.learner)}_{wait}" + (f" ({steps}x steps)" if steps > 1 else "")
         label = group_label(group, comparison.varied_settings)
         rows.append((setting, label, size, params, *cells, str(len(group.counted_runs)), *published))
     columns, rows = _without_empty_columns(columns, rows)

@@ -28,7 +28,9 @@ GENS = {"learner": "gens", "seeds": 2, "replay": 0.5, "error_matrix": True}
 GMOE = {"learner": "gmoe", "experts": 2, "replay": "all", "hard_gates": True}
 FF = {"learner": "ff", "seeds": 2, "grow_depth": 1, "candidates": 200}
 """Most of its time is growth."""
-CAMPAIGNS = pytest.mark.parametrize("settings", [GENS, GMOE, FF], ids=["gens", "gmoe", "ff"])
+AUTO = {"wait": "auto", "seeds": 2, "mega_batches": 10}
+"""Its decisions at arrivals 6 to 9 follow from the errors that the run has recorded."""
+CAMPAIGNS = pytest.mark.parametrize("settings", [GENS, GMOE, FF, AUTO], ids=["gens", "gmoe", "ff", "auto"])
 
 
 class Child:
@@ -173,13 +175,17 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
         )
         patch.setattr(JsonLines, "append", executioner.around(JsonLines.append))
         try:
-            run_learner(small_settings(out, **settings, epochs=1, mega_batches=3))
+            run_learner(small_settings(out, **{"mega_batches": 3, **settings}, epochs=1))
         except Killed:
             assert kill_at
     return executioner.num_moments
 
 
-@pytest.mark.parametrize("settings", [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow)], ids=["gens", "gmoe", "ff"])
+@pytest.mark.parametrize(
+    "settings",
+    [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow), AUTO],
+    ids=["gens", "gmoe", "ff", "auto"],
+)
 def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings):
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
     assert num_moments > 50
@@ -229,7 +235,7 @@ def test_a_sweep_killed_in_its_middle_goes_on_with_those_that_are_left(tmp_path,
 @CAMPAIGNS
 def test_the_installed_command_killed_at_random_moments_ends_as_it_would_have(tmp_path, settings):
     program = str(Path(sys.executable).parent / "alma-vision")
-    arguments = as_arguments(**settings, mega_batches=8, epochs=50)
+    arguments = as_arguments(**{"mega_batches": 8, **settings}, epochs=50)
 
     def start(name: str) -> subprocess.Popen:
         return subprocess.Popen(

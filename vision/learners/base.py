@@ -216,7 +216,8 @@ class VisionLearner:
         At the end, each network gets back the parameters of the epoch with the best validation score.
         """
         recipe, began = self.settings.recipe, time.perf_counter()
-        self.watcher.begin_stage(stage.index)
+        epochs, average = recipe.epochs_at(stage.new[-1].t), self._average
+        self.watcher.begin_stage(stage.index, stage.new[-1].t, epochs)
         if recipe.from_scratch and stage.index > 1:
             self.stack.reset_parameters(self.generators("initialisation", stage.index))
         data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
@@ -229,7 +230,6 @@ class VisionLearner:
         # changes the networks in place, so the file written before the training becomes out of date.
         self.stack = stack
         optimizer = new_optimizer(stack.parameters.flat, recipe)
-        epochs, average = recipe.epochs_at(stage.new[-1].t), self._average
         rates = learning_rates(recipe, optimizer.lr, epochs * batches.updates_per_epoch)
         patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
         with (

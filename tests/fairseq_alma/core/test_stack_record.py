@@ -75,6 +75,28 @@ def test_every_seed_remembers_when_it_trained(tmp_path):
         assert [(line["t"], line["due"]) for line in lines] == [(1, False), (2, False), (3, True), (4, True)]
 
 
+def test_seeds_that_are_trained_together_have_one_decision_that_follows_from_their_mean(tmp_path):
+    """The mean error after N mega-batches is 0.5 N^-0.2, though neither seed's is: one is above, the other below."""
+
+    def measure(learner, mega_batch):
+        mean = 0.5 * max(1, len(learner.numbers)) ** -0.2
+        deviation = 0.1 if mega_batch.t % 3 else -0.1
+        return [Prequential(mean + deviation, 1.0), Prequential(mean - deviation, 1.0)]
+
+    stack_run(tmp_path / "two", "auto", num_mega_batches=10, prequential=measure)
+    first, second = (JsonLines(tmp_path / f"two/seed_{seed}/decisions.jsonl").values() for seed in SEEDS)
+    decisions = [[(line["due"], line["reason"]) for line in lines] for lines in (first, second)]
+    assert decisions[0] == decisions[1]
+
+    def mean_alone(learner, mega_batch):
+        return [Prequential(one, 1.0) for one in [0.5 * max(1, len(learner.numbers)) ** -0.2] * 2]
+
+    stack_run(tmp_path / "mean", "auto", num_mega_batches=10, prequential=mean_alone)
+    alone = JsonLines(tmp_path / "mean/seed_5/decisions.jsonl").values()
+    assert decisions[0] == [(line["due"], line["reason"]) for line in alone]
+    assert "falls as N^" in alone[8]["reason"]
+
+
 def without_last_line(path):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.checkpoints import num_updates, read_checkpoint
+from fairseq_alma.core.json_lines import JsonLines
 from launch.local import GRACE_SECONDS
 from tests.commands import RUN
 from tests.fairseq_alma.killing import (
@@ -33,6 +34,7 @@ from tests.fairseq_alma.killing import (
     wait_until,
     wait_until_gone,
 )
+from tests.streams import make_stream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -196,6 +198,24 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_like_an_uninterrupt
 @pytest.fixture(scope="module")
 def ens(stream, tmp_path_factory) -> Reference:
     return Reference.of(stream, tmp_path_factory.mktemp("ens") / "whole", (*SHORT, *ENS, "mega_batches=1"))
+
+
+@pytest.mark.slow
+def test_a_run_that_chooses_its_waits_repeats_its_decisions_after_kills(tmp_path):
+    """At the arrivals 6 and 7, the validation perplexities after 1, 2, 3 and 5 mega-batches decide."""
+    stream = make_stream(tmp_path / "stream", num_mega_batches=8)
+    settings = (*SHORT, "wait=auto")
+    reference = Reference.of(stream, tmp_path / "whole", settings)
+    run = KilledRun(stream, tmp_path / "run", settings)
+    kills = run.kill_at_random(4, reference, random.Random(2))
+    run.report()
+    run.finish()
+    same_run(run.out, reference.out)
+    assert kills >= 2
+    lines, expected = (JsonLines(out / "decisions.jsonl").values() for out in (run.out, reference.out))
+    assert lines == expected
+    assert [line["t"] for line in lines if line["due"]] == [1, 2, 3, 5, 8]
+    assert "the error falls as N^" in lines[5]["reason"]
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def write_vision(folder, errors, **settings):
     }
     if "row_experts" in settings:
         row_arguments["experts"] = settings.pop("row_experts")
-    rows = vision_rows(errors, wait=settings.get("wait", 1), **row_arguments)
+    rows = vision_rows(errors, wait=_group_size(settings), **row_arguments)
     return write_run(folder, rows, **{"mega_batches": len(errors) - 1, **settings})
 
 
@@ -118,8 +118,14 @@ def write_text(folder, perplexities, **settings):
     for name in ("experts", "members"):
         if f"row_{name}" in settings:
             row_arguments[name] = settings.pop(f"row_{name}")
-    rows = text_rows(perplexities, wait=settings.get("wait", 1), **row_arguments)
+    rows = text_rows(perplexities, wait=_group_size(settings), **row_arguments)
     return write_run(folder, rows, **{"mega_batches": len(perplexities) - 1, **settings})
+
+
+def _group_size(settings):
+    """Return the number of mega-batches of a stage: the wait, or 2 for waits that grow."""
+    wait = settings.get("wait", 1)
+    return wait if isinstance(wait, int) else 2
 
 
 def only_comparison(*folders):

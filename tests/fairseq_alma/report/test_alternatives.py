@@ -143,6 +143,17 @@ def test_commands_of_language_models_keep_the_cost(tmp_path, learner, given, gro
     assert waits["out"].startswith("runs/a_wait_2")
 
 
+@pytest.mark.parametrize("given", [["wait=auto"], ["wait=geometric", "wait_ratio=0.3"]])
+def test_commands_replace_a_wait_that_grows_by_a_number(tmp_path, given):
+    """Its stages have two mega-batches each."""
+    values = {name: yaml.safe_load(value) for name, value in (word.split("=") for word in given)}
+    write_vision(tmp_path / "a", [0.9, 0.9, 0.4, 0.4, 0.2], command=(*COMMAND, *given), **values)
+    [found] = found_in(tmp_path).values()
+    assert settings_of(found["wait_longer"])["wait"] == 4
+    assert settings_of(found["wait_less"])["wait"] == 1
+    assert settings_of(found["replay"])["wait"] == values["wait"]
+
+
 def test_without_a_recorded_command_it_is_composed_from_the_settings(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(), lr=0.5, select_by="validation_loss")
     [found] = found_in(tmp_path).values()

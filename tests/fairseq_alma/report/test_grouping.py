@@ -109,6 +109,15 @@ def test_labels_name_what_differs_and_nothing_else(tmp_path):
     ]  # fmt: skip
 
 
+def test_waits_that_grow_are_named_and_sorted_by_the_mean_size_of_their_stages(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, wait=4)
+    write_vision(tmp_path / "b", ERRORS, wait="auto")  # two stages at four arrivals
+    write_vision(tmp_path / "c", ERRORS, wait=1)
+    groups = only_comparison(tmp_path).groups
+    assert labels_of(only_comparison(tmp_path)) == ["SM, wait 1", "SM, wait auto", "SM, wait 4"]
+    assert [group.wait for group in groups] == [1, 2, 4]
+
+
 def test_learners_of_plugins_are_reported_and_sorted_after_ours(tmp_path):
     write_vision(tmp_path / "a", ERRORS, learner="my_own", knob=3)
     write_vision(tmp_path / "b", ERRORS, learner="my_own", knob=4)

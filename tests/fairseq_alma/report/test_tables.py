@@ -85,6 +85,7 @@ def test_table_1_has_the_papers_values_if_the_paper_has_both_settings(tmp_path):
 def test_table_1_of_vision_is_in_percent(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4])
     write_vision(tmp_path / "b", [0.9, 0.9, 0.25], wait=2)
+    write_vision(tmp_path / "c", [0.9, 0.9, 0.2], wait="auto")  # its first stage need not have two mega-batches
     [row] = cells(table1(compare(tmp_path)[0]))
     assert (row["k"], row["error, % in sequence"], row["error, % i.i.d."]) == ("2", "40.00", "25.00")
     assert table2(compare(tmp_path)[0]) is None
@@ -99,6 +100,7 @@ def test_table_2_has_the_rows_of_the_paper_beside_ours(tmp_path):
     write_text(
         tmp_path / "gens", [900.0, 50.0, 45.0, 40.0, 38.0], learner="gens", row_members=[1, 1, 2, 3, 4], mega_batches=4
     )
+    write_text(tmp_path / "auto", [900.0, 52.0, 47.0, 42.0, 36.0], wait="auto", experts=6, row_experts=6)
     write_text(tmp_path / "mine", [900.0, 51.0, 46.0, 41.0], experts=5, row_experts=5, mega_batches=4)
     table = table2(compare(tmp_path)[0])
     rows = {row["setting"] + row["experts"]: row for row in cells(table)}
@@ -111,6 +113,7 @@ def test_table_2_has_the_rows_of_the_paper_beside_ours(tmp_path):
     assert [waited[f"t = {t}"] for t in range(1, 5)] == ["*", "*", "44.00", "44.00"]
     assert waited["paper, base"] == "*, *, 25.18, *"
     assert rows["gEns_w14@1..4"]["paper, base"] == "28.57, 26.27, 25.41, 25.01"
+    assert rows["SM_auto6"]["paper, base"] == ""  # the paper has no waits that change
     mine = rows["SM_w15"]
     assert (mine["t = 4"], mine["paper, base"]) == ("", "")
     assert "its own corpus" in table.note
