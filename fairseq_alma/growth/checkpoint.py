@@ -204,6 +204,26 @@ def _parser() -> argparse.ArgumentParser:
         help="number of layers to add, an even number: copies of layers with output projections of 0, so that output "
         "and loss do not change",
     )
+    _add_options_of_experts(parser)
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the run; the seed of the random numbers is computed from it (default: 0)",
+    )
+    parser.add_argument(
+        "--stage",
+        type=int,
+        metavar="K",
+        help="index of the stage that follows the growth. With the seed of an alma-lm run, the result equals the "
+        "checkpoint from which that run trains stage K. Without --stage, the noise depends on the seed and on the "
+        "number of experts in CHECKPOINT, so successive growth steps use different noise",
+    )
+    return parser
+
+
+def _add_options_of_experts(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only concern new experts."""
     parser.add_argument(
         "--router",
         choices=get_args(RouterGrowth),
@@ -233,21 +253,6 @@ def _parser() -> argparse.ArgumentParser:
         help="for a dense model: share of the hidden units of each expert that is re-initialized, between 0 (exact "
         "copies; the default) and 1. With more than 0, output and loss change",
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of the run; the seed of the random numbers is computed from it (default: 0)",
-    )
-    parser.add_argument(
-        "--stage",
-        type=int,
-        metavar="K",
-        help="index of the stage that follows the growth. With the seed of an alma-lm run, the result equals the "
-        "checkpoint from which that run trains stage K. Without --stage, the noise depends on the seed and on the "
-        "number of experts in CHECKPOINT, so successive growth steps use different noise",
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -13,7 +13,18 @@ from fairseq_alma.growth.drop import reinitialize_units
 # Dimensions: E experts before growth, K new experts, D model width.
 
 RouterGrowth = Literal["copy", "tree"]
-"""How to set the router weights of a new expert (see grow_experts)."""
+"""How to set the router row of a new expert.
+
+If a copy had the router row of its parent, the two experts would always have the same score, and the copy would never
+get a token. So the copy gets another router row, in one of two ways:
+
+- "copy" (the paper): the router row of the parent plus noise. A token that went to the parent now goes to the copy if
+  the copy has the larger logit. Output and loss change, because each gate probability p falls to about p / (1 + q),
+  where q is the sum of the gate probabilities of all parents before the growth.
+- "tree" (the gates of the paper's appendix A): only noise. The copy has no logit in the softmax. Instead, its row
+  decides which tokens of the parent move to the copy (see `Router`). Output and loss do not change. The noise is
+  orthogonal to the mean input of the parent's tokens in the last validation. The inputs of a router share a large mean,
+  so without this, most rows would send all tokens of the parent the same way."""
 EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
 """Names of the tensors in SwitchFeedForward that contain the weights of the experts."""
 
@@ -60,42 +71,24 @@ def grow_experts(
 ) -> dict[str, Tensor]:
     """Return the state dict of a model with `num_new` more experts in every mixture. `state` is not changed.
 
-    In each mixture, `split_by` chooses the experts that are copied. The copied expert is called the parent. A copy has
-    the weights of its parent. The copies are appended after the existing experts, in the order of the choice:
-
-    - "validation_loss" (the paper): the experts with the largest validation loss (`valid_loss_E` in the state dict),
-      largest loss first.
-    - "gradient": the experts with the largest utility, largest first. The utility is the squared norm of the gradient
-      of the validation loss with respect to the weights of the expert (Expert Upcycling, arXiv 2604.19835).
-    - "random": K of the E experts, each with the same probability.
-
-    The router row of an expert is the row of weights with which the router scores the expert. If a copy had the router
-    row of its parent, the two experts would always have the same score, and the copy would never get a token. So the
-    copy gets another router row, in one of two ways:
-
-    - "copy" (the paper): the router row of the parent plus noise. A token that went to the parent now goes to the copy
-      if the copy has the larger logit. Output and loss change, because each gate probability p falls to about
-      p / (1 + q), where q is the sum of the gate probabilities of all parents before the growth.
-    - "tree" (the gates of the paper's appendix A): only noise. The copy has no logit in the softmax. Instead, its row
-      decides which tokens of the parent move to the copy (see `Router`). Output and loss do not change. The noise is
-      orthogonal to the mean input of the parent's tokens in the last validation. The inputs of a router share a large
-      mean, so without this, most rows would send all tokens of the parent the same way.
+    A copied expert is called a parent. A copy has the weights of its parent, and a router row (the row of weights with
+    which the router scores it) of its own. The copies are appended after the existing experts.
 
     A model with one expert in each mixture is a dense model. It can grow by any number of experts (sparse upcycling,
     arXiv 2212.05055), in rounds that double the number of experts. With `drop`, hidden units of all experts are
     re-initialized after that (drop-upcycling, see `reinitialize_units`), which changes output and loss.
 
-    The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
-
     Args:
         state: state dict of a model with SwitchFeedForward mixtures.
         num_new: number of experts to add to every mixture, K. 0 changes nothing.
-        router: how to set the router rows of new experts, "copy" or "tree".
+        router: how to set the router rows of new experts, see RouterGrowth.
         noise: standard deviation of the noise, relative to the root mean square of the mixture's router rows.
         seed: seed of the random numbers. They are made on the CPU, mixture by mixture, so they are the same on every
             machine.
-        split_by: how to choose the experts that are copied.
-        utilities: for split_by="gradient", the utility of each expert, [E], by the key prefix of the mixture.
+        split_by: which experts are copied: those with the largest validation loss (`valid_loss_E` in the state dict),
+            largest first; those with the largest utility (Expert Upcycling, arXiv 2604.19835); or random ones.
+        utilities: for split_by="gradient", the utility of each expert, [E], by the key prefix of the mixture: the
+            squared norm of the gradient of the validation loss with respect to its weights (see measure_utilities).
         drop: share of the hidden units that is re-initialized in each expert, if the model is dense.
 
     Raises:
