@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Stage
@@ -28,7 +27,6 @@ LOSS = {FIRST: [1.0], SECOND: [1.0]}
 @pytest.fixture(scope="module")
 def dense(stream, tmp_path_factory) -> Path:
     """checkpoint_best.pt of a model with one expert in each mixture, after 20 updates."""
-    fairseq_alma.register()  # the fork below finds the task then
     folder = tmp_path_factory.mktemp("dense")
     options = [*STAGE, "--mega-batches", "1", "--max-update", 20, "--save-dir", folder, "--num-experts", 1]
     status = fairseq_train_in_a_fork([stream, *options], folder / "log.txt")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import sha256_of
@@ -42,6 +43,7 @@ SECOND_SEED = 10_000_000
 
 def fairseq_train_in_a_fork(arguments, log: Path) -> int:
     """Run fairseq-train with these arguments, its output in `log`, and return its exit status."""
+    fairseq_alma.register()  # in this process, so that the fork finds the task
 
     def train():
         sys.argv = ["fairseq-train", *map(str, arguments), "--cpu"]
