@@ -14,7 +14,8 @@ def test_the_glossary_of_the_page_is_that_of_the_documentation():
 def test_explanations_are_plain_text():
     assert (
         glossary()["wait"] == "w, the number of mega-batches that a learner gathers before it trains a stage (wait=). "
-        "With wait=geometric, it grows with the stream; with wait=auto, it also depends on the validation errors so far."
+        "With wait=geometric, it grows with the stream; with wait=auto, it also depends on the validation errors so "
+        "far."
     )
     assert glossary()["prequentialerror"].endswith("and ranks runs by the mean.")
     for text in glossary().values():
