@@ -82,7 +82,8 @@ const rivalList = (group, indices) => element("ul", {}, ...indices.slice(0, MAX_
   const other = comparison.groups[index];
   return element("li", {}, element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }),
     `: validation ${scoreText(other)} (this run ${scoreText(group)}); test: ${verdictText(difference(group, other, "test"))}`);
-}), ...(indices.length > MAX_LISTED ? [element("li", { textContent: `and ${plural(indices.length - MAX_LISTED, "more run")}` })] : []));
+}), ...(indices.length > MAX_LISTED
+  ? [element("li", { textContent: `and ${plural(indices.length - MAX_LISTED, "more run")}` })] : []));
 
 // With a target: return the cheapest visible group that reaches it on test data, or null. It is shown, never chosen.
 const cheapestByTest = () => {
@@ -92,7 +93,8 @@ const cheapestByTest = () => {
     return tested !== null && tested <= state.target && limits.every((name) => LIMITS[name].of(group) <= state[name]);
   });
   const keyOfGroup = (group) => [group.comp, meanOf(valueOf(group))];
-  return reaching.reduce((least, group) => (least === null || isLess(keyOfGroup(group), keyOfGroup(least)) ? group : least), null);
+  const isCheaper = (group, other) => other === null || isLess(keyOfGroup(group), keyOfGroup(other));
+  return reaching.reduce((least, group) => (isCheaper(group, least) ? group : least), null);
 };
 
 // Return what makes the answer doubtful: runs that the validation data cannot tell from it, and test results.
@@ -103,8 +105,9 @@ const doubts = (best) => {
   const of = (reason) => rivals.filter((rival) => rival.reason === reason).map(({ index }) => index);
   const noisy = of("noise"), biased = of("bias");
   if (noisy.length) {
-    add(`The validation data cannot tell whether ${noisy.length > 1 ? `one of ${noisy.length} other runs` : "another run"} within ` +
-      `the budget is better: the difference in ${objective().score} is no larger than the variation between seeds. ` +
+    const others = noisy.length > 1 ? `one of ${noisy.length} other runs` : "another run";
+    add(`The validation data cannot tell whether ${others} within the budget is better: the difference in ` +
+      `${objective().score} is no larger than the variation between seeds. ` +
       "What the test data say, which do not choose:",
     rivalList(group, noisy));
   }

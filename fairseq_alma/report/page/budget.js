@@ -23,9 +23,9 @@ const parsedNumber = (text) => {
 // typed limit allows a value that is larger, but reads the same on the page: "12.6T" allows 12.61 T, and "12.60T" does not.
 const typedLimit = (name, { value, significant }) => {
   const factor = LIMITS[name].scale();
-  const rounded = (one) => (name === "target" ? Number((factor * one).toFixed(2)) : Number(one.toPrecision(Math.max(3, significant))));
+  const asShown = (one) => (name === "target" ? (factor * one).toFixed(2) : one.toPrecision(Math.max(3, significant)));
   const allowed = comparison.groups.filter((group) => group.finished).map(LIMITS[name].of)
-    .filter((one) => Number.isFinite(one) && rounded(one) <= value);
+    .filter((one) => Number.isFinite(one) && Number(asShown(one)) <= value);
   return Math.max(value / factor, ...allowed);
 };
 
@@ -66,7 +66,8 @@ const buildLimit = (name) => {
   typed.oninput = () => {
     const number = typed.value.trim() === "" ? null : parsedNumber(typed.value);
     if (number === null && typed.value.trim() !== "") {
-      showError(`"${typed.value}" is not a number. Type a number such as ${LIMITS[name].example()}, or leave the field empty for no limit.`);
+      showError(`"${typed.value}" is not a number. Type a number such as ${LIMITS[name].example()}, ` +
+        "or leave the field empty for no limit.");
       return;
     }
     state[name] = number === null ? null : typedLimit(name, number);

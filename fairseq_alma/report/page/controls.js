@@ -173,7 +173,9 @@ const reloadEvery = (seconds) => {
 restore();
 const menu = byId("comparison");
 menu.replaceChildren(...data.comparisons.map(({ name, groups }, number) =>
-  element("option", { value: String(number), textContent: `${name} (${plural(groups.length, "run")})`, selected: number === state.c })));
+  element("option", {
+    value: String(number), textContent: `${name} (${plural(groups.length, "run")})`, selected: number === state.c,
+  })));
 menu.onchange = () => {
   Object.assign(state, { only: {}, comp: null, params: null, target: null, chosen: null, first: null, second: null });
   openComparison(Number(menu.value));

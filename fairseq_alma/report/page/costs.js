@@ -48,5 +48,6 @@ const machinesOf = (groups) => {
   const known = [...new Set(groups.map((group) => group.machine).filter((text) => text))];
   const unknown = groups.filter((group) => !group.machine).length;
   if (!known.length) return "The folders of these runs do not record the machine on which the time was measured.";
-  return `Measured on: ${known.join("; ")}.` + (unknown ? ` The folders of ${plural(unknown, "run")} do not record the machine.` : "");
+  const others = unknown ? ` The folders of ${plural(unknown, "run")} do not record the machine.` : "";
+  return `Measured on: ${known.join("; ")}.${others}`;
 };

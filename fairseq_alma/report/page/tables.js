@@ -39,7 +39,8 @@ const TRANSFER = [
 ];
 
 // If the seeds of a run were trained together, its wall time is that of all of them.
-const wallCell = (group) => (group.trained_together ? `${group.wall_text} (${plural(group.seeds.length, "seed")})` : group.wall_text);
+const wallCell = ({ trained_together: isOfAll, wall_text: text, seeds }) =>
+  (isOfAll ? `${text} (${plural(seeds.length, "seed")})` : text);
 
 // Columns of the table. `of` returns the value that sorts the rows, `text` the text of the cell. `term` is the entry of
 // the glossary. On a narrow screen, minor columns are hidden.
