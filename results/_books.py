@@ -1,13 +1,13 @@
-"""Train grids of alma-lm runs on nine books, at a size for two CPU cores.
+"""Train grids of alma-lm runs on nine books, at a size for two CPU cores, and copy their ledgers into results/.
 
-results/books/study.py and results/frontier/books.py use this module. A finished run is skipped, and a run that was
-killed is continued.
+results/books/study.py, results/frontier/books.py and results/frontier/growth.py use this module. A run whose ledger is
+committed is skipped, and a run that was killed is continued. results/rebuild.py makes the tables from the ledgers.
 """
 
 import argparse
 import json
 import os
-import shutil
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -16,40 +16,40 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from _grid import copy_results
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
 
-PARTS = 50
-"""Number of mega-batches into which alma-prep cuts the books. Only the first 4 are trained on. The test set is as large
-as a mega-batch. Larger mega-batches would be better, but all runs had to fit into 90 minutes."""
 MEGA_BATCHES = 4
-PASSES = 5
-"""Passes over a mega-batch in each stage."""
+"""Number of mega-batches that are trained on."""
 SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
+SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
+            f"mega_batches={MEGA_BATCHES}", "parallel=1")  # fmt: skip
+"""Settings of every run of every study."""
 LEFT_OUT = "gitenberg_moby_dick"
 """The beginning of the name of a book file that is skipped, because it is a second copy of Moby-Dick."""
-SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
-            "dropout=0.2", f"mega_batches={MEGA_BATCHES}", "parallel=1")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the study's table."""
+    """One row of a study's table."""
 
     name: str
     """Name of the run folder."""
     settings: tuple[str, ...]
-    """Arguments of alma-lm besides SETTINGS."""
+    """Arguments of alma-lm besides SETTINGS and those of the study."""
     steps: str = "updates"
-    """The setting of alma-lm that determines the length of a stage: updates or updates_per_mega_batch. All rows use the
-    same value for it."""
+    """The setting of alma-lm that determines the length of a stage: updates or updates_per_mega_batch. All rows of a
+    study use the same value for it."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds that are run."""
 
 
 @dataclass(frozen=True)
 class BookStudy:
-    """A grid of runs on the stream of the books.
+    """A grid of runs on a stream of the books.
 
     The ledger of a row ROW with seed SEED is committed as `ledgers`/ROW/seed_SEED.
     """
@@ -58,103 +58,102 @@ class BookStudy:
     """The rows in the order in which they run. A row that reuses trained stages of another row comes after that row."""
     ledgers: Path
     """Folder of the committed ledgers."""
+    settings: tuple[str, ...] = ("dropout=0.2",)
+    """Arguments of alma-lm that all rows have, besides SETTINGS."""
+    parts: int = 50
+    """Number of mega-batches into which alma-prep cuts the books. Only the first MEGA_BATCHES are trained on. The test
+    set is as large as a mega-batch."""
+    passes: int = 5
+    """Passes over a mega-batch in each stage."""
 
-    def main(self, description: str | None) -> None:
-        """Read the command line, and train the runs or copy their ledgers."""
-        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("action", choices=["run", "collect"], help="train, or copy the ledgers")
-        parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
-        parser.add_argument(
-            "--out", type=Path, default=Path("runs/books"), help="folder of the runs (default: runs/books)"
-        )
-        parser.add_argument("--missing", action="store_true", help="run only rows and seeds without a committed ledger")
-        parser.add_argument("--processes", type=int, default=2, help="number of runs at a time, one thread each")
-        arguments = parser.parse_args()
-        if arguments.action == "collect":
-            self.collect(arguments.out)
-            return
-        if arguments.books is None and "ALMA_DATA" not in os.environ:
-            sys.exit("no folder of books: give --books FOLDER, or set ALMA_DATA to the folder that contains books/")
-        books = arguments.books or Path(os.environ["ALMA_DATA"]) / "books"
-        self.run(books, arguments.out, arguments.processes, arguments.missing)
-
-    def run(self, books: Path, out: Path, processes: int, missing: bool) -> None:
-        """Make the stream and train all rows. Finished work is skipped.
+    def main(self, description: str | None, out: str) -> None:
+        """Read the command line, train the runs that are missing and copy their ledgers.
 
         Args:
-            books: folder of the books, .md or .txt files.
-            out: folder for the stream and the runs.
-            processes: number of runs at a time, each with one thread.
-            missing: run only rows and seeds whose ledger is not committed.
+            description: text for --help.
+            out: default folder of the runs.
         """
-        stream, updates = _make_stream(books, out)
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("what", choices=["run"], help="run what is missing")
+        parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
+        parser.add_argument("--out", type=Path, default=Path(out), help=f"folder of the runs (default: {out})")
+        parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time, one thread each")
+        parser.add_argument("--only", default="", help="run only rows whose name starts with this")
+        parser.add_argument("--seeds", type=int, default=99, help="number of seeds (default: all of the study)")
+        parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
+        arguments = parser.parse_args()
+        if arguments.books is None and "ALMA_DATA" not in os.environ:
+            sys.exit("no folder of books: give --books FOLDER, or set ALMA_DATA to the folder that contains books/")
+        rows = [row for row in self.rows if row.name.startswith(arguments.only)]
+        # Train all rows with one seed first, so that the table is complete even if time runs out.
+        tasks = [(seed, row) for seed in range(arguments.seeds) for row in rows if seed in row.seeds]
+        missing = [(seed, row) for seed, row in tasks if not (self._folder(row.name, seed) / "summary.json").exists()]
+        books = arguments.books or Path(os.environ["ALMA_DATA"]) / "books"
+        self._run(missing, books, arguments.out, arguments.side_by_side, arguments.hours)
+
+    def _run(self, tasks: Sequence[tuple[int, Row]], books: Path, out: Path, side_by_side: int, hours: float) -> None:
+        deadline = time.monotonic() + 3600 * hours
+        stream, updates = self._make_stream(books, out)
 
         def run_row(task: tuple[int, Row]) -> None:
             seed, row = task
-            folder = out / row.name / f"seed_{seed}"
-            started = time.monotonic()
-            settings = [*SETTINGS, *row.settings, f"{row.steps}={updates}", f"seed={seed}", f"share={out / 'shared'}"]
-            _run_command(["alma-lm", f"stream={stream}", f"out={folder}", *settings], folder.with_suffix(".log"))
-            print(f"{row.name} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
+            if time.monotonic() > deadline:
+                return
+            folder, started = out / row.name / f"seed_{seed}", time.monotonic()
+            words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *self.settings, *row.settings]
+            words += [f"{row.steps}={updates}", f"seed={seed}", f"share={out / 'shared'}"]
+            if _run_command(words, folder.with_suffix(".log")):
+                copy_results(folder, self._folder(row.name, seed), str(books))
+                final = json.loads((folder / "summary.json").read_text())["final"]
+                seconds = time.monotonic() - started
+                print(f"{row.name} seed {seed}: final perplexity {final:.2f}, {seconds:.0f} s", flush=True)
 
-        # Train all rows with one seed first, then further seeds row by row, so that the table is complete even if time
-        # runs out.
-        tasks = [(row.seeds[0], row) for row in self.rows]
-        tasks += [(seed, row) for row in self.rows for seed in row.seeds[1:]]
-        if missing:
-            tasks = [(seed, row) for seed, row in tasks if not self._ledger_folder(row.name, seed).exists()]
-        started = time.monotonic()
-        with ThreadPoolExecutor(processes) as pool:
+        with ThreadPoolExecutor(side_by_side) as pool:
             list(pool.map(run_row, tasks))
-        print(f"all runs: {(time.monotonic() - started) / 60:.1f} minutes in this process")
 
-    def collect(self, out: Path) -> None:
-        """Copy the ledgers of finished runs into the folder of the committed ledgers.
+    def _make_stream(self, books: Path, out: Path) -> tuple[Path, int]:
+        """Make the stream if it does not exist. Return its folder and the number of updates of `passes`.
 
-        Committed ledgers of runs on a different stream are deleted.
+        If the committed ledgers belong to another stream, this script exits.
         """
-        splits = json.loads((out / "stream" / "stream.json").read_text())["splits"]
+        sources = out / "books"
+        sources.mkdir(parents=True, exist_ok=True)
+        for book in sorted(books.iterdir()):
+            if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
+                (link := sources / book.name).unlink(missing_ok=True)
+                link.symlink_to(book.absolute())
+        stream = out / "stream"
+        options = ["--mega-batches", str(self.parts), "--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"]
+        if not _run_command(["alma-prep", str(stream), "--source", f"books:{sources}", *options], out / "stream.log"):
+            sys.exit(1)
+        splits = json.loads((stream / "stream.json").read_text())["splits"]
         evaluated_on = [splits[split]["sha256"] for split in ("valid", "test")]
-        for settings in self.ledgers.glob("*/*/settings.json"):
-            if json.loads(settings.read_text())["evaluated_on"] != evaluated_on:
-                shutil.rmtree(settings.parent)
         for row in self.rows:
-            for seed in row.seeds:
-                source, target = out / row.name / f"seed_{seed}", self._ledger_folder(row.name, seed)
-                summary = source / "summary.json"
-                if not summary.exists() or json.loads(summary.read_text())["num_arrivals"] < MEGA_BATCHES:
-                    continue
-                target.mkdir(parents=True, exist_ok=True)
-                for name in ("ledger.jsonl", "settings.json", "summary.json", "provenance.json"):
-                    shutil.copyfile(source / name, target / name)
+            for settings in self.ledgers.glob(f"{row.name}/*/settings.json"):
+                if json.loads(settings.read_text())["evaluated_on"] != evaluated_on:
+                    sys.exit(f"{settings.parent} belongs to another stream than {stream}: remove it to run it again")
+        largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, MEGA_BATCHES + 1))
+        return stream, -(-self.passes * largest // (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
 
     def rows_by_seed(self, name: str) -> dict[int, list[LedgerRow]]:
         """Return the rows of the committed ledgers of a row of the study, by seed."""
-        folders = sorted(self.ledgers.glob(f"{name}/seed_*"))
-        return {int(folder.name.split("_")[1]): Ledger(folder / "ledger.jsonl").rows() for folder in folders}
+        paths = {seed: next(folder.glob("ledger.jsonl*")) for seed, folder in self._committed(name).items()}
+        return {seed: Ledger(path).rows() for seed, path in paths.items()}
 
-    def _ledger_folder(self, name: str, seed: int) -> Path:
+    def summaries(self, name: str) -> dict[int, dict[str, Any]]:
+        """Return the committed summary.json of a row of the study, by seed."""
+        return {seed: json.loads((path / "summary.json").read_text()) for seed, path in self._committed(name).items()}
+
+    def _committed(self, name: str) -> dict[int, Path]:
+        folders = sorted(self.ledgers.glob(f"{name}/seed_*"))
+        return {int(folder.name.split("_")[1]): folder for folder in folders}
+
+    def _folder(self, name: str, seed: int) -> Path:
         return self.ledgers / name / f"seed_{seed}"
 
 
-def _make_stream(books: Path, out: Path) -> tuple[Path, int]:
-    """Make the stream if it does not exist. Return its folder and the number of updates of PASSES mega-batches."""
-    sources = out / "books"
-    sources.mkdir(parents=True, exist_ok=True)
-    for book in sorted(books.iterdir()):
-        if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
-            (link := sources / book.name).unlink(missing_ok=True)
-            link.symlink_to(book.absolute())
-    stream = out / "stream"
-    options = ["--mega-batches", str(PARTS), "--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"]
-    _run_command(["alma-prep", str(stream), "--source", f"books:{sources}", *options], out / "stream.log")
-    splits = json.loads((stream / "stream.json").read_text())["splits"]
-    largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, MEGA_BATCHES + 1))
-    return stream, -(-PASSES * largest // (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
-
-
-def _run_command(words: Sequence[str], log: Path) -> None:
-    """Run a command of this software and append its output to the file `log`. Exit this script if the command fails."""
+def _run_command(words: Sequence[str], log: Path) -> bool:
+    """Run a command of this software, append its output to the file `log`, and return whether it succeeded."""
     program = Path(sysconfig.get_path("scripts")) / words[0]
     log.parent.mkdir(parents=True, exist_ok=True)
     # Use one thread per run, because two runs at a time make more progress than one run with two threads.
@@ -162,7 +161,8 @@ def _run_command(words: Sequence[str], log: Path) -> None:
     with open(log, "a") as file:
         status = subprocess.run([program, *words[1:]], env=environment, stdout=file, stderr=file).returncode
     if status:
-        sys.exit(f"{words[0]} ended with status {status}: see {log}")
+        print(f"{words[0]} ended with status {status}: see {log}", file=sys.stderr, flush=True)
+    return status == 0
 
 
 def last_perplexity(rows: Sequence[LedgerRow]) -> float:
@@ -172,9 +172,14 @@ def last_perplexity(rows: Sequence[LedgerRow]) -> float:
     return perplexity
 
 
-def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return (mean, standard error of the mean). The standard error is None for a single value."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean of at least two values."""
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def mean_text(values: Sequence[float], digits: int = 1, signed: bool = False) -> str:
+    """Return the mean as text, with its standard error if there are several values; "" without values."""
+    if not values:
+        return ""
+    text = f"{statistics.mean(values):{'+' if signed else ''}.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {standard_error(values):.{digits}f}"

@@ -24,7 +24,7 @@ from fairseq_alma.report.tables import tables_of
 
 RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
-TEXTS = ("README.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier")))
+TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier")))
 COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""

@@ -1,18 +1,17 @@
 """Train the learners of the paper's Table 2 on nine books, at a size for two CPU cores.
 
-python results/books/study.py run --books FOLDER --out runs/books      train, two runs at a time; call again to continue
-python results/books/study.py collect --out runs/books                 copy the ledgers into results/books/ledgers/
+python results/books/study.py run --books FOLDER      train what has no ledger in results/books, two runs at a time
 """
 
+import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _books import BookStudy, Row, last_perplexity, mean_and_stderr  # noqa: E402
+from _books import BookStudy, Row, last_perplexity, mean_text, standard_error  # noqa: E402
 
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
 
@@ -72,23 +71,17 @@ def _claim_table(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
         if not seeds:
             continue
         gains = [last_perplexity(worse[seed]) - last_perplexity(better[seed]) for seed in seeds]
-        mean, stderr = mean_and_stderr(gains)
-        if stderr is None or len(gains) < 3:
+        if len(gains) < 3:
             verdict = f"{len(gains)} seed(s): not claimed"
-        elif abs(mean) > T_95 * stderr:
-            verdict = "reproduced" if mean > 0 else "the opposite"
+        elif abs(statistics.mean(gains)) > T_95 * standard_error(gains):
+            verdict = "reproduced" if sum(gains) > 0 else "the opposite"
         else:
             verdict = "undecided"
         lines.append(
-            f"| {claim.text} | {', '.join(f'{gain:+.1f}' for gain in gains)} | {_mean_text(gains)} | {verdict} |"
+            f"| {claim.text} | {', '.join(f'{gain:+.1f}' for gain in gains)} | {mean_text(gains)} | {verdict} |"
         )
     return lines
 
 
-def _mean_text(values: Sequence[float]) -> str:
-    mean, stderr = mean_and_stderr(values)
-    return f"{mean:.1f}" if stderr is None else f"{mean:.1f} ± {stderr:.1f}"
-
-
 if __name__ == "__main__":
-    STUDY.main(__doc__)
+    STUDY.main(__doc__, out="runs/books")

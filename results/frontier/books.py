@@ -1,10 +1,9 @@
 """Compare one averaged model that replays with the paper's learners on nine books, in the setting of results/books.
 
-python results/frontier/books.py run --books FOLDER --out runs/books      train, two runs at a time; call again to continue
-python results/frontier/books.py collect --out runs/books                 copy the ledgers into results/frontier/ledgers
+python results/frontier/books.py run --books FOLDER    train what has no ledger in results/frontier, two runs at a time
 
 The settings were chosen with seed 100. results/rebuild.py makes results/frontier/books.md of the ledgers.
-"""  # noqa: E501
+"""
 
 import statistics
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _books import BookStudy, Row, last_perplexity, mean_and_stderr  # noqa: E402
+from _books import BookStudy, Row, last_perplexity, mean_text  # noqa: E402
 
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
 
@@ -85,11 +84,10 @@ def _perplexities(runs: dict[int, list[LedgerRow]]) -> str:
     cells = []
     for t in range(1, len(next(iter(runs.values())))):
         rows = [rows[t] for rows in runs.values()]
-        mean, stderr = mean_and_stderr([last_perplexity([row]) for row in rows])
         is_trained = rows[0].stage > 0
-        cells.append(f" {mean:.1f}{'' if stderr is None else f' ± {stderr:.1f}'} |" if is_trained else "  |")
+        cells.append(f" {mean_text([last_perplexity([row]) for row in rows])} |" if is_trained else "  |")
     return "".join(cells)
 
 
 if __name__ == "__main__":
-    STUDY.main(__doc__)
+    STUDY.main(__doc__, out="runs/books")
