@@ -45,6 +45,8 @@ class Part:
     """Run folder, relative to the output folder of the demo."""
     settings: tuple[str, ...]
     """Settings of alma-lm for this run, in the form NAME=VALUE."""
+    preset: tuple[str, ...] = ("preset=quickstart",)
+    """The preset, and the settings that make its model that of preset=quickstart."""
 
 
 PARTS = (
@@ -52,6 +54,12 @@ PARTS = (
     Part(f"SM, wait {MEGA_BATCHES}", f"sm/wait_{MEGA_BATCHES}", ("learner=sm", f"wait={MEGA_BATCHES}")),
     Part("gMoE, 4 to 12 experts", "gmoe", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]")),
     Part("Ens, 2 members", "ens", ("learner=ens", "wait=1", "members=2")),
+    Part(
+        "SM, preset=anytime",
+        "anytime",
+        ("learner=sm", "wait=1"),
+        ("preset=anytime", "arch=switch_lm_tiny", "dropout=0", "untrained_tokens=10000"),
+    ),
 )
 
 
@@ -82,13 +90,14 @@ def main() -> int:
         f"SM, wait {MEGA_BATCHES}: one model is trained when all mega-batches have arrived.\n"
         "gMoE: a mixture of experts gets more experts before each stage.\n"
         "Ens: the probabilities of two models are averaged.\n"
+        "preset=anytime: one model learns from all mega-batches so far, and predicts with the average of its weights.\n"
         "Each model is trained with the same number of updates.\n"
         "A model that an earlier run has trained in the same way is copied, not trained again (share=)."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
     for part in PARTS:
-        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
+        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", *part.preset, *part.settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2",
                  f"share={out / 'share'}", start=warm)  # fmt: skip
     runs = {part.label: out / part.folder for part in PARTS}

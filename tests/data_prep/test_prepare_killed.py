@@ -115,6 +115,7 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, unin
     assert kept == whole
 
 
+@pytest.mark.slow
 def test_a_task_whose_shards_were_altered_or_lost_is_done_again(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")

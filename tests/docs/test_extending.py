@@ -46,6 +46,7 @@ def test_its_settings_are_swept_and_recorded_and_make_it_another_learner_than_sm
     assert errors[0][2:] != errors[2][2:]
 
 
+@pytest.mark.slow
 def test_after_an_edit_of_the_plugin_the_old_run_folder_is_refused(folder):
     command = ("plugin=shrink", "learner=shrink", "dataset=digits", "mega_batches=2", "epochs=1", "out=run")
     assert alma_vision(folder, *command).returncode == 0

@@ -14,6 +14,7 @@ from tests.commands import ROOT
 from vision.settings import VisionSettings
 
 pytest.importorskip("material", reason="needs the extra `docs`")
+pytestmark = pytest.mark.slow  # the build takes about a minute
 
 
 @pytest.fixture(scope="module")

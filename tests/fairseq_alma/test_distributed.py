@@ -174,6 +174,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks_in_the_middle_of_an_e
     same_weights(weights(tmp_path), weights(on_one_rank[1]))
 
 
+@pytest.mark.slow
 def test_larger_batches_give_the_same_gradient_apart_from_capacity_and_balance_loss(
     stream, untrained, on_one_rank, tmp_path
 ):
@@ -221,6 +222,7 @@ def test_the_log_has_the_load_of_the_ranks_and_the_time_of_the_exchange(stream, 
         assert float(record["all_to_all_seconds"]) > 0
 
 
+@pytest.mark.slow
 def test_a_changed_expert_is_found_when_training_continues_and_when_the_model_grows(stream, tmp_path):
     options = ("--optimizer", "fused_adam", "--expert-parallel", 2, "--max-update")
     folder = tmp_path / "stage"

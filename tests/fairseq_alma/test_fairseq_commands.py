@@ -59,6 +59,7 @@ def test_validate_scores_what_training_scored(trained, stream):
     assert perplexity == pytest.approx(read_checkpoint(trained)["extra_state"]["val_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stage_through_fairseqs_hydra(stream, tmp_path):
     result = run_command(
         "fairseq-hydra-train", "--config-dir", ROOT / "fairseq_alma/configs/fairseq_hydra_train",

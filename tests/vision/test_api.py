@@ -182,6 +182,7 @@ print(vision.run(dataset=data, backbone=network, mega_batches=2, epochs=1, out=s
         vision.load_predictor(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_edit_of_what_a_function_of_a_script_uses_is_noticed(tmp_path):
     script = """
 import sys, vision

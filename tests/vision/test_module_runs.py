@@ -36,6 +36,7 @@ def compare(tmp_path, **settings):
     assert len(ledger(tmp_path / "killed")) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_resnet_18_ends_as_it_would_have(tmp_path):
     compare(tmp_path, dataset=tiny_dataset(), mega_batches=2, batch_size=16)
 

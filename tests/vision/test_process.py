@@ -61,6 +61,7 @@ def test_settings_are_restored_after_an_error(outside):
     assert settings_now() == outside
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc's allocator")
 def test_freed_memory_is_kept_by_the_process():
     """64 MB are allocated and freed many times. A process that keeps them stops fetching pages from the system.

@@ -30,6 +30,7 @@ def ledgers(out: Path) -> dict[str, list[dict]]:
     return {path.parent.name: rows_without_seconds(path.parent) for path in out.glob("*/ledger.jsonl")}
 
 
+@pytest.mark.slow
 def test_six_runs_are_jobs_and_a_preempted_one_continues_and_failed_ones_cost_no_other(slurm, tmp_path):
     out = tmp_path / "sweep"
     process = start(out, *SLURM)

@@ -87,6 +87,7 @@ def test_a_stage_that_was_killed_when_the_cooldown_began_ends_alike(cooled, stre
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_the_average_goes_on_from_before_the_cooldown_and_growth_too(stream, tmp_path):
     more = ("learner=gmoe", "grow_experts=[0,1]", "predict_with=average", "average_every=update", "mega_batches=3")
     succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *WSD, *more)

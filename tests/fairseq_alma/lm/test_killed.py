@@ -304,6 +304,7 @@ def ends_at_once(run: KilledRun, process: subprocess.Popen, to_the_group: bool) 
     assert seconds < GRACE_SECONDS  # no process had to be killed
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_an_ensemble_stops_all_its_processes(stream, tmp_path):
     run = KilledRun(stream, tmp_path / "run", (*RUN, *ENS, "mega_batches=1", "updates=400", "validations=100"))
     ends_at_once(run, run.start(), to_the_group=False)

@@ -282,6 +282,7 @@ def test_the_first_member_equals_that_of_every_learner_with_the_same_seed(gens, 
     assert rows_of(gens)[1].scores == rows_of(gmoe)[1].scores
 
 
+@pytest.mark.slow
 def test_a_model_from_scratch_is_in_each_stage_the_new_member_of_the_growing_ensemble(gens, stream, tmp_path):
     """Both have random weights, drawn with the same seed, and train on the new mega-batch."""
     run(settings_of(stream, tmp_path, "sm", from_scratch=True, mega_batches=2))
@@ -292,6 +293,7 @@ def test_a_model_from_scratch_is_in_each_stage_the_new_member_of_the_growing_ens
     assert [row.spent.train_flops for row in rows] == [row.spent.train_flops for row in rows_of(gens)[:3]]
 
 
+@pytest.mark.slow
 def test_a_growing_ensemble_can_have_several_new_members_in_each_stage(gens, stream, tmp_path):
     run(settings_of(stream, tmp_path, "gens", new_members=2, mega_batches=2))
     rows = rows_of(tmp_path)
@@ -305,6 +307,7 @@ def test_a_growing_ensemble_can_have_several_new_members_in_each_stage(gens, str
     assert seeds == [0, SECOND_SEED, 2 * SECOND_SEED, 3 * SECOND_SEED]
 
 
+@pytest.mark.slow
 def test_members_train_at_the_same_time_as_real_processes(gens, stream, tmp_path):
     out = tmp_path / "ens"
     run(settings_of(stream, out, "ens", members=2, mega_batches=1, parallel=2), processes=None)

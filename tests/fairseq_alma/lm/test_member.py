@@ -60,6 +60,7 @@ def test_members_share_the_devices_and_an_update_keeps_its_size(stream, tmp_path
     assert [config.common.seed for config in processes.configs] == [0, 10_000_000]
 
 
+@pytest.mark.slow
 def test_a_stage_begun_on_other_devices_is_continued_and_not_shared(stream, tmp_path):
     def begin(devices):
         with pytest.raises(StageError, match="ended with status 1"):
@@ -106,6 +107,7 @@ def test_options_that_change_the_result_change_the_key_of_shared_stages(stream, 
     assert plain not in others[1:]
 
 
+@pytest.mark.slow
 def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued(stream, tmp_path):
     with pytest.raises(StageError, match="ended with status 1"):
         train(stream, tmp_path / "run", NoProcesses())

@@ -45,6 +45,7 @@ def test_another_precision_is_refused(tmp_path):
         settings(tmp_path, precision="fp8")
 
 
+@pytest.mark.slow
 def test_the_choice_does_not_depend_on_other_processes_on_the_machine():
     busy = "import torch\nprint(flush=True)\nx = torch.randn(1000, 1000)\nwhile True: x @ x"
     with contextlib.ExitStack() as stack:

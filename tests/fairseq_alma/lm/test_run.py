@@ -240,6 +240,7 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
         assert [step for step, _ in found[name]] == [step for step, _ in whole[name]]
 
 
+@pytest.mark.slow
 def test_a_run_whose_loss_is_not_finite_continues_with_another_learning_rate(stream, tmp_path):
     out = tmp_path / "run"
     first = (f"stream={stream}", f"out={out}", *RUN, "learner=gmoe", "grow_experts=2", "updates=6", "validations=2")
@@ -331,6 +332,7 @@ def test_an_untrained_learner_that_the_average_charges_is_scored_in_full(stream,
     assert caught.value.args == (expected,)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
     result = run_command(
         "alma-lm", "-m", f"stream={stream}", f"out={tmp_path}/sweep", *RUN[:-1], "wait=3", "updates=10",

@@ -127,6 +127,7 @@ def test_a_stage_on_two_nodes_trains_like_one_on_one_node(slurm, stream, tmp_pat
         assert (two["train_flops"], two["num_updates"]) == (one["train_flops"], one["num_updates"])
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_ends_the_chain_and_status_says_why(slurm, stream, tmp_path):
     out = tmp_path / "run"
     assert submit(stream, out, *ENS, "mega_batches=1", "lr=1e30", "clip_norm=0").returncode == 0
@@ -284,6 +285,7 @@ def test_a_stage_on_two_nodes_saves_when_it_is_stopped_and_continues(slurm, stre
     assert resumed
 
 
+@pytest.mark.slow
 def test_cancel_ends_a_run_on_this_machine_and_status_names_its_process(stream, tmp_path):
     out = tmp_path / "run"
     program = Path(sys.executable).parent / "alma-lm"

@@ -110,6 +110,7 @@ def test_a_second_ctrl_c_ends_a_run_that_does_not_save_in_time(stream, tmp_path)
     assert not (run.out / "lease.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 def test_two_ranks_save_one_checkpoint_after_sigterm_and_both_end(stream, tmp_path):
     folder, processes = tmp_path / "stage", []

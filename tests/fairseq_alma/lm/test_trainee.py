@@ -31,6 +31,7 @@ def test_only_the_newest_trainees_are_kept(stream, tmp_path):
     assert sorted(path.parents[1].name for path in tmp_path.glob("*/*/*")) == ["stage_002"] * 2 + ["stage_003"] * 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_old_trainees_were_removed_is_continued_and_forked(stream, tmp_path):
     short = (*SHORT, "updates=4", "validations=1", "optimizer_state=keep", "schedule=constant")
     command = ("alma-lm", f"stream={stream}", f"out={tmp_path}", *short, "untrained_tokens=100")
