@@ -68,6 +68,19 @@ WAIT_SETTINGS = ("wait", "wait_ratio", "updates", "updates_per_mega_batch", "gro
 """The setting `wait`, and the settings that are usually changed together with `wait`. To show the effect of `wait`, a
 report compares two runs that differ only in these settings."""
 
+OPTIONS: Mapping[Half, Mapping[str, Any]] = {
+    "vision": {"predict_with": "last", "select_by": "validation_loss", "extra_epochs": 0, "schedule": "constant"},
+    "language model": {"predict_with": "last", "optimizer_state": "reset", "schedule": "per_stage", "extra_updates": 0},
+}
+"""For each half of the project: names of settings that switch something on that the paper does not have, each with the
+value that switches it off. The label of a run names such a setting only if it is on."""
+
+PARTS_OF_OPTIONS: Mapping[str, tuple[str, Any]] = {
+    **dict.fromkeys(("average_every", "average_window", "average_decay", "average_power"), ("predict_with", "average")),
+    "cooldown_share": ("schedule", "wsd"),
+}
+"""Names of settings that have an effect only if another setting has a certain value -> this setting and this value."""
+
 MEMBER_SETTINGS: Mapping[str, str] = {"ens": "members", "umix": "members", "gens": "new_members"}
 """Learner -> name of the setting with the number of networks that each stage trains. All other learners train one
 network."""

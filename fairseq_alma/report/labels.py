@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.report.runs import RunGroup
+from fairseq_alma.report.runs import RunGroup, has_effect
 
 MAX_CHARACTERS = 60
 """Maximum length of a setting's value in a label, in characters. A longer value is cut."""
@@ -13,7 +13,8 @@ MAX_CHARACTERS = 60
 def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
     """Return the label of a group of runs, such as `gMoE, wait 10, width 32`.
 
-    The label contains the learner, and the settings that differ between the groups of the comparison.
+    The label contains the learner, and the settings that differ between the groups of the comparison. Settings that
+    have no effect, or switch nothing on, are left out.
 
     Args:
         group: the group whose label is returned.
@@ -23,7 +24,8 @@ def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
     words = [catalogue.label_of(group.learner)]
     for name in varied_settings:
         value = group.settings.get(name)
-        if name == "learner" or value is None:
+        is_off = catalogue.OPTIONS[group.half].get(name) == value
+        if name == "learner" or value is None or is_off or not has_effect(group.settings, name):
             continue
         if name == "replay":
             if value:
@@ -35,6 +37,12 @@ def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
     if group.repeat:
         words.append(f"again ({group.repeat + 1})")
     return printable(", ".join(words))
+
+
+def options_of(group: RunGroup) -> list[str]:
+    """Return the names of the settings of catalogue.OPTIONS that are on in a group of runs."""
+    off = catalogue.OPTIONS[group.half]
+    return [name for name in off if group.settings.get(name) not in (None, off[name])]
 
 
 def learner_position(name: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fairseq_alma.core import catalogue
 from fairseq_alma.core.catalogue import SIZE_SETTINGS, Half
 
 Array = np.ndarray
@@ -240,8 +241,9 @@ class Comparison:
         ordered = [*first, *sorted(names - set(first))]
 
         def values(name: str) -> set:
-            # Ignore the groups without this setting, because their learners do not have it.
-            return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
+            # Ignore the groups without this setting, because their learners do not have it, and those in which it has
+            # no effect.
+            return {hashable(group.settings[name]) for group in self.groups if has_effect(group.settings, name)}
 
         return [name for name in ordered if len(values(name)) > 1]
 
@@ -273,6 +275,12 @@ class ReportData:
     """One message for each run that is left out because its ledger is still empty. This is not an error."""
     is_any_running: bool = False
     """True if a process was working on any of the runs when they were read. Runs with an empty ledger count too."""
+
+
+def has_effect(settings: Mapping[str, Any], name: str) -> bool:
+    """Return True if a run with these settings has the setting `name`, and no other setting makes it ineffective."""
+    other, value = catalogue.PARTS_OF_OPTIONS.get(name, (name, settings.get(name)))
+    return name in settings and settings.get(other) == value
 
 
 def hashable(value: Any) -> Any:

@@ -4,6 +4,7 @@ over_the_stream     error rate or perplexity after each arrival (figures 1, 3, 7
 running_averages    average perplexity so far, against three kinds of cost (figure 5 of the paper)
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,9 +30,12 @@ from fairseq_alma.report.figures.style import (
     spread_labels,
     waits_of,
 )
-from fairseq_alma.report.labels import group_label
+from fairseq_alma.report.labels import group_label, options_of
 from fairseq_alma.report.numbers import Numbers, standard_error
 from fairseq_alma.report.runs import Comparison, RunGroup
+
+MAX_TITLE = 45
+"""Number of characters in a line of a panel's title."""
 
 
 def panels_of(
@@ -88,20 +92,24 @@ def join_single_curves(
 ) -> dict[str, list[tuple[RunGroup, str]]]:
     """Move a group that has a panel of its own to a panel of groups that differ from it only in size, if there is one.
 
-    The size is one of SIZE_SETTINGS, such as `width`. The group is moved to the panel with the most groups.
+    The size is one of SIZE_SETTINGS, such as `width`. A group with an option, such as an average of the weights, may
+    also differ in OPTIONS and in `replay`. The group is moved to the panel with the most groups.
 
     Returns:
-        A dictionary panel title -> (group, size) of each group in the panel. The size is a text such as "width 8" for
-        a group whose size differs from that in the title of the panel, and empty for the others.
+        A dictionary panel title -> (group, size) of each group in the panel. The size is a text such as "width 8" or
+        "predict_with average" for a group that differs from the title of the panel, and empty for the others.
     """
 
     def title_without_size(group: RunGroup) -> str:
-        names = [name for name in comparison.varied_settings if name not in (*SIZE_SETTINGS, *GROWTH_SETTINGS)]
-        return group_label(group, [name for name in names if name not in ("learner", "wait")]).partition(", ")[2]
+        options = options_of(group)
+        left_out = {"learner", "wait", *SIZE_SETTINGS, *GROWTH_SETTINGS, *options, *(["replay"] if options else [])}
+        names = [name for name in comparison.varied_settings if name not in left_out]
+        return group_label(group, names).partition(", ")[2]
 
     def size_of(group: RunGroup) -> str:
+        # One option names the curve: the table of the runs has the others.
         names = [name for name in comparison.varied_settings if name in SIZE_SETTINGS]
-        return group_label(group, names).partition(", ")[2]
+        return group_label(group, [*names, *options_of(group)[:1]]).partition(", ")[2]
 
     titles: dict[str, list[str]] = {}
     for title, groups in panels.items():
@@ -131,8 +139,8 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     Perplexities are drawn from the first stage on. The perplexity of an untrained model is about the size of the
     vocabulary. On an axis with such large values, differences between trained models would not be visible.
 
-    A group that would be alone in a panel is drawn in the panel of groups that differ from it only in size. The size is
-    written at the end of its curve.
+    A group that would be alone in a panel is drawn in the panel of groups that differ from it only in size, or in
+    options. The difference is written at the end of its curve.
     """
     panels, num_left_out = panels_of(comparison, numbers)
     if not panels:
@@ -145,9 +153,9 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         others = 0  # number of curves so far whose size differs from that in the title
         for group, size in curves:
             others += bool(size)
-            fill = marker_fill(group.learner, others)
-            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits), size, fill)
-        axes.set_title(title, fontsize=9)
+            inside = marker_fill(group.learner, others)
+            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits), size, inside)
+        axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     first, last = (0 if comparison.is_vision else 1), comparison.num_arrivals

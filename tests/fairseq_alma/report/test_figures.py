@@ -345,6 +345,18 @@ def test_a_diverged_run_is_drawn_without_a_warning(tmp_path):
     assert (tmp_path / "over_the_stream.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_curve_with_an_option_is_drawn_beside_those_without(tmp_path):
+    options = {"predict_with": "average", "schedule": "constant", "replay": "uniform"}
+    write_text(tmp_path / "sm", [900.0, 50.0, 40.0], predict_with="last", schedule="per_stage")
+    write_text(
+        tmp_path / "ens", [900.0, 45.0, 35.0], learner="ens", members=2, predict_with="last", schedule="per_stage"
+    )
+    write_text(tmp_path / "average", [900.0, 40.0, 20.0], **options)
+    [axes] = visible(over_the_stream(*compare(tmp_path)))
+    assert len(lines_of(axes)) == 3
+    assert [text.get_text() for text in axes.texts] == ["predict_with average"]
+
+
 def test_the_same_runs_give_the_same_bytes(vision, tmp_path):
     for name in ("one", "two"):
         save(over_the_stream(*vision), tmp_path / name)

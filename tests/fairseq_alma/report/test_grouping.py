@@ -34,6 +34,20 @@ def test_the_number_of_experts_distinguishes_all_language_models(tmp_path):
     assert labels_of(only_comparison(tmp_path)) == ["SM, experts 4", "SM, experts 8"]
 
 
+def test_labels_leave_out_options_that_are_off_and_what_has_no_effect_without_them(tmp_path):
+    off = {"predict_with": "last", "average_every": "stage", "average_power": 0.0, "schedule": "per_stage"}
+    on = {"predict_with": "average", "average_every": "update", "average_power": 8.0, "schedule": "constant"}
+    write_text(tmp_path / "a", PERPLEXITIES, **off)
+    write_text(tmp_path / "b", PERPLEXITIES, **on)
+    assert labels_of(only_comparison(tmp_path)) == ["SM", "SM, predict_with average, schedule constant"]
+    write_text(tmp_path / "c", PERPLEXITIES, **{**on, "average_power": 4.0})
+    assert labels_of(only_comparison(tmp_path)) == [
+        "SM",
+        "SM, average_power 4, predict_with average, schedule constant",
+        "SM, average_power 8, predict_with average, schedule constant",
+    ]
+
+
 def test_the_same_seed_in_two_folders_is_a_repeat_and_the_same_folder_twice_is_not(tmp_path):
     write_vision(tmp_path / "a", ERRORS)
     write_vision(tmp_path / "b", ERRORS)
