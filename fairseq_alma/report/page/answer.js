@@ -136,13 +136,14 @@ const doubts = (best) => {
   }
   // The lists above have the test results of the first rivals.
   const isNamed = (index) => noisy.slice(0, MAX_LISTED).includes(index) || biased.slice(0, MAX_LISTED).includes(index);
-  const better = Object.values(group.alternatives).flatMap(({ runs }) => runs ?? []).filter((index) => !isNamed(index))
-    .filter((index) => difference(group, comparison.groups[index], "test")?.verdict === "better")
-    .filter((index) => visible.includes(index) && isWithinBudget(comparison.groups[index]));
+  // Compare first what is fast to compute.
+  const isLower = (other) => tested !== null && other.finished && (meanOf(valueOf(other)) ?? Infinity) < tested;
+  const better = visible.filter((index) => isLower(comparison.groups[index]) && isWithinBudget(comparison.groups[index]))
+    .filter((index) => !isNamed(index) && difference(group, comparison.groups[index], "test")?.verdict === "better")
+    .sort((a, b) => meanOf(valueOf(comparison.groups[a])) - meanOf(valueOf(comparison.groups[b])) || a - b);
   if (better.length) {
-    const names = [...new Set(better)];
-    add(`On test data, which do not choose, ${names.length > 1 ? "other runs" : "another run"} within the budget ` +
-      `${names.length > 1 ? "are" : "is"} better than the run on top: ${listed(names)}.`);
+    add(`On test data, which do not choose, ${better.length > 1 ? "other runs" : "another run"} within the budget ` +
+      `${better.length > 1 ? "are" : "is"} better than the run on top: ${listed(better)}.`);
   }
   return paragraphs;
 };

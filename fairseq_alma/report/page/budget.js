@@ -61,7 +61,7 @@ const buildLimit = (name) => {
     showLimit();
     drawSoon();
   };
-  typed.value = "";
+  if (state[name] === null) typed.value = "";
   typed.placeholder = `or type, e.g. ${LIMITS[name].example()}`;
   typed.oninput = () => {
     const number = typed.value.trim() === "" ? null : parsedNumber(typed.value);

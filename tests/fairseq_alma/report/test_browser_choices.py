@@ -205,6 +205,30 @@ def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(browser, tmp_pat
         assert "SM, replay (hidden by the filter)" in view.page.inner_text("#alternatives")
 
 
+def test_a_better_run_is_named_also_if_it_differs_in_several_decisions(browser, tmp_path):
+    """Ens at wait 2 is no alternative to SM at wait 1. By test data it is better in every seed, by validation worse."""
+    for seed in (0, 1):
+        ahead, more = 0.3 + seed / 10, {"seed": seed, "width": 8, "wait": 2, "learner": "ens", "members": 3}
+        write_vision(tmp_path / f"runs/a{seed}", [0.9, 0.5, 0.5], prequential=[None, 0.9, ahead], seed=seed, width=4)
+        write_vision(tmp_path / f"runs/b{seed}", [0.9, 0.3, 0.2], prequential=[None, 0.9, ahead + 0.2], **more)
+    with PageView(browser, write_page(tmp_path)) as view:
+        assert view.page.inner_text("#answer .best").startswith("SM")
+        assert "another run within the budget is better than the run on top: Ens" in doubts_of(view)
+        assert "Ens" not in view.page.inner_text("#alternatives")
+
+
+def test_a_typed_budget_stays_in_its_field_under_another_objective(three_costs):
+    view, _ = three_costs
+    view.page.fill("#comp-typed", "150G")
+    view.page.check("input[name=objective][value=final]")
+    view.frame()
+    assert view.page.input_value("#comp-typed") == "150G"
+    view.page.fill("#comp-typed", "")
+    view.frame()
+    assert view.page.inner_text("#comp-value") == "no limit"
+    view.page.check("input[name=objective][value=all]")
+
+
 def test_the_answer_says_by_which_data_each_verdict_judges(browser, tmp_path):
     """By the validation error, wait 2 may be better, because the score of wait 1 is too low. Test data say: worse."""
     for seed in (0, 1):
