@@ -50,5 +50,5 @@ def test_a_report_reads_the_committed_ledgers_of_a_study(tmp_path):
     shutil.copytree(ROOT / "results/demo/ledgers", tmp_path / "runs")
     data = read_runs([tmp_path / "runs"])
     assert not data.errors
-    assert [group.learner for group in data.comparisons[0].groups] == ["sm", "sm", "ens", "gmoe"]
+    assert [group.learner for group in data.comparisons[0].groups] == ["sm", "sm", "sm", "ens", "gmoe"]
     assert all(group.command for group in data.comparisons[0].groups)
