@@ -244,9 +244,11 @@ def _validation_after(cfg: DictConfig, num_updates: int) -> Iterator[None]:
     before = [group[name] for group, name in groups]
     for group, name in groups:
         group[name] = num_updates
-    yield
-    for (group, name), value in zip(groups, before, strict=True):
-        group[name] = value
+    try:
+        yield
+    finally:
+        for (group, name), value in zip(groups, before, strict=True):
+            group[name] = value
 
 
 def _continue_optimizer(trainer: Any, path: Path) -> None:

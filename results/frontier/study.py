@@ -15,6 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from _books import standard_error  # noqa: E402
 from _grid import Job, Study  # noqa: E402
 
 WIDE = {32: 141, 64: 260, 4: 20}
@@ -98,21 +99,16 @@ def _line(text: str, row: list[dict], base: list[dict]) -> str:
     """Return a line of the table. Differences are paired over seeds, with their standard error."""
     cers = [one["cer"] for one in row]
     ratios = [one["cer"] / other["cer"] - 1 for one, other in zip(row, base, strict=True)]
-    change = f"{100 * statistics.mean(ratios):+.1f}% ± {100 * _error(ratios):.1f}" if row is not base else ""
+    change = f"{100 * statistics.mean(ratios):+.1f}% ± {100 * standard_error(ratios):.1f}" if row is not base else ""
     cost = _mean(row, "comp") / _mean(base, "comp")
     return (
-        f"| {text} | {statistics.mean(cers):.2f} ± {_error(cers):.2f} | {change} | {100 * _mean(row, 'final'):.2f}% | "
+        f"| {text} | {statistics.mean(cers):.2f} ± {standard_error(cers):.2f} | {change} | {100 * _mean(row, 'final'):.2f}% | "
         f"{_mean(row, 'comp'):.3g} | {cost:.2f} |"
     )
 
 
 def _mean(row: list[dict], key: str) -> float:
     return statistics.mean(one[key] for one in row) if row else float("inf")
-
-
-def _error(values: list[float]) -> float:
-    """Return the standard error of the mean."""
-    return statistics.stdev(values) / len(values) ** 0.5
 
 
 if __name__ == "__main__":
