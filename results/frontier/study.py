@@ -101,10 +101,8 @@ def _line(text: str, row: list[dict], base: list[dict]) -> str:
     ratios = [one["cer"] / other["cer"] - 1 for one, other in zip(row, base, strict=True)]
     change = f"{100 * statistics.mean(ratios):+.1f}% ± {100 * standard_error(ratios):.1f}" if row is not base else ""
     cost = _mean(row, "comp") / _mean(base, "comp")
-    return (
-        f"| {text} | {statistics.mean(cers):.2f} ± {standard_error(cers):.2f} | {change} | {100 * _mean(row, 'final'):.2f}% | "
-        f"{_mean(row, 'comp'):.3g} | {cost:.2f} |"
-    )
+    error = f"{statistics.mean(cers):.2f} ± {standard_error(cers):.2f}"
+    return f"| {text} | {error} | {change} | {100 * _mean(row, 'final'):.2f}% | {_mean(row, 'comp'):.3g} | {cost:.2f} |"
 
 
 def _mean(row: list[dict], key: str) -> float:
