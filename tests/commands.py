@@ -58,6 +58,7 @@ STAGE = (
 """Options of fairseq-train for a small stage, which a test can train quickly."""
 
 RUN = (
-    "preset=quickstart", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8", "lr=0.005",
+    "preset=quickstart", "precision=float32", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8",
+    "lr=0.005",
 )  # fmt: skip
 """Settings of alma-lm for a small run. One stage on the test stream takes about a second."""

@@ -40,6 +40,12 @@ PATHS = {
 }
 """For each option whose value is a path, the group of fairseq's configuration that contains the option."""
 
+VARYING = {
+    "log_interval", "lr", "max_update", "mega_batches", "num_experts", "replay_mega_batches", "save_interval_updates",
+    "seed", "validate_interval_updates", "warmup_updates",
+}  # fmt: skip
+"""Options whose values differ between the stages and members of a run. See `member_config`."""
+
 ALLOWED = {
     "adam_betas", "adam_eps", "num_workers", "ddp_backend", "ddp_comm_hook", "bucket_cap_mb", "fix_batches_to_gpus",
     "find_unused_parameters", "gradient_as_bucket_view", "fast_stat_sync", "heartbeat_timeout", "broadcast_buffers",
@@ -110,16 +116,27 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
         before, after = vars(_parse(base, only_given=True)), vars(_parse([*base, *more], only_given=True))
         given = {name for name, value in after.items() if name not in before or value != before[name]}
         _refuse(given, set(values), fairseq)
-    for name in values.keys() - PATHS.keys():
+    for name in values.keys() - PATHS.keys() - VARYING:
         setattr(namespace, name, values[name])
     config = copy.deepcopy(_convert(_Options(**vars(namespace))))
-    # Set the paths here and not in `namespace`. convert_namespace_to_omegaconf passes all values in `namespace` through
-    # Hydra's parser, which fails on some paths.
+    # Set the values that vary here and not in `namespace`, so that the configurations of all stages and members of a
+    # run come from one conversion, which takes most of a second.
+    for name in sorted(values.keys() & VARYING):
+        _set_in_all_groups(config, name, values[name])
+    # Set the paths here, too. convert_namespace_to_omegaconf passes all values in `namespace` through Hydra's parser,
+    # which fails on some paths.
     for name, group in PATHS.items():
         if name in values:
             config[group][name] = None if values[name] is None else str(values[name])
     config.common.user_dir = USER_DIR
     return config
+
+
+def _set_in_all_groups(config: DictConfig, name: str, value: Any) -> None:
+    """Set an option in all groups of fairseq's configuration that have it, as convert_namespace_to_omegaconf does."""
+    for group in config.values():
+        if isinstance(group, DictConfig) and name in group:
+            group[name] = value
 
 
 class _Options(Namespace):
@@ -129,7 +146,6 @@ class _Options(Namespace):
         return hash(repr(self))
 
 
-# A conversion takes a third of a second, and every stage needs the same configuration several times.
 @lru_cache(maxsize=16)
 def _convert(given: _Options) -> DictConfig:
     """Return fairseq's typed configuration for options. The caller must not change it.

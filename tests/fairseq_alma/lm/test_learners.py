@@ -1,6 +1,7 @@
 """Ens, gEns and gMoE over a stream: which members train, which predict, and what they cost."""
 
 import functools
+import gc
 import json
 import logging
 import multiprocessing
@@ -72,6 +73,7 @@ def in_a_fork(train, log: Path) -> int:
     """
 
     def run_there():
+        gc.freeze()  # do not copy the memory of all objects of the parent when this process collects its garbage
         log.parent.mkdir(parents=True, exist_ok=True)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
@@ -117,7 +119,7 @@ class ForkedProcesses:
 
 def settings_of(stream, out, learner, **other) -> LanguageModelSettings:
     small = {"arch": "switch_lm_tiny", "tokens_per_sample": 32, "sequences_per_update": 8, "batch_size": 8}
-    options = {"updates": UPDATES, "lr": 0.005, "dropout": 0.0, "validations": 2}
+    options = {"updates": UPDATES, "lr": 0.005, "dropout": 0.0, "validations": 2, "precision": "float32"}
     values = {"stream": str(stream), "out": str(out), "learner": learner, **small, **options, **other}
     return LanguageModelSettings.from_mapping(values)
 

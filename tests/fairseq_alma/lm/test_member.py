@@ -11,6 +11,7 @@ from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm import fairseq_train
 from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
@@ -201,6 +202,19 @@ def test_other_options_of_fairseq_reach_the_training(stream, tmp_path):
 def test_numbers_must_be_finite(stream, tmp_path, name):
     with pytest.raises(SettingError, match=f"{name}=nan must be a finite number"):
         settings(stream, tmp_path, **{name: float("nan")})
+
+
+def test_options_that_vary_are_set_as_fairseq_would_set_them(stream, monkeypatch):
+    values = {
+        "data": stream, "arch": "switch_lm_tiny", "total_num_update": 17, "max_update": 17, "lr": [0.003],
+        "warmup_updates": 3, "mega_batches": "3", "replay_mega_batches": "1-2", "replay_share": 0.5, "num_experts": 6,
+        "seed": 10_000_003, "save_interval_updates": 4, "validate_interval_updates": 4, "log_interval": 2,
+    }  # fmt: skip
+    assert values.keys() >= fairseq_train.VARYING
+    ours = [member_config({**values, "seed": seed}) for seed in (10_000_003, 4)]
+    monkeypatch.setattr(fairseq_train, "VARYING", set())
+    assert ours == [member_config({**values, "seed": seed}) for seed in (10_000_003, 4)]
+    assert ours[0] != ours[1]
 
 
 @pytest.mark.parametrize(("num_devices", "used", "batch_size", "passes"), [(1, 1, 8, 24), (64, 64, 3, 1), (7, 6, 8, 4)])
