@@ -7,18 +7,19 @@ import pytest
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page as page_of
 from fairseq_alma.report.reading import read_runs
-from tests.fairseq_alma.report.browser import ARGUMENTS, CHROMIUM, PageView
+from tests.fairseq_alma.report.browser import ARGUMENTS, CHROMIUM, PageView, Tab
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
 
 @pytest.fixture(scope="module")  # a longer one would leave an event loop running in the tests of other modules
-def browser():
+def tab(tmp_path_factory):
+    """A tab of headless Chromium, without a network."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield running
-        running.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield Tab(browser, tmp_path_factory.mktemp("tab"))
+        browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -49,11 +50,11 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(browser, report):
+def opened(tab, report):
     """The page, showing the vision runs; with their comparison and numbers."""
     path, data = report
     number = next(i for i, comparison in enumerate(data.comparisons) if comparison.is_vision)
-    with PageView(browser, path) as view:
+    with PageView(tab, path) as view:
         view.page.select_option("#comparison", str(number))
         view.frame()
         yield view, data.comparisons[number], all_numbers(data.comparisons[number])

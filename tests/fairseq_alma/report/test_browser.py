@@ -142,8 +142,8 @@ def test_sliders_filters_and_the_chosen_run_survive_a_reload(opened):
 
 
 @pytest.mark.parametrize("width", [400, 1600])
-def test_the_page_is_usable_when_narrow_and_when_wide(browser, report, width, tmp_path):
-    with PageView(browser, report[0], width=width, height=900) as view:
+def test_the_page_is_usable_when_narrow_and_when_wide(tab, report, width, tmp_path):
+    with PageView(tab, report[0], width=width, height=900) as view:
         view.page.select_option("#comparison", "1")
         view.frame()
         assert view.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -164,11 +164,11 @@ def test_the_page_is_usable_when_narrow_and_when_wide(browser, report, width, tm
         view.page.screenshot(path=tmp_path / "page.png", full_page=True)
 
 
-def test_hostile_settings_are_text(browser, tmp_path):
+def test_hostile_settings_are_text(tab, tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], learner=HOSTILE, knob=HOSTILE, command=[HOSTILE], dataset=HOSTILE)
     write_vision(tmp_path / "b", [0.9, 0.6], learner="<img src=x onerror=alert(2)>", knob="2", dataset=HOSTILE)
     (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path])), encoding="utf-8")
-    with PageView(browser, tmp_path / "index.html") as view:
+    with PageView(tab, tmp_path / "index.html") as view:
         for row in (0, 1):
             view.page.click(f"#runs tr[data-run='{row}']")
             view.frame()
@@ -176,12 +176,12 @@ def test_hostile_settings_are_text(browser, tmp_path):
         assert view.page.locator("img").count() == 0
 
 
-def test_a_diverged_run_is_beaten_by_every_other(browser, tmp_path):
+def test_a_diverged_run_is_beaten_by_every_other(tab, tmp_path):
     write_text(tmp_path / "a", [900.0, 50.0, float("inf")], validations=[900.0, 50.0, float("inf")])
     write_text(tmp_path / "b", [900.0, 900.0, 40.0], wait=2)
     data = read_runs([tmp_path])
     (tmp_path / "index.html").write_text(page_of(data), encoding="utf-8")
-    with PageView(browser, tmp_path / "index.html") as view:
+    with PageView(tab, tmp_path / "index.html") as view:
         [comparison] = data.comparisons
         assert comparison.groups[view.best()].wait == 2
         assert "inf" in view.page.inner_text("#alternatives td.worse")
@@ -190,18 +190,18 @@ def test_a_diverged_run_is_beaten_by_every_other(browser, tmp_path):
         assert view.front() == [view.best()]
 
 
-def test_a_setting_is_no_link_in_a_legend(browser, tmp_path):
+def test_a_setting_is_no_link_in_a_legend(tab, tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], learner="<a href='https://evil.example'>click</a>")
     (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path])), encoding="utf-8")
-    with PageView(browser, tmp_path / "index.html") as view:
+    with PageView(tab, tmp_path / "index.html") as view:
         assert view.page.locator("#tradeoff a[*|href*=evil], #curves a[*|href*=evil]").count() == 0
 
 
-def test_the_chosen_run_is_found_again_in_a_report_with_more_runs(browser, tmp_path):
+def test_the_chosen_run_is_found_again_in_a_report_with_more_runs(tab, tmp_path):
     write_vision(tmp_path / "runs/b", [0.9, 0.5], learner="gmoe", row_experts=[1, 1])
     index = tmp_path / "index.html"
     index.write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
-    with PageView(browser, index) as view:
+    with PageView(tab, index) as view:
         view.page.click("#runs tbody tr")
         before = view.page.inner_text("#detail")
         write_vision(tmp_path / "runs/a", [0.9, 0.4], learner="sm")
@@ -214,13 +214,13 @@ def test_the_chosen_run_is_found_again_in_a_report_with_more_runs(browser, tmp_p
 
 
 @pytest.mark.parametrize("state", ['{"only":{"learner":5}}', '{"comp":[],"x":"toString"}', '{"c":"length","chosen":9}'])
-def test_an_address_with_an_invalid_state_opens_the_page_without_it(browser, report, state):
-    with PageView(browser, f"{report[0]}#{quote(state)}") as view:
+def test_an_address_with_an_invalid_state_opens_the_page_without_it(tab, report, state):
+    with PageView(tab, report[0], state=quote(state)) as view:
         assert view.rows()
 
 
-def test_for_a_language_model_the_page_shows_perplexities(browser, report):
-    with PageView(browser, report[0]) as view:
+def test_for_a_language_model_the_page_shows_perplexities(tab, report):
+    with PageView(tab, report[0]) as view:
         view.page.select_option("#comparison", "0")
         view.frame()
         answer = view.page.inner_text("#answer")
@@ -234,13 +234,13 @@ def test_for_a_language_model_the_page_shows_perplexities(browser, report):
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_the_page_answers_by_the_prequential_error_and_says_so(browser, tmp_path, is_old):
+def test_the_page_answers_by_the_prequential_error_and_says_so(tab, tmp_path, is_old):
     """Wait 1 has the lower validation error, and wait 2 the lower prequential error."""
     write_vision(tmp_path / "runs/a", [0.9, 0.5, 0.5], validations=[0, 0.1, 0.1], prequential=[None, 0.9, 0.5])
     late = [None, 0.9, None if is_old else 0.4]
     write_vision(tmp_path / "runs/b", [0.9, 0.9, 0.2], validations=[0, 0.9, 0.2], wait=2, prequential=late)
     (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
-    with PageView(browser, tmp_path / "index.html") as view:
+    with PageView(tab, tmp_path / "index.html") as view:
         answer, head = view.page.inner_text("#answer"), view.page.inner_text("#runs thead")
         assert view.page.inner_text("#answer .best") == ("SM, wait 1" if is_old else "SM, wait 2")
         if is_old:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: 
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("num_budgets", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_budgets", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_sliders_change_the_answer_to_the_one_that_python_computes(opened, num_budgets, objective):
     view, comparison, numbers = opened
     view.objective(objective)

@@ -25,10 +25,10 @@ def doubts_of(view):
     return " ".join(view.page.locator("#answer .doubt").all_inner_texts())
 
 
-def test_the_page_opens_on_the_comparison_with_the_most_runs(browser, report):
+def test_the_page_opens_on_the_comparison_with_the_most_runs(tab, report):
     path, data = report
     assert [len(comparison.groups) for comparison in data.comparisons] == [1, 40]
-    with PageView(browser, path) as view:
+    with PageView(tab, path) as view:
         assert view.page.inner_text("#comparison option:checked") == "mnist, B = 4 (40 runs)"
         assert view.page.inner_text("#count") == "40 of 40 runs"
 
@@ -104,13 +104,13 @@ def test_a_target_is_typed_in_percent(three_costs):
 
 
 @pytest.fixture
-def three_costs(browser, tmp_path):
+def three_costs(tab, tmp_path):
     """Runs of 50 G, 12.6 T and 12.60894 T; more training is better. The page, and the width of each run."""
     ends = {4: (25_000_000_000, 0.6), 8: (6_300_000_000_000, 0.5), 16: (6_304_470_000_000, 0.4)}
     for width, (flops, end) in ends.items():
         write_vision(tmp_path / f"runs/{width}", [0.9, 0.9, end], wait=2, width=width, flops=flops)
     comparison = only_comparison(tmp_path / "runs")
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         yield view, [group.settings["width"] for group in comparison.groups]
 
 
@@ -170,7 +170,7 @@ def test_a_run_of_the_table_is_compared_with_the_run_on_top_and_this_survives_a_
     assert "the same run" in view.page.inner_text("#pair-note")
 
 
-def test_runs_with_the_same_results_are_no_rivals(browser, tmp_path):
+def test_runs_with_the_same_results_are_no_rivals(tab, tmp_path):
     """SM and gEns with one stage compute the same, and so do UMix and Ens here. Only one of the latter is a rival."""
     for learner in ("sm", "gens", "umix", "ens"):
         for seed, end in ((0, 0.4), (1, 0.5)):
@@ -181,7 +181,7 @@ def test_runs_with_the_same_results_are_no_rivals(browser, tmp_path):
     by_learner = {group.learner: index for index, group in enumerate(comparison.groups)}
     first = same_results(comparison, numbers)
     assert first[by_learner["gens"]] == by_learner["sm"] and first[by_learner["umix"]] == by_learner["ens"]
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         assert comparison.groups[view.best()].learner == "ens"
         assert view.rivals() == [by_learner["sm"]]
         said = view.page.inner_text("#answer")
@@ -189,7 +189,7 @@ def test_runs_with_the_same_results_are_no_rivals(browser, tmp_path):
         assert "gEns" not in said
 
 
-def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(browser, tmp_path):
+def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(tab, tmp_path):
     """Replay is better on test data in every seed, and worse on validation data."""
     for seed in (0, 1):
         ahead = 0.3 + seed / 10
@@ -197,7 +197,7 @@ def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(browser, tmp_pat
         write_vision(
             tmp_path / f"runs/b{seed}", [0.9, 0.45, 0.45], prequential=[None, 0.9, ahead + 0.2], seed=seed, replay="all"
         )
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         assert "another run within the budget is better than the run on top: SM, replay." in doubts_of(view)
         view.page.click("#filters .chip[data-filter=replay][data-value=no]")
         view.frame()
@@ -205,13 +205,13 @@ def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(browser, tmp_pat
         assert "SM, replay (hidden by the filter)" in view.page.inner_text("#alternatives")
 
 
-def test_a_better_run_is_named_also_if_it_differs_in_several_decisions(browser, tmp_path):
+def test_a_better_run_is_named_also_if_it_differs_in_several_decisions(tab, tmp_path):
     """Ens at wait 2 is no alternative to SM at wait 1. By test data it is better in every seed, by validation worse."""
     for seed in (0, 1):
         ahead, more = 0.3 + seed / 10, {"seed": seed, "width": 8, "wait": 2, "learner": "ens", "members": 3}
         write_vision(tmp_path / f"runs/a{seed}", [0.9, 0.5, 0.5], prequential=[None, 0.9, ahead], seed=seed, width=4)
         write_vision(tmp_path / f"runs/b{seed}", [0.9, 0.3, 0.2], prequential=[None, 0.9, ahead + 0.2], **more)
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         assert view.page.inner_text("#answer .best").startswith("SM")
         assert "another run within the budget is better than the run on top: Ens" in doubts_of(view)
         assert "Ens" not in view.page.inner_text("#alternatives")
@@ -229,7 +229,7 @@ def test_a_typed_budget_stays_in_its_field_under_another_objective(three_costs):
     view.page.check("input[name=objective][value=all]")
 
 
-def test_the_answer_says_by_which_data_each_verdict_judges(browser, tmp_path):
+def test_the_answer_says_by_which_data_each_verdict_judges(tab, tmp_path):
     """By the validation error, wait 2 may be better, because the score of wait 1 is too low. Test data say: worse."""
     for seed in (0, 1):
         write_vision(tmp_path / f"runs/a{seed}", [0.9, 0.5, 0.5], validations=[0, 0.5, 0.5], seed=seed)
@@ -238,7 +238,7 @@ def test_the_answer_says_by_which_data_each_verdict_judges(browser, tmp_path):
         )
     comparison = only_comparison(tmp_path / "runs")
     assert rivals(comparison, all_numbers(comparison), Budget())
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         assert view.page.inner_text("#rule").startswith(
             "Chosen by validation data, never by test data: the lowest average"
         )
@@ -250,11 +250,11 @@ def test_the_answer_says_by_which_data_each_verdict_judges(browser, tmp_path):
         assert "judged by test data" in view.page.inner_text("#alternatives caption")
 
 
-def test_with_a_target_the_cheapest_run_by_test_data_is_named_too(browser, tmp_path):
+def test_with_a_target_the_cheapest_run_by_test_data_is_named_too(tab, tmp_path):
     """By validation data, only the large run reaches 60 %; on test data, both do."""
     write_vision(tmp_path / "runs/a", [0.9, 0.5], validations=[0, 0.7], width=4, flops=100)
     write_vision(tmp_path / "runs/b", [0.9, 0.5], validations=[0, 0.5], width=8, flops=900)
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         view.page.fill("#target-typed", "60")
         view.frame()
         assert view.page.inner_text("#answer .best") == "SM, width 8"
@@ -263,11 +263,11 @@ def test_with_a_target_the_cheapest_run_by_test_data_is_named_too(browser, tmp_p
         )
 
 
-def test_the_cost_of_seeds_that_were_trained_together_says_what_it_covers(browser, tmp_path):
+def test_the_cost_of_seeds_that_were_trained_together_says_what_it_covers(tab, tmp_path):
     """A ledger has 1.5 s for each mega-batch and seed: 3 s for one seed, 6 s for the two together."""
     for seed in (0, 1):
         write_vision(tmp_path / f"runs/a/seed_{seed}", [0.9, 0.5, 0.4], seed=seed, seeds=2, wall_seconds=9)
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         view.page.fill("#price", "3600")
         view.frame()
         head = view.page.locator("#costs thead th").all_inner_texts()
@@ -280,9 +280,9 @@ def test_the_cost_of_seeds_that_were_trained_together_says_what_it_covers(browse
         assert "Wall time: 9.0 s for all 2 seeds together." in view.page.inner_text("#facts")
 
 
-def test_where_cer_starts_at_the_untrained_network_the_page_says_so(browser, tmp_path):
+def test_where_cer_starts_at_the_untrained_network_the_page_says_so(tab, tmp_path):
     write_vision(tmp_path / "runs/a", [0.9, 0.5, 0.4], cer_from=0)
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         view.page.focus("#runs th button:text-is('CER from t = 0')")
         assert "summed over t = 0 to B" in view.page.inner_text("#tip")
         view.page.focus("#runs th button:text-is('run')")
@@ -290,10 +290,10 @@ def test_where_cer_starts_at_the_untrained_network_the_page_says_so(browser, tmp
         assert "The error at t = 0" in view.page.inner_text("#objective-note")
 
 
-def test_ticks_have_three_digits_and_differ_where_all_costs_are_almost_equal(browser, tmp_path):
+def test_ticks_have_three_digits_and_differ_where_all_costs_are_almost_equal(tab, tmp_path):
     for width, flops in ((4, 618_623_999_999), (8, 618_700_000_001)):
         write_vision(tmp_path / f"runs/{width}", [0.9, 0.5, 0.4 + width / 100], width=width, flops=flops)
-    with PageView(browser, write_page(tmp_path)) as view:
+    with PageView(tab, write_page(tmp_path)) as view:
         ticks = view.page.locator("#tradeoff .xtick text").all_text_contents()
         assert len(ticks) > 1 and len(set(ticks)) == len(ticks)
         assert all(len(tick.rstrip("kMGTPE").replace(".", "")) <= 3 for tick in ticks), ticks

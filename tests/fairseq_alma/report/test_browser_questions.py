@@ -98,8 +98,8 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture
-def view(browser, path):
-    with PageView(browser, path) as opened:
+def view(tab, path):
+    with PageView(tab, path) as opened:
         yield opened
 
 

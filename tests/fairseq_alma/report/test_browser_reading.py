@@ -51,8 +51,8 @@ def test_no_two_curves_have_the_same_marks_and_there_are_eight_until_one_asks_fo
 
 
 @pytest.mark.parametrize("width", [400, 1600])
-def test_a_legend_covers_no_axis(browser, report, width):
-    with PageView(browser, report[0], width=width, height=900) as view:
+def test_a_legend_covers_no_axis(tab, report, width):
+    with PageView(tab, report[0], width=width, height=900) as view:
         view.page.select_option("#comparison", "1")
         view.frame()
         for plot in ("tradeoff", "waits", "curves"):
@@ -63,8 +63,8 @@ def test_a_legend_covers_no_axis(browser, report, width):
             assert drawn["y"] <= title["y"] and title["y"] + title["height"] <= drawn["y"] + drawn["height"], plot
 
 
-def test_a_narrow_screen_shows_the_columns_that_decide(browser, report):
-    with PageView(browser, report[0], width=400, height=900) as view:
+def test_a_narrow_screen_shows_the_columns_that_decide(tab, report):
+    with PageView(tab, report[0], width=400, height=900) as view:
         view.page.select_option("#comparison", "1")
         view.frame()
         heads = [cell for cell in view.page.locator("#runs th").all() if cell.is_visible()]
@@ -108,15 +108,15 @@ def test_the_cost_panel_gives_hours_and_money(opened):
     assert "the given speed" in view.page.inner_text("#costs caption")
 
 
-def test_the_page_links_to_the_printed_figures(browser, tmp_path):
+def test_the_page_links_to_the_printed_figures(tab, tmp_path):
     write_vision(tmp_path / "runs/a", [0.9, 0.5, 0.4])
     data = read_runs([tmp_path / "runs"])
     write_report(data, tmp_path / "report")
-    with PageView(browser, tmp_path / "report/index.html") as view:
+    with PageView(tab, tmp_path / "report/index.html") as view:
         targets = [link.get_attribute("href") for link in view.page.locator("#figures a").all()]
         assert targets and all((tmp_path / "report" / target).is_file() for target in targets)
     write_report(data, tmp_path / "page", page_only=True)
-    with PageView(browser, tmp_path / "page/index.html") as view:
+    with PageView(tab, tmp_path / "page/index.html") as view:
         assert view.page.locator("#figures-section").is_hidden()
 
 
@@ -155,7 +155,7 @@ def test_points_have_tooltips_with_the_run_and_its_results(opened):
         assert "FLOP of training" in text
 
 
-def test_doubts_are_said(browser, tmp_path):
+def test_doubts_are_said(tab, tmp_path):
     """The scores differ by less than the seeds do, and on test data the other run is better in every seed."""
     for seed in (0, 1):
         ahead = 0.3 + seed / 10
@@ -165,7 +165,7 @@ def test_doubts_are_said(browser, tmp_path):
             replay="all", flops=300,
         )  # fmt: skip
     write_report(read_runs([tmp_path / "runs"]), tmp_path / "report", page_only=True)
-    with PageView(browser, tmp_path / "report/index.html") as view:
+    with PageView(tab, tmp_path / "report/index.html") as view:
         said = view.page.locator("#answer .doubt").all_inner_texts()
         assert view.page.inner_text("#answer .best") == "SM"
         assert any(
