@@ -26,6 +26,7 @@ def key_of(term: str) -> str:
 def _plain(text: str) -> str:
     """Return Markdown as plain text in one line: without emphasis, code marks and links."""
     text = " ".join(text.replace("`", "").split())
+    text = re.sub(r"\s*See \[[^\]]+\]\([^)]*\)\.", "", text)
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"\s*\(see [^()]*\)(?=\.)", "", text)
     return re.sub(r"\*\*([^*]+)\*\*|\*([^*]+)\*", lambda match: match[1] or match[2], text)

@@ -166,6 +166,19 @@ def objective_name(objective: Objective, is_vision: bool) -> str:
     return f"{kind} {'over all arrivals' if objective == 'all' else 'after the first stage'}"
 
 
+def value_explanation(objective: Objective, is_vision: bool) -> str:
+    """Return a sentence that says what the value of an objective is. It is measured on test data."""
+    kind = "error" if is_vision else "perplexity"
+    if objective == "final":
+        return f"The {kind} on the test data after the last arrival."
+    mean = "mean" if is_vision else "geometric mean"
+    return {
+        "all": f"The {mean} of the test {kind} after each arrival. Before the first stage, it is that of the untrained "
+        "network, so waiting costs something.",
+        "after": f"The {mean} of the test {kind} after each arrival from the first stage on. Waiting costs nothing.",
+    }[objective]
+
+
 def score_name(comparison: Comparison, objective: Objective = DEFAULT) -> str:
     """Return the name of the score by which the best group of a comparison is chosen under an objective."""
     quality = "error" if comparison.is_vision else "perplexity"

@@ -32,6 +32,7 @@ from fairseq_alma.report.objectives import (
     rule_of,
     score_name,
     score_scale,
+    value_explanation,
 )
 from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
 from fairseq_alma.report.tables import duration, state
@@ -142,8 +143,13 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _terms(comparison: Comparison) -> dict[str, str]:
-    """Return explanations that differ from the glossary, because a word means something else in this comparison."""
+    """Return explanations that are not in the glossary, or differ from it, because they depend on the comparison."""
     terms = {"run": glossary()[key_of("group of runs")]}
+    for objective in OBJECTIVES:
+        terms[key_of(objective_name(objective, comparison.is_vision))] = value_explanation(
+            objective, comparison.is_vision
+        )
+        terms[key_of(score_name(comparison, objective))] = explanation(comparison, objective)
     if comparison.is_vision and first_charged_arrival(comparison.groups[0].runs[0].settings) == 0:
         terms["cer"] = (
             "Cumulative error rate, as in the first version of the paper: the test error rate, a fraction, summed over "
@@ -343,7 +349,7 @@ def _estimate(estimate: Estimate | None) -> list[float | str | None] | None:
     """Return [mean, standard error] as JSON values. Return None if `estimate` is None or its mean is NaN."""
     if estimate is None or math.isnan(estimate.mean):
         return None
-    return [_exact(estimate.mean, 6), _rounded(estimate.stderr)]
+    return [_exact(estimate.mean), _exact(estimate.stderr)]
 
 
 def _exact(value: float | None, digits: int = 17) -> float | str | None:

@@ -27,7 +27,7 @@ const showAnswer = () => {
   box.replaceChildren(
     element("p", { className: "best" }, name), element("p", { id: "rule", textContent: ruleOf(group) }),
     element("p", { id: "facts", textContent: factsOf(group) }), ...doubts(best), ...sameResults(best),
-    small(objective().explanation));
+    small(...withTerm(objective().explanation, "prequential score", "prequential error")));
   const shown = showAlternatives(best);
   showCosts([best, ...(state.chosen === null || state.chosen === best ? [] : [state.chosen]), ...shown]);
   return best;
@@ -48,13 +48,19 @@ const factsOf = (group) => {
 
 const scoreText = (group) => `${fixed(scaled(scoreOf(group)), 2)}${unit()}`;
 
-// Say by which data the group was chosen.
+// Say by which data the group was chosen, and which other groups reach the target at the same cost.
 const ruleOf = (group) => {
-  const numWithin = candidates().filter((index) => isWithinBudget(comparison.groups[index])).length;
-  return "Chosen by validation data, never by test data: " + (state.target === null
-    ? `the lowest ${objective().score} (${scoreText(group)}) of ${plural(numWithin, "run")} within the budget.`
-    : `the cheapest of ${plural(numWithin, "run")} within the budget whose ${objective().score} reaches the target; that of ` +
-      `this run is ${scoreText(group)}.`);
+  const within = candidates().filter((index) => isWithinBudget(comparison.groups[index]));
+  const rule = "Chosen by validation data, never by test data: ";
+  if (state.target === null) {
+    return `${rule}the lowest ${objective().score} (${scoreText(group)}) of ${plural(within.length, "run")} within the budget.`;
+  }
+  const ties = within.filter((index) => comparison.groups[index] !== group &&
+    comparison.groups[index].comp <= group.comp * data.constants.same_step);
+  return `${rule}the cheapest of ${plural(within.length, "run")} within the budget whose ${objective().score} reaches the ` +
+    `target; that of this run is ${scoreText(group)}.` +
+    (ties.length ? ` Others reach it at the same training cost, within ${Math.round(100 * (data.constants.same_step - 1))} %: ` +
+      `${listed(ties)}.` : "");
 };
 
 // Return a difference on test data as words, such as "worse (+0.28 ± 0.09 points)".

@@ -40,7 +40,7 @@ const element = (tag, properties = {}, ...children) => {
   created.append(...children);
   return created;
 };
-const small = (text) => element("p", { className: "small", textContent: text });
+const small = (...content) => element("p", { className: "small" }, ...content);
 
 // ---- numbers as text
 const UNITS = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];

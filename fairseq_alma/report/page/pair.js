@@ -4,7 +4,8 @@
 const PAIR_RESULTS = () => [
   { name: paperName(), term: paperTerm(), of: (group) => group.by_seed.quality, factor: 1 },
   ...OBJECTIVES.map((name) => ({
-    name: inPercent(comparison.objectives[name].name), term: "objective", of: (group) => group.test[name], factor: scale(),
+    name: inPercent(comparison.objectives[name].name), term: comparison.objectives[name].name,
+    of: (group) => group.test[name], factor: scale(),
   })),
 ];
 

@@ -47,17 +47,17 @@ const wallCell = ({ trained_together: isOfAll, wall_text: text, seeds }) =>
 const COLUMNS = () => [
   { key: "label", name: "run", of: (group) => group.label, text: (group) => group.label, left: true },
   {
-    key: "value", name: `${inPercent(objective().name)} (test)`, term: "objective",
+    key: "value", name: `${inPercent(objective().name)} (test)`, term: objective().name,
     of: (group) => meanOf(valueOf(group)), text: (group) => withError(valueOf(group), scale()),
   },
   {
-    key: "score", name: inPercent(objective().score), term: "score",
+    key: "score", name: inPercent(objective().score), term: objective().score,
     of: scoreOf, text: (group) => (scoreOf(group) === null ? "" : fixed(scaled(scoreOf(group)), 2)),
   },
   { key: "comp", name: "training FLOPs", term: "comp", of: (group) => group.comp, text: (group) => withUnit(group.comp) },
   { key: "seeds", name: "seeds", minor: true, of: (group) => group.seeds.length, text: (group) => String(group.seeds.length) },
   ...OBJECTIVES.filter((name) => name !== state.objective).map((name) => ({
-    key: name, name: inPercent(comparison.objectives[name].name), term: "objective", minor: true,
+    key: name, name: inPercent(comparison.objectives[name].name), term: comparison.objectives[name].name, minor: true,
     of: (group) => meanOf(group.value[name]), text: (group) => withError(group.value[name], scale()),
   })),
   {

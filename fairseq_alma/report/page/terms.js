@@ -21,6 +21,12 @@ const explain = (target, term) => {
 // Return an element with a term as text and its explanation.
 const termed = (text, term = text) => explain(element("span", { textContent: text }), term);
 
+// Return a text as parts, in which the first occurrence of some words explains a term.
+const withTerm = (text, words, term) => {
+  const at = text.indexOf(words);
+  return at < 0 ? [text] : [text.slice(0, at), termed(words, term), text.slice(at + words.length)];
+};
+
 const showTip = (target) => {
   const tip = byId("tip"), text = explanationOf(target.dataset.term);
   if (text === undefined) return;

@@ -263,6 +263,20 @@ def test_with_a_target_the_cheapest_run_by_test_data_is_named_too(tab, tmp_path)
         )
 
 
+def test_runs_that_reach_a_target_at_the_same_cost_are_named(tab, tmp_path):
+    """Widths 8 and 16 cost the same within 2 %, width 32 costs more."""
+    for width, flops in ((8, 1000), (16, 1015), (32, 1100)):
+        write_vision(tmp_path / f"runs/{width}", [0.9, 0.5, 0.4], width=width, flops=flops)
+    with PageView(tab, write_page(tmp_path)) as view:
+        assert "same training cost" not in view.page.inner_text("#rule")
+        view.page.fill("#target-typed", "60")
+        view.frame()
+        assert view.page.inner_text("#answer .best") == "SM, width 8"
+        assert view.page.inner_text("#rule").endswith(
+            "Others reach it at the same training cost, within 2 %: SM, width 16."
+        )
+
+
 def test_the_cost_of_seeds_that_were_trained_together_says_what_it_covers(tab, tmp_path):
     """A ledger has 1.5 s for each mega-batch and seed: 3 s for one seed, 6 s for the two together."""
     for seed in (0, 1):

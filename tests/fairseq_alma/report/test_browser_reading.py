@@ -5,6 +5,7 @@ import re
 import pytest
 
 from fairseq_alma.report.glossary import glossary
+from fairseq_alma.report.objectives import objective_name, value_explanation
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.write import write_report
 from tests.fairseq_alma.report.browser import CHROMIUM, PageView
@@ -27,6 +28,11 @@ def test_terms_are_explained_by_the_mouse_and_by_the_keyboard(opened):
     assert tip.is_hidden()
     view.page.focus("#runs th button:text-is('Mem')")
     assert tip.inner_text() == f"Mem: {glossary()['mem']}"
+    for objective in ("after", "final"):  # columns of the objectives that are not chosen
+        view.page.focus(f"#runs th button:text-is('{objective_name(objective, is_vision=True)}, %')")
+        assert tip.inner_text().endswith(f": {value_explanation(objective, is_vision=True)}")
+    view.page.focus("#answer .term:text-is('prequential score')")
+    assert glossary()["prequentialerror"] in tip.inner_text()
     view.page.focus(".chip[data-value=gens]")
     assert glossary()["gens"] in tip.inner_text()
 

@@ -18,6 +18,7 @@ def test_explanations_are_plain_text():
         "far."
     )
     assert glossary()["prequentialerror"].endswith("and ranks runs by the mean.")
+    assert glossary()["learner"] == "What trains, predicts and grows (learner=)."  # "See Learners" leads nowhere here
     for text in glossary().values():
         assert text[0].isalnum() or text[0] == "=", text
         assert not {"*", "`", "[", "]"} & set(text) or "[" in text, text
