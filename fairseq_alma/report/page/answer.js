@@ -15,7 +15,7 @@ const showAnswer = () => {
     const closest = closestToBudget();
     const reason = candidates().length
       ? `No run keeps to this budget${closest.length ? `: within the other limits, ${closest.join("; ")}` : ""}. ` +
-        "Move a slider to the right."
+        "Raise a limit."
       : "No run shown here is finished and has validation numbers, so none can be chosen.";
     box.replaceChildren(element("p", { className: "best", textContent: reason }));
     box.dataset.rivals = "";
@@ -23,10 +23,10 @@ const showAnswer = () => {
     showCosts([]);
     return best;
   }
-  const group = comparison.groups[best], name = element("button", { textContent: group.label, onclick: () => choose(best) });
+  const group = comparison.groups[best], name = element("button", { textContent: group.label, onclick: () => openDetail(best) });
   box.replaceChildren(
     element("p", { className: "best" }, name), element("p", { id: "rule", textContent: ruleOf(group) }),
-    element("p", { id: "facts", textContent: factsOf(group) }), ...doubts(best), ...sameResults(best),
+    element("p", { id: "facts", textContent: factsOf(group) }), ...doubts(best), ...certainty(best), ...sameResults(best),
     small(...withTerm(objective().explanation, "prequential score", "prequential error")));
   const shown = showAlternatives(best);
   showCosts([best, ...(state.chosen === null || state.chosen === best ? [] : [state.chosen]), ...shown]);
@@ -86,18 +86,21 @@ const listed = (indices) => indices.slice(0, MAX_LISTED).map((index) => comparis
 // Return a list of rivals: their scores, and what the test data say about them.
 const rivalList = (group, indices) => element("ul", {}, ...indices.slice(0, MAX_LISTED).map((index) => {
   const other = comparison.groups[index];
-  return element("li", {}, element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }),
+  return element("li", {}, element("button", { type: "button", textContent: other.label, onclick: () => openDetail(index) }),
     `: validation ${scoreText(other)} (this run ${scoreText(group)}); test: ${verdictText(difference(group, other, "test"))}`);
 }), ...(indices.length > MAX_LISTED
   ? [element("li", { textContent: `and ${plural(indices.length - MAX_LISTED, "more run")}` })] : []));
 
+// With a target: return whether a group reaches it on test data, within the other limits.
+const reachesByTest = (group) => {
+  const limits = Object.keys(LIMITS).filter((name) => name !== "target" && state[name] !== null);
+  const tested = group.finished ? meanOf(valueOf(group)) : null;
+  return tested !== null && tested <= state.target && limits.every((name) => LIMITS[name].of(group) <= state[name]);
+};
+
 // With a target: return the cheapest visible group that reaches it on test data, or null. It is shown, never chosen.
 const cheapestByTest = () => {
-  const limits = Object.keys(LIMITS).filter((name) => name !== "target" && state[name] !== null);
-  const reaching = visible.map((index) => comparison.groups[index]).filter((group) => {
-    const tested = group.finished ? meanOf(valueOf(group)) : null;
-    return tested !== null && tested <= state.target && limits.every((name) => LIMITS[name].of(group) <= state[name]);
-  });
+  const reaching = visible.map((index) => comparison.groups[index]).filter(reachesByTest);
   const keyOfGroup = (group) => [group.comp, meanOf(valueOf(group))];
   const isCheaper = (group, other) => other === null || isLess(keyOfGroup(group), keyOfGroup(other));
   return reaching.reduce((least, group) => (isCheaper(group, least) ? group : least), null);
@@ -119,8 +122,8 @@ const doubts = (best) => {
   }
   if (biased.length) {
     add("The validation data cannot tell whether a longer wait is better: the " + objective().score + " of a short wait can be " +
-      `up to ${Math.round(100 * data.constants.bias)} % too low, because the data that measure it also chose the epoch of each ` +
-      "stage. What the test data say, which do not choose:",
+      `up to ${Math.round(100 * data.constants.bias)} % too low (as measured on MNIST), because the data that measure it also ` +
+      "chose the epoch of each stage. What the test data say, which do not choose:",
     rivalList(group, biased));
   }
   if (objective().noise === null && candidates().length > 1 && state.target === null) {
@@ -130,11 +133,14 @@ const doubts = (best) => {
   if (state.target !== null) {
     const isMissed = tested !== null && tested > state.target, other = cheapestByTest();
     if (isMissed) add(`On test data, this run misses the target: ${fixed(scaled(tested), 2)}${unit()}.`);
+    const ties = other === null ? [] : visible.filter((index) => comparison.groups[index] !== other &&
+      reachesByTest(comparison.groups[index]) && comparison.groups[index].comp <= other.comp * data.constants.same_step);
     if (other === null) {
       add("On test data, no run shown here reaches the target within the budget.");
     } else if (isMissed || other.comp < group.comp) {
       add(`On test data, which do not choose, the cheapest run that reaches the target is ${other.label}: ` +
-        `${objective().name} ${withError(valueOf(other), scale())}${unit()}, ${withUnit(other.comp)}FLOP of training.`);
+        `${objective().name} ${withError(valueOf(other), scale())}${unit()}, ${withUnit(other.comp)}FLOP of training.` +
+        (ties.length ? ` Others reach it at the same training cost: ${listed(ties)}.` : ""));
     }
   }
   if (group.seeds.length === 1 && objective().noise !== null && state.target === null) {
@@ -152,6 +158,15 @@ const doubts = (best) => {
       `${better.length > 1 ? "are" : "is"} better than the run on top: ${listed(better)}.`);
   }
   return paragraphs;
+};
+
+// Say it if nothing is doubtful. `doubts` has stored the rivals.
+const certainty = (best) => {
+  const numOthers = candidates().filter((index) => index !== best && isWithinBudget(comparison.groups[index])).length;
+  const isSure = state.target === null && numOthers > 0 && !byId("answer").dataset.rivals && objective().noise !== null;
+  const others = numOthers > 1 ? `all ${numOthers} other runs` : "the other run";
+  return isSure ? [small(`The validation data are clear: the ${objective().score} of ${others} within the budget is worse by ` +
+    "more than the variation between seeds.")] : [];
 };
 
 // ---- alternatives
@@ -203,7 +218,7 @@ const alternativeCells = (group, index, found, position, runs) => {
   const text = gap === null ? "" : signed(gap.mean, withError([gap.mean, gap.margin], scale()));
   return [
     element("td", { className: "text run" },
-      element("button", { type: "button", textContent: other.label, onclick: () => choose(index) }), hidden + more),
+      element("button", { type: "button", textContent: other.label, onclick: () => openDetail(index) }), hidden + more),
     element("td", { className: "minor", textContent: withError(valueOf(other), scale()) }),
     element("td", { className: verdict === "worse" || verdict === "better" ? verdict : "", textContent: text }),
     element("td", { className: "text", textContent: verdict }),

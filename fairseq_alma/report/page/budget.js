@@ -6,12 +6,13 @@ const stepsOf = (name) => {
 };
 
 const PREFIXES = { k: 1e3, m: 1e6, g: 1e9, t: 1e12, p: 1e15, e: 1e18 };
+const THOUSANDS = /^\d{1,3}(,\d{3})+(?!\d)/;
 const NUMBER = /^(\d+\.?\d*|\.\d+)(?:e([+-]?\d+))?\s*([kmgtpe]?)\s*(?:flops?|%)?$/i;
 
 // Return a number that a user typed, such as "12.6T", "100 GFLOP" or "6 %", and how many of its digits count; or null if
 // it is not a number.
 const parsedNumber = (text) => {
-  const found = NUMBER.exec(text.trim());
+  const found = NUMBER.exec(text.trim().replace(THOUSANDS, (digits) => digits.replaceAll(",", "")));
   if (found === null) return null;
   const [, digits, exponent, prefix] = found;
   const value = Number(`${digits}e${exponent ?? 0}`) * (PREFIXES[prefix.toLowerCase()] ?? 1);

@@ -36,6 +36,12 @@ const choose = (index) => {
   draw();
 };
 
+// Choose a group by its name, far above the details of the chosen group: go there.
+const openDetail = (index) => {
+  choose(index);
+  byId("detail-section").scrollIntoView({ block: "start" });
+};
+
 // ---- the objective
 const buildObjectives = () => {
   const choices = OBJECTIVES.map((name) => {

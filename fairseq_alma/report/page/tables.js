@@ -17,6 +17,8 @@ const showDetail = () => {
   box.replaceChildren(
     element("p", {}, element("strong", { textContent: group.label }), facts),
     small(`${group.folder}${group.commit ? ` · commit ${group.commit}` : ""}`),
+    ...(group.commit.endsWith("-dirty") ? [small("The code of this run had changes that its commit does not contain. " +
+      "Runs of a newer version record them in provenance.json.")] : []),
     element("p", {}, element("button", {
       type: "button", className: "chip", id: "compare-chosen", textContent: "compare with the run on top",
       onclick: () => comparePair(null, state.chosen),

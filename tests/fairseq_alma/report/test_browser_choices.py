@@ -67,6 +67,7 @@ def test_every_filter_has_one_rule_and_a_way_back(opened):
         ("12.60T", "12.6 TFLOP", {4, 8}),
         (" 100 GFLOP", "100 GFLOP", {4}),
         ("1e11", "100 GFLOP", {4}),
+        ("100,000,000,000", "100 GFLOP", {4}),
         ("50g", "50 GFLOP", {4}),
         ("49G", "49 GFLOP", set()),
         ("", "no limit", {4, 8, 16}),
@@ -205,6 +206,25 @@ def test_a_run_that_the_filter_hides_is_not_named_in_the_answer(tab, tmp_path):
         assert "SM, replay (hidden by the filter)" in view.page.inner_text("#alternatives")
 
 
+def test_the_page_says_so_if_nothing_is_doubtful_and_leads_from_a_name_to_the_details(tab, tmp_path):
+    for seed in (0, 1):
+        for width, end in ((4, 0.8), (8, 0.3)):
+            write_vision(
+                tmp_path / f"runs/{width}_{seed}", [0.9, 0.5, end], validations=[0, 0.5, end + seed / 100], seed=seed,
+                width=width,
+            )  # fmt: skip
+    for path in (tmp_path / "runs").glob("8_*/provenance.json"):
+        path.write_text(path.read_text().replace("abc123", "abc123-dirty"))
+    with PageView(tab, write_page(tmp_path)) as view:
+        assert doubts_of(view) == ""
+        assert "the other run within the budget is worse by more than the variation" in view.page.inner_text("#answer")
+        view.page.click("#answer .best button")
+        view.frame()
+        box = view.page.locator("#detail-section").bounding_box()
+        assert 0 <= box["y"] < 900
+        assert "had changes that its commit does not contain" in view.page.inner_text("#detail")
+
+
 def test_a_better_run_is_named_also_if_it_differs_in_several_decisions(tab, tmp_path):
     """Ens at wait 2 is no alternative to SM at wait 1. By test data it is better in every seed, by validation worse."""
     for seed in (0, 1):
@@ -253,6 +273,7 @@ def test_the_answer_says_by_which_data_each_verdict_judges(tab, tmp_path):
 def test_with_a_target_the_cheapest_run_by_test_data_is_named_too(tab, tmp_path):
     """By validation data, only the large run reaches 60 %; on test data, both do."""
     write_vision(tmp_path / "runs/a", [0.9, 0.5], validations=[0, 0.7], width=4, flops=100)
+    write_vision(tmp_path / "runs/c", [0.9, 0.55], validations=[0, 0.7], width=5, flops=101)
     write_vision(tmp_path / "runs/b", [0.9, 0.5], validations=[0, 0.5], width=8, flops=900)
     with PageView(tab, write_page(tmp_path)) as view:
         view.page.fill("#target-typed", "60")
@@ -261,6 +282,7 @@ def test_with_a_target_the_cheapest_run_by_test_data_is_named_too(tab, tmp_path)
         assert "the cheapest run that reaches the target is SM, width 4: average error over all arrivals 50.00 %" in (
             doubts_of(view)
         )
+        assert "Others reach it at the same training cost: SM, width 5." in doubts_of(view)
 
 
 def test_runs_that_reach_a_target_at_the_same_cost_are_named(tab, tmp_path):
