@@ -112,7 +112,8 @@ def without_clocks(value: object) -> object:
 
 @CAMPAIGNS
 def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings):
-    small_run(tmp_path / "warm", **settings, arrivals=1)
+    # Growth imports modules of torch that take seconds. Import them before the forks, and not in each of them.
+    small_run(tmp_path / "warm", **settings, arrivals=2)
     began = time.monotonic()
     Child(lambda: small_run(tmp_path / "whole", **settings, epochs=10)).finish()
     seconds = time.monotonic() - began
