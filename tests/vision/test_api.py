@@ -300,11 +300,11 @@ def test_inside_an_application_of_hydra(tmp_path):
 
 def test_a_plugin_of_a_settings_object_is_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plugin_of_a_test.py").write_text(
+    (tmp_path / "plugin_of_settings.py").write_text(
         "import vision\n@vision.register_backbone('of the plugin')\ndef make(num_classes):\n"
         "    from torch import nn\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
     )
-    settings = small_settings(tmp_path / "run", plugin="plugin_of_a_test", backbone="of the plugin")
+    settings = small_settings(tmp_path / "run", plugin="plugin_of_settings", backbone="of the plugin")
     vision.run(settings)
     recorded = json.loads((tmp_path / "run/settings.json").read_text())
     assert recorded["plugin_digest"] and recorded["backbone_digest"] == recorded["plugin_digest"]
