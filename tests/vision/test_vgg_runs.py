@@ -185,15 +185,15 @@ def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths
 
 
 def test_firefly_with_replay_ranks_on_the_past_too(tmp_path, growths):
-    small_run(tmp_path / "plain", "ff", seeds=1, candidates=3)
+    small_run(tmp_path / "plain", "ff", seeds=1, candidates=3, epochs=1)
     plain = growths[-1]["images"]
     growths.clear()
-    small_run(tmp_path / "share", "ff", seeds=1, candidates=3, replay=0.5)
+    small_run(tmp_path / "share", "ff", seeds=1, candidates=3, epochs=1, replay=0.5)
     share = growths[-1]["images"]
     assert len(share) == len(plain)  # at unchanged cost
     assert len(as_set(share) - as_set(plain)) >= len(share) / 3
     growths.clear()
-    small_run(tmp_path / "all", "ff", seeds=1, candidates=3, replay="all")
+    small_run(tmp_path / "all", "ff", seeds=1, candidates=3, epochs=1, replay="all")
     assert len(growths[-1]["images"]) == 3 * len(plain)
 
 
@@ -244,10 +244,10 @@ def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
 
 
 def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):
-    small_run(tmp_path, "ff", candidates=5, arrivals=1)
+    small_run(tmp_path, "ff", candidates=5, epochs=1, arrivals=1)
     with pytest.raises(RunError, match="contains a run of other seeds"):
-        small_run(tmp_path, "ff", candidates=5, arrivals=1, seed=1)
-    small_run(tmp_path, "ff", candidates=5, arrivals=2)  # the same go on
+        small_run(tmp_path, "ff", candidates=5, epochs=1, arrivals=1, seed=1)
+    small_run(tmp_path, "ff", candidates=5, epochs=1, arrivals=2)  # the same go on
 
 
 def test_a_copied_member_is_the_last_one_with_its_statistics(tmp_path):
@@ -275,12 +275,12 @@ def test_what_backward_needed_is_let_go_of_after_a_stage(learner, tmp_path, monk
         return spent
 
     monkeypatch.setattr(VisionLearner, "train", train)
-    small_run(tmp_path, learner, seeds=1)
+    small_run(tmp_path, learner, seeds=1, epochs=1)
     assert len(seen) == B
 
 
 def test_expert_load_is_that_of_all_validation_examples(tmp_path, monkeypatch):
-    whole = small_run(tmp_path / "whole", "moe", seeds=1)[0]
+    whole = small_run(tmp_path / "whole", "moe", seeds=1, epochs=1)[0]
     drawn = GatedModuleStack.__init__
 
     def small_parts(self, *args, **kwargs):
@@ -288,7 +288,7 @@ def test_expert_load_is_that_of_all_validation_examples(tmp_path, monkeypatch):
         self.examples_at_once = 1
 
     monkeypatch.setattr(GatedModuleStack, "__init__", small_parts)
-    parts = small_run(tmp_path / "parts", "moe", seeds=1)[0]
+    parts = small_run(tmp_path / "parts", "moe", seeds=1, epochs=1)[0]
     for row, other in zip(whole, parts, strict=True):
         if row.scores.expert_load:
             torch.testing.assert_close(torch.tensor(row.scores.expert_load), torch.tensor(other.scores.expert_load))
@@ -312,13 +312,13 @@ def test_what_is_deployed_is_what_was_scored(tmp_path):
 
 
 def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tmp_path):
-    plain = small_run(tmp_path / "plain", crop_padding=0, seeds=1)[0]
-    changed = small_run(tmp_path / "changed", seeds=1)[0]
+    plain = small_run(tmp_path / "plain", crop_padding=0, seeds=1, epochs=1)[0]
+    changed = small_run(tmp_path / "changed", seeds=1, epochs=1)[0]
     assert [row.spent.train_flops for row in plain] == [row.spent.train_flops for row in changed]
     assert plain[-1].scores != changed[-1].scores
-    shared = small_run(tmp_path / "shared", replay=0.5, seeds=1)[0]
+    shared = small_run(tmp_path / "shared", replay=0.5, seeds=1, epochs=1)[0]
     assert [row.spent.train_flops for row in shared] == [row.spent.train_flops for row in changed]
-    everything = small_run(tmp_path / "all", replay="all", seeds=1)[0]
+    everything = small_run(tmp_path / "all", replay="all", seeds=1, epochs=1)[0]
     assert everything[-1].spent.train_flops == 3 * changed[-1].spent.train_flops
 
 
