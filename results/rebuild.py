@@ -1,6 +1,6 @@
 """Make all figures and tables in results/ and README.md from the committed ledgers. `make results` runs this script.
 
-.venv/bin/python results/rebuild.py [--out FOLDER]      default: the repository itself
+.venv/bin/python results/rebuild.py [--out FOLDER] [--tables-only]      default: the repository itself
 
 For each study, the script makes the figures and tables of alma-report for the run folders of the study:
 STUDY/COMPARISON/NAME.png and NAME.md. Then it copies tables into README.md and into the README.md of each study. Copies
@@ -30,8 +30,13 @@ DPI = 110
 """Resolution of the committed pictures, in dots per inch."""
 
 
-def rebuild(out: Path) -> list[str]:
-    """Write all figures, tables and README files into the folder `out`. Return their paths relative to `out`."""
+def rebuild(out: Path, tables_only: bool = False) -> list[str]:
+    """Write all figures, tables and README files into the folder `out`. Return their paths relative to `out`.
+
+    Args:
+        out: the folder.
+        tables_only: if True, no figures are drawn, which takes most of the time.
+    """
     written = []
     for study in STUDIES:
         data = read_runs([RESULTS / study / "ledgers"])
@@ -43,7 +48,7 @@ def rebuild(out: Path) -> list[str]:
             (out / folder).mkdir(parents=True, exist_ok=True)
             for table in tables_of(comparison, numbers):
                 written.append(_write(out, folder / f"{table.name}.md", table.markdown()))
-            for name, figure in all_figures(comparison, numbers):
+            for name, figure in () if tables_only else all_figures(comparison, numbers):
                 figure.set_dpi(DPI)
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
@@ -90,4 +95,6 @@ def _write(out: Path, name: Path, text: str) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder to write to (default: the repository)")
-    print("\n".join(rebuild(parser.parse_args().out)))
+    parser.add_argument("--tables-only", action="store_true", help="do not draw the figures again")
+    arguments = parser.parse_args()
+    print("\n".join(rebuild(arguments.out, arguments.tables_only)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from fairseq_alma import demo
+from launch.local import Start
 from launch.warm import warm_start
 
 ROOT = Path(__file__).parents[1]
@@ -24,9 +25,12 @@ MODULES = {
 }
 """Module of each command that imports fairseq, which takes seconds."""
 
+VISION_IMPORTS = ("vision.cli", "sklearn.datasets", "tensorboardX")
+"""Modules that alma-vision needs, and which take seconds to import. They do not import fairseq."""
 
-def run_command(*command) -> subprocess.CompletedProcess:
-    """Run a command that is installed in .venv, e.g. `fairseq-train`. The working directory is the repository.
+
+def run_command(*command, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run a command that is installed in .venv, e.g. `fairseq-train`. By default, the folder is the repository.
 
     A command of MODULES is a real process, but it is a fork of a process that has imported fairseq (see launch.warm),
     and so are the training processes that it starts. Other tests run the installed scripts: those of the pages and
@@ -35,10 +39,20 @@ def run_command(*command) -> subprocess.CompletedProcess:
     name, *arguments = map(str, command)
     if name not in MODULES or not sys.platform.startswith("linux"):
         program = Path(sys.executable).parent / name
-        return subprocess.run([str(program), *arguments], cwd=ROOT, capture_output=True, text=True)
+        return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True)
     start = warm_start(demo.SLOW_IMPORTS, generations=1)
-    words = [sys.executable, "-m", MODULES[name], *arguments]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, contextlib.chdir(ROOT):
+    return _run_module(start, MODULES[name], arguments, folder)
+
+
+def run_vision(*arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run alma-vision as a fork of a process that has imported torch. By default, the folder is the repository."""
+    return _run_module(warm_start(VISION_IMPORTS), "vision.cli", [*map(str, arguments)], folder)
+
+
+def _run_module(start: Start, module: str, arguments: list[str], folder: Path) -> subprocess.CompletedProcess:
+    """Run `python -m` with a module and its arguments in a folder."""
+    words = [sys.executable, "-m", module, *arguments]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, contextlib.chdir(folder):
         status = start(words, output.fileno(), os.environ, errors.fileno()).wait()
         texts = [read_text(file) for file in (output, errors)]
     return subprocess.CompletedProcess(words, status, *texts)

@@ -12,31 +12,37 @@ from fairseq_alma.report.reading import read_runs
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def rebuilt(tmp_path_factory):
-    """Run `results/rebuild.py` and return its output folder and the names of the files in it."""
-    out = tmp_path_factory.mktemp("rebuilt")
-    command = [sys.executable, "-W", "ignore", "results/rebuild.py", "--out", str(out)]
+def rebuilt(out: Path, *options: str) -> list[str]:
+    """Run `results/rebuild.py` with the output folder `out` and return the names of the files in it."""
+    command = [sys.executable, "-W", "ignore", "results/rebuild.py", "--out", str(out), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return out, done.stdout.split()
+    return done.stdout.split()
 
 
-def test_one_command_rebuilds_every_committed_table_and_text(rebuilt):
-    out, names = rebuilt
+def test_one_command_rebuilds_every_committed_table_and_text(tmp_path):
+    """Without the figures, which take most of the time. The next test draws them."""
+    check_texts(tmp_path, rebuilt(tmp_path, "--tables-only"))
+
+
+def check_texts(out: Path, names: list[str]) -> None:
+    """Check that the rebuilt texts are the committed ones."""
     texts = [name for name in names if name.endswith(".md")]
     assert {"README.md", "results/books/claims.md", "results/mnist/mnist_B500/summary.md"} <= set(texts)
     differing = [name for name in texts if (out / name).read_text() != (ROOT / name).read_text()]
     assert differing == [], "run `make results`"
 
 
-def test_the_committed_figures_are_those_that_are_rebuilt(rebuilt):
-    out, names = rebuilt
+@pytest.mark.slow
+def test_the_committed_figures_are_those_that_are_rebuilt(tmp_path):
+    """Slow because 38 figures are drawn. The tests of alma-report draw figures of every kind in the quick suite."""
+    names = rebuilt(tmp_path)
+    check_texts(tmp_path, names)
     figures = {name for name in names if name.endswith(".png")}
     committed = {path.relative_to(ROOT).as_posix() for path in (ROOT / "results").rglob("*.png")}
     assert committed == figures
     # Not compared byte for byte: another version of matplotlib or of its fonts draws other bytes.
-    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in figures)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in figures)
 
 
 def test_the_readme_and_the_pages_show_the_main_figures():

@@ -19,16 +19,10 @@ MAX_DIFFERENCE = 20_000
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the information needed to reproduce a run: command, commit, package versions, machine and seed."""
-    versions = {"python": platform.python_version()}
-    for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "command": [Path(sys.argv[0]).name, *map(_unquoted, sys.argv[1:])],
         **_commit(),
-        "versions": versions,
+        "versions": {"python": platform.python_version(), **_package_versions()},
         "machine": {
             "host": platform.node(),
             "system": platform.platform(),
@@ -44,6 +38,21 @@ def _unquoted(word: str) -> str:
     """Return an argument such as `out='a=b'` without the quotes that Hydra needs. The commands add them again."""
     name, _, value = word.partition("=")
     return f"{name}={value[1:-1]}" if name == "out" and len(value) > 1 and value[0] == value[-1] == "'" else word
+
+
+@cache
+def _package_versions() -> dict[str, str]:
+    """Return the versions of the packages that determine the result of a run. Packages that are missing are left out.
+
+    A process uses one version of each package until it ends, so the versions are read only once.
+    """
+    versions = {}
+    for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 @cache

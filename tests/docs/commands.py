@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -112,9 +113,14 @@ def check_sbatch(arguments: list[str]) -> None:
 
 def check_options(name: str, arguments: list[str]) -> None:
     """Check that a command's help names every long option of a line."""
-    help_text = subprocess.run(
-        [str(SCRIPTS / name), "--help"], capture_output=True, text=True, check=True, env=environment()
-    ).stdout
     for word in arguments:
         if word.startswith("--"):
-            assert word.split("=")[0] in help_text, f"{name} has no option {word}"
+            assert word.split("=")[0] in help_text(name), f"{name} has no option {word}"
+
+
+@cache
+def help_text(name: str) -> str:
+    """Return what a command prints for `--help`."""
+    return subprocess.run(
+        [str(SCRIPTS / name), "--help"], capture_output=True, text=True, check=True, env=environment()
+    ).stdout

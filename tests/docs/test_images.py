@@ -30,7 +30,7 @@ def test_an_example_works_and_has_under_25_lines(tmp_path, name, num_commands, l
     assert used.text.count("\n") == num_commands
     own_images(tmp_path)
     for block in (saved, used):
-        run_block(block, tmp_path)
+        run_block(block, tmp_path, in_forks=True)
     rows = Ledger(tmp_path / ledger).rows()
     assert rows[-1].scores.num_members == 3
     assert rows[-1].t == (2 if name == "my_resnet.py" else 5)

@@ -19,21 +19,29 @@ def test_every_block_says_how_it_is_tested(page):
             assert len(block.reason.split()) >= 3, f"{block.where}: the marker gives no reason"
 
 
-def is_slow(page: Path) -> bool:
+def has_runs(page: Path) -> bool:
+    """Return True for a page with a block that is run."""
+    return any(block.action == "run" for block in blocks_of(page))
+
+
+SHORT_PAGES = [page for page in PAGES if blocks_of(page) and page not in LONG_PAGES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in SHORT_PAGES if has_runs(page)], ids=name_of)
+def test_the_blocks_of_a_page_work(page, tmp_path):
+    run_blocks(page, tmp_path)
+
+
+def is_of_paper(page: Path) -> bool:
     """Return True for the pages of the paper: each page runs the same few commands with other settings."""
     return page.parent.name == "paper"
 
 
-SHORT_PAGES = [
-    pytest.param(page, marks=pytest.mark.slow if is_slow(page) else (), id=name_of(page))
-    for page in PAGES
-    if blocks_of(page) and page not in LONG_PAGES
-]
-
-
-@pytest.mark.parametrize("page", SHORT_PAGES)
-def test_the_blocks_of_a_page_work(page, tmp_path):
-    run_blocks(page, tmp_path)
+@pytest.mark.parametrize("page", [page for page in SHORT_PAGES if not is_of_paper(page)], ids=name_of)
+def test_the_blocks_of_a_page_work_in_forks(page, tmp_path):
+    """The commands are forks of processes that have imported torch and fairseq."""
+    run_blocks(page, tmp_path, in_forks=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

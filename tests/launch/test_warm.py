@@ -40,6 +40,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
+    """A server without torch, whose forks take milliseconds."""
+    server = Server(["slow_import", "no_such_module", "broken_import"])
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def torch_server(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "7")
         server = Server(["slow_import", "torch", "numpy", "no_such_module", "broken_import"])
@@ -50,6 +58,17 @@ def server(folder):
 @pytest.fixture
 def run(folder, server, tmp_path):
     """Run code as a module, in a fork or by `subprocess`. Return its exit status and its output lines."""
+    return runner(folder, server, tmp_path)
+
+
+@pytest.fixture
+def run_with_torch(folder, torch_server, tmp_path):
+    """As `run`, in forks of the server that has imported torch."""
+    return runner(folder, torch_server, tmp_path)
+
+
+def runner(folder, server, tmp_path):
+    """Return the function of the fixture `run`, for a server."""
     numbers = iter(range(1000))
 
     def run(code, *arguments, environment=None, start=server.start, on_line=None, name=None):
@@ -71,7 +90,7 @@ def test_a_fork_has_the_imports_of_the_server_and_its_own_values(run, server):
         assert run(code) == (0, ["True", f"1 {server.process.pid}"])
 
 
-def test_a_fork_runs_a_module_as_python_m_does(run, folder, tmp_path, monkeypatch):
+def test_a_fork_runs_a_module_as_python_m_does(run_with_torch, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = """
 import atexit, logging, multiprocessing, os, sys
@@ -84,8 +103,8 @@ for name, value in sorted(os.environ.items()):
     print(name, value)
 """
     environment = {"ALMA_GIVEN": "größe \udcff", "HOME": None, "OMP_NUM_THREADS": "2"}
-    forked = run(code, "a", "b c", environment=environment, name="same_module")
-    started = run(code, "a", "b c", environment=environment, name="same_module", start=start_process)
+    forked = run_with_torch(code, "a", "b c", environment=environment, name="same_module")
+    started = run_with_torch(code, "a", "b c", environment=environment, name="same_module", start=start_process)
     assert forked == started
     assert forked[0] == 0
     assert str(["a", "b c"])[1:-1] in forked[1][1]
@@ -145,28 +164,28 @@ def test_lines_come_while_the_fork_runs(run, tmp_path):
     assert run(code, on_line=lambda line: answer.touch()) == (0, [])
 
 
-def test_the_number_of_threads_is_that_of_the_job(run):
+def test_the_number_of_threads_is_that_of_the_job(run_with_torch):
     code = """
 import os, torch
 torch.ones(1 << 20).exp().sum()  # starts the threads
 print(os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), len(os.listdir("/proc/self/task")))
 """
     for number in (1, 3):
-        _, lines = run(code, environment={"OMP_NUM_THREADS": str(number)})
+        _, lines = run_with_torch(code, environment={"OMP_NUM_THREADS": str(number)})
         assert lines[0].startswith(f"{number} {number} ")
     # Without the variable, torch chooses the number itself, although the server was started with OMP_NUM_THREADS=7.
-    default = run(code, environment={"OMP_NUM_THREADS": None}, start=start_process)
-    assert run(code, environment={"OMP_NUM_THREADS": None})[1][0].split()[:2] == default[1][0].split()[:2]
+    default = run_with_torch(code, environment={"OMP_NUM_THREADS": None}, start=start_process)
+    assert run_with_torch(code, environment={"OMP_NUM_THREADS": None})[1][0].split()[:2] == default[1][0].split()[:2]
 
 
-def test_the_server_has_one_thread_and_sees_no_gpu(run, server):
-    assert run("pass")[0] == 0  # the imports are done
-    folder = Path(f"/proc/{server.process.pid}")
+def test_the_server_has_one_thread_and_sees_no_gpu(run_with_torch, torch_server):
+    assert run_with_torch("pass")[0] == 0  # the imports are done
+    folder = Path(f"/proc/{torch_server.process.pid}")
     assert len(list((folder / "task").iterdir())) == 1
     assert b"CUDA_VISIBLE_DEVICES=\0" in (folder / "environ").read_bytes()
     code = "import os, torch; print(os.environ.get('CUDA_VISIBLE_DEVICES'), torch.cuda._is_in_bad_fork())"
-    assert run(code, environment={"CUDA_VISIBLE_DEVICES": "2,3"}) == (0, ["2,3 False"])
-    assert run(code, environment={"CUDA_VISIBLE_DEVICES": None}) == (0, ["None False"])
+    assert run_with_torch(code, environment={"CUDA_VISIBLE_DEVICES": "2,3"}) == (0, ["2,3 False"])
+    assert run_with_torch(code, environment={"CUDA_VISIBLE_DEVICES": None}) == (0, ["None False"])
 
 
 def test_a_server_whose_modules_start_threads_forks_nothing(folder, tmp_path):
@@ -183,10 +202,10 @@ def test_a_server_whose_modules_start_threads_forks_nothing(folder, tmp_path):
     server.close()
 
 
-def test_each_fork_has_its_own_random_state(run):
+def test_each_fork_has_its_own_random_state(run_with_torch):
     random.seed(0)
     code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
-    states = {value for _ in range(3) for value in run(code)[1][0].split()}
+    states = {value for _ in range(3) for value in run_with_torch(code)[1][0].split()}
     assert len(states) == 9
 
 
@@ -420,12 +439,16 @@ def rank(i, word):
     print("rank", i, word, __name__, os.environ["ALMA_GIVEN"], torch.get_num_threads(), flush=True)
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(rank, args=(sys.argv[1],), nprocs=2)
+    torch.multiprocessing.spawn(rank, args=(sys.argv[1],), nprocs=int(sys.argv[2]))
 """
 
 
-def test_a_fork_starts_the_processes_of_torch(run):
-    # As fairseq starts one process for each GPU: these are new processes, which import the main module again.
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_fork_starts_the_processes_of_torch(run_with_torch, number):
+    """As fairseq starts one process for each GPU: these are new processes, which import the main module again.
+
+    Each of them also imports torch again, which takes seconds, so the quick tests start only one.
+    """
     environment = {"ALMA_GIVEN": "g", "OMP_NUM_THREADS": "1"}
-    status, lines = run(SPAWN, "word", environment=environment)
-    assert (status, sorted(lines)) == (0, [f"rank {i} word __mp_main__ g 1" for i in (0, 1)])
+    status, lines = run_with_torch(SPAWN, "word", str(number), environment=environment)
+    assert (status, sorted(lines)) == (0, [f"rank {i} word __mp_main__ g 1" for i in range(number)])

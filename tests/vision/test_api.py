@@ -1,10 +1,17 @@
 """`vision.run`: the same as the command alma-vision, for Python programs and notebooks."""
 
 import json
+import linecache
+import os
+import runpy
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +24,7 @@ from torch import nn
 import vision
 import vision.datasets
 from fairseq_alma.core.errors import RunError, SettingError
+from tests.vision.test_killed import Child
 from tests.vision.tiny_runs import SMALL, as_arguments, ledger, small_settings, summary
 
 DIGITS = load_digits()
@@ -150,6 +158,36 @@ def test_settings_are_given_once(tmp_path):
         vision.run(dataset="digits")
 
 
+class Output(NamedTuple):
+    """What a process has printed."""
+
+    out: str
+    err: str
+
+
+def output_of(code: Callable[[], object], folder: Path) -> Output:
+    """Run code in a fork of this process, which saves the seconds that a new process needs to import torch."""
+
+    def redirected():
+        for number in (1, 2):
+            os.dup2(os.open(folder / f"output_{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        # Python's own streams may be those of pytest.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        code()
+
+    child = Child(redirected)
+    while not child.is_over():
+        time.sleep(0.002)
+    return Output(*((folder / f"output_{number}").read_text() for number in (1, 2)))
+
+
+def run_as_main(text: str, *arguments: object) -> None:
+    """Run a program that has no file, as `python -c` does."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = ["-c", *map(str, arguments)]
+    exec(compile(text, "<string>", "exec"), main.__dict__)
+
+
 def test_functions_of_a_script(tmp_path):
     """A script is as a notebook: its functions are in the module __main__."""
     script = """
@@ -165,19 +203,23 @@ print(vision.run(dataset=data, backbone=network, mega_batches=2, epochs=1, out=s
 """
     path = tmp_path / "script.py"
 
-    def output(text):
-        path.write_text(text)
-        done = subprocess.run([sys.executable, path, tmp_path / "run"], capture_output=True, text=True, check=False)
-        return done.stdout or done.stderr
+    def run_script():
+        sys.argv = [str(path), str(tmp_path / "run")]
+        runpy.run_path(str(path), run_name="__main__")
 
-    first = output(script)
-    assert float(first) > 0
-    assert output(f"# a comment elsewhere\n{script}") == first
-    assert "backbone_digest" in output(script.replace("Flatten(),", "Flatten(), nn.Linear(64, 64),"))
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "other"], capture_output=True, text=True, check=False
-    )
-    assert "dataset=__main__:data: the source code cannot be read" in done.stderr
+    def output_of_script(text):
+        path.write_text(text)
+        linecache.clearcache()
+        return output_of(run_script, tmp_path)
+
+    path.write_text(script)
+    first = subprocess.run([sys.executable, path, tmp_path / "run"], capture_output=True, text=True, check=False)
+    assert float(first.stdout) > 0
+    assert output_of_script(f"# a comment elsewhere\n{script}").out == first.stdout
+    changed = output_of_script(script.replace("Flatten(),", "Flatten(), nn.Linear(64, 64),"))
+    assert "backbone_digest" in changed.err and not changed.out
+    unreadable = output_of(lambda: run_as_main(script, tmp_path / "other"), tmp_path)
+    assert "dataset=__main__:data: the source code cannot be read" in unreadable.err
     with pytest.raises(SettingError, match=r"has no function network. Define it in this notebook or script first"):
         vision.load_predictor(tmp_path / "run")
 
@@ -258,11 +300,11 @@ def test_inside_an_application_of_hydra(tmp_path):
 
 def test_a_plugin_of_a_settings_object_is_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plugin_of_a_test.py").write_text(
+    (tmp_path / "plugin_of_settings.py").write_text(
         "import vision\n@vision.register_backbone('of the plugin')\ndef make(num_classes):\n"
         "    from torch import nn\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
     )
-    settings = small_settings(tmp_path / "run", plugin="plugin_of_a_test", backbone="of the plugin")
+    settings = small_settings(tmp_path / "run", plugin="plugin_of_settings", backbone="of the plugin")
     vision.run(settings)
     recorded = json.loads((tmp_path / "run/settings.json").read_text())
     assert recorded["plugin_digest"] and recorded["backbone_digest"] == recorded["plugin_digest"]

@@ -112,7 +112,8 @@ def without_clocks(value: object) -> object:
 
 @CAMPAIGNS
 def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings):
-    small_run(tmp_path / "warm", **settings, arrivals=1)
+    # Growth imports modules of torch that take seconds. Import them before the forks, and not in each of them.
+    small_run(tmp_path / "warm", **settings, arrivals=2)
     began = time.monotonic()
     Child(lambda: small_run(tmp_path / "whole", **settings, epochs=10)).finish()
     seconds = time.monotonic() - began
@@ -189,7 +190,7 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
 def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings):
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
     assert num_moments > 50
-    for kill_at in range(1, num_moments + 1, 8):
+    for kill_at in range(1, num_moments + 1, max(8, num_moments // 12)):  # about 12 moments all over the run
         out = tmp_path / f"killed_at_{kill_at}"
         attempt(out, monkeypatch, settings, kill_at)
         attempt(out, monkeypatch, settings)

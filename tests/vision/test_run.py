@@ -14,6 +14,7 @@ import torch
 
 from fairseq_alma.app.command import store_settings
 from fairseq_alma.core import catalogue
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.lease import Lease
 from tests.commands import run_command
 from tests.vision.test_datasets import no_network, write_mnist  # noqa: F401 (a fixture)
@@ -150,10 +151,9 @@ def test_a_run_of_two_arrivals_goes_on_to_four_as_if_it_had_never_stopped(tmp_pa
 
 
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, alma_vision):
-    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
-    assert alma_vision(*arguments).status == 0
+    small_run(tmp_path / "run")
     before = files_of(tmp_path)
-    said = alma_vision(*arguments, "width=9", "replay=all")
+    said = alma_vision(*as_arguments(), f"out={tmp_path / 'run'}", "width=9", "replay=all")
     assert said.status == 2
     assert "contains a run with other settings" in said.err
     assert "width: was 8, is 9" in said.err
@@ -173,32 +173,29 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, alm
         ({"seed": 0, "seeds": 1}, {"seed": 1, "seeds": 1}),
     ],
 )
-def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, alma_vision, first, then):
-    assert alma_vision(*as_arguments(**first, epochs=1), f"out={tmp_path / 'run'}").status == 0
+def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, first, then):
+    small_run(tmp_path / "run", **first, epochs=1)
     before = files_of(tmp_path)
-    said = alma_vision(*as_arguments(**then, epochs=1), f"out={tmp_path / 'run'}")
-    assert said.status == 2
-    assert "contains a run of other seeds" in said.err or "contains a run with other settings" in said.err
+    with pytest.raises(RunError, match=r"contains a run (of other seeds|with other settings)"):
+        small_run(tmp_path / "run", **then, epochs=1)
     assert files_of(tmp_path) == before
 
 
 def test_where_things_lie_and_where_it_runs_may_change(tmp_path, alma_vision):
-    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
-    assert alma_vision(*arguments).status == 0
+    small_run(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
-    said = alma_vision(
-        *arguments[:-1], f"out={tmp_path / 'moved'}", "threads=2", "data_root=elsewhere", "keep_stages=true"
-    )
+    elsewhere = ("threads=2", "data_root=elsewhere", "keep_stages=true")
+    said = alma_vision(*as_arguments(), f"out={tmp_path / 'moved'}", *elsewhere)
     assert said.status == 0
+    assert "nothing was left to do" in said.out
 
 
 @pytest.mark.parametrize(("damage", "message"), [("gone", "is missing: restore it"), ("damaged", "cannot be read")])
 def test_networks_that_are_gone_or_damaged_are_told(tmp_path, alma_vision, damage, message):
-    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
-    assert alma_vision(*arguments, "arrivals=2").status == 0
+    small_run(tmp_path / "run", arrivals=2)
     path = tmp_path / "run/stages/stage_002/train/networks.pt"
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:1000])
-    said = alma_vision(*arguments)
+    said = alma_vision(*as_arguments(), f"out={tmp_path / 'run'}")
     assert said.status == 2
     assert f"{path} {message}" in said.err
     assert "Traceback" not in said.err
@@ -206,11 +203,10 @@ def test_networks_that_are_gone_or_damaged_are_told(tmp_path, alma_vision, damag
 
 @pytest.mark.parametrize("name", ["learner.json", "../train.done.json"])
 def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
-    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
-    assert alma_vision(*arguments, "arrivals=2").status == 0
+    small_run(tmp_path / "run", arrivals=2)
     path = tmp_path / "run/stages/stage_002/train" / name
     path.write_text(path.read_text()[:20])
-    said = alma_vision(*arguments)
+    said = alma_vision(*as_arguments(), f"out={tmp_path / 'run'}")
     assert said.status == 2
     assert path.name in said.err
     assert "is not valid JSON" in said.err
@@ -361,7 +357,7 @@ def test_a_run_tells_its_table_and_status_tells_it_again(tmp_path, alma_vision):
 
 def test_status_of_several_seeds_shows_each_path_in_one_piece_and_of_no_run_says_so(tmp_path, alma_vision):
     run = tmp_path / ("a_long_name_" * 10) / "run"
-    assert alma_vision(*as_arguments(seeds=2), f"out={run}").status == 0
+    small_run(run, seeds=2)
     status = alma_vision("status", run)
     assert status.out.count("finished") == 2
     assert all(str(run / folder) in status.out for folder in ("seed_0", "seed_1"))

@@ -1,5 +1,7 @@
 """Settings are checked when they are made; the YAML's defaults are theirs; presets say what the paper says."""
 
+from functools import cache
+
 import pytest
 from hydra import compose, initialize_config_dir
 
@@ -23,6 +25,7 @@ def composed(*overrides: str) -> dict:
         return setting_values(compose("alma_vision", overrides=[*overrides]))
 
 
+@cache
 def preset(name: str, *more: str) -> VisionSettings:
     """The settings of `alma-vision preset=name ...`. What the preset gives to other learners does not count."""
     return settings_of(composed(f"preset={name}", *more, "out=somewhere"), given=[])

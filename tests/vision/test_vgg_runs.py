@@ -1,6 +1,7 @@
 """Every learner on the VGG, from settings to ledger: two seeds of tiny colour images in three mega-batches."""
 
 import os
+from functools import cache
 
 import pytest
 import torch
@@ -47,6 +48,20 @@ def small_run(out, learner="sm", **more):
     return run_learner(settings, tiny_dataset())
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A function that returns the ledgers of a run of a learner. Tests with the same settings share the run."""
+
+    @cache
+    def whole(learner, **more):
+        return small_run(tmp_path_factory.mktemp(learner), learner, **more)
+
+    return whole
+
+
+ALIKE = ("umix", "gmoe_flat", "ens_moe")
+"""Learners that differ from another one in a few lines only. The slow tests run them a second time."""
+
 MEAN = "block_1.norm_1.running_mean"
 
 
@@ -76,26 +91,34 @@ GATE = 4 * (16 * C + 1)
         ("ens_moe", [k * (NUM_PARAMS + BLOCKS_2_TO_5 + 2 * GATE) for k in (1, 1, 2, 3)]),
     ],
 )
-def test_each_learner_runs_and_a_second_run_is_identical(learner, num_params, tmp_path):
-    ledgers = small_run(tmp_path / "a", learner)
-    again = small_run(tmp_path / "b", learner)
-    for rows, same in zip(ledgers, again, strict=True):
-        assert [row.scores for row in rows] == [row.scores for row in same]
+def test_each_learner_runs(learner, num_params, whole_run):
+    ledgers = whole_run(learner)
+    for rows in ledgers:
         assert [row.scores.num_params for row in rows] == num_params
         assert [row.spent.num_updates > 0 for row in rows] == [False, True, True, True]
     assert ledgers[0] != ledgers[1]
 
 
+@pytest.mark.parametrize("learner", ["ens", "moe", *(pytest.param(one, marks=pytest.mark.slow) for one in ALIKE)])
+def test_a_second_run_is_identical(learner, tmp_path, whole_run):
+    """For the learners that the next test continues, it shows this too."""
+    again = small_run(tmp_path, learner)
+    assert [[row.scores for row in rows] for rows in again] == [
+        [row.scores for row in rows] for rows in whole_run(learner)
+    ]
+
+
 @pytest.mark.parametrize("learner", ["sm", "gens", "gmoe", "ff"])
-def test_a_run_that_is_continued_ends_as_the_whole_one(learner, tmp_path):
-    more = {"candidates": 5, "grow_depth": 1} if learner == "ff" else {}
-    whole = small_run(tmp_path / "whole", learner, **more)
+def test_a_run_that_is_continued_ends_as_the_whole_one(learner, tmp_path, whole_run):
+    # Firefly trains the seeds one after another, so one of them is enough.
+    more = {"candidates": 5, "grow_depth": 1, "seeds": 1} if learner == "ff" else {}
+    whole = whole_run(learner, **more)
     small_run(tmp_path / "parts", learner, **more, arrivals=1)
     parts = small_run(tmp_path / "parts", learner, **more, arrivals=B)
     assert [[row.scores for row in rows] for rows in parts] == [[row.scores for row in rows] for rows in whole]
 
 
-def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path):
+def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path, whole_run):
     first, second = small_run(tmp_path / "a", "ff", candidates=5)
     for rows in (first, second):
         sizes = [row.scores.num_params for row in rows]
@@ -104,7 +127,7 @@ def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path)
             target = NUM_PARAMS + growths * round(NUM_PARAMS / 4)
             assert target <= size < target + 9 * (5 + 5) + 2  # less than one unit too many: widths are 5 at most
     # Its passes are charged: more than three epochs of training alone would cost.
-    plain = small_run(tmp_path / "plain")[0]
+    plain = whole_run("sm")[0]
     assert first[2].spent.train_flops > 2 * plain[2].spent.train_flops
     assert first[1].spent.train_flops == plain[1].spent.train_flops
     assert [row.scores for row in first] != [row.scores for row in second]
@@ -162,15 +185,15 @@ def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths
 
 
 def test_firefly_with_replay_ranks_on_the_past_too(tmp_path, growths):
-    small_run(tmp_path / "plain", "ff", seeds=1, candidates=3)
+    small_run(tmp_path / "plain", "ff", seeds=1, candidates=3, epochs=1)
     plain = growths[-1]["images"]
     growths.clear()
-    small_run(tmp_path / "share", "ff", seeds=1, candidates=3, replay=0.5)
+    small_run(tmp_path / "share", "ff", seeds=1, candidates=3, epochs=1, replay=0.5)
     share = growths[-1]["images"]
     assert len(share) == len(plain)  # at unchanged cost
     assert len(as_set(share) - as_set(plain)) >= len(share) / 3
     growths.clear()
-    small_run(tmp_path / "all", "ff", seeds=1, candidates=3, replay="all")
+    small_run(tmp_path / "all", "ff", seeds=1, candidates=3, epochs=1, replay="all")
     assert len(growths[-1]["images"]) == 3 * len(plain)
 
 
@@ -221,10 +244,10 @@ def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
 
 
 def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):
-    small_run(tmp_path, "ff", candidates=5, arrivals=1)
+    small_run(tmp_path, "ff", candidates=5, epochs=1, arrivals=1)
     with pytest.raises(RunError, match="contains a run of other seeds"):
-        small_run(tmp_path, "ff", candidates=5, arrivals=1, seed=1)
-    small_run(tmp_path, "ff", candidates=5, arrivals=2)  # the same go on
+        small_run(tmp_path, "ff", candidates=5, epochs=1, arrivals=1, seed=1)
+    small_run(tmp_path, "ff", candidates=5, epochs=1, arrivals=2)  # the same go on
 
 
 def test_a_copied_member_is_the_last_one_with_its_statistics(tmp_path):
@@ -252,12 +275,12 @@ def test_what_backward_needed_is_let_go_of_after_a_stage(learner, tmp_path, monk
         return spent
 
     monkeypatch.setattr(VisionLearner, "train", train)
-    small_run(tmp_path, learner, seeds=1)
+    small_run(tmp_path, learner, seeds=1, epochs=1)
     assert len(seen) == B
 
 
 def test_expert_load_is_that_of_all_validation_examples(tmp_path, monkeypatch):
-    whole = small_run(tmp_path / "whole", "moe", seeds=1)[0]
+    whole = small_run(tmp_path / "whole", "moe", seeds=1, epochs=1)[0]
     drawn = GatedModuleStack.__init__
 
     def small_parts(self, *args, **kwargs):
@@ -265,15 +288,15 @@ def test_expert_load_is_that_of_all_validation_examples(tmp_path, monkeypatch):
         self.examples_at_once = 1
 
     monkeypatch.setattr(GatedModuleStack, "__init__", small_parts)
-    parts = small_run(tmp_path / "parts", "moe", seeds=1)[0]
+    parts = small_run(tmp_path / "parts", "moe", seeds=1, epochs=1)[0]
     for row, other in zip(whole, parts, strict=True):
         if row.scores.expert_load:
             torch.testing.assert_close(torch.tensor(row.scores.expert_load), torch.tensor(other.scores.expert_load))
 
 
-def test_seeds_together_are_seeds_alone(tmp_path):
-    both = small_run(tmp_path / "both")
-    (one,) = small_run(tmp_path / "one", seed=1, seeds=1)
+def test_seeds_together_are_seeds_alone(tmp_path, whole_run):
+    both = whole_run("sm")
+    (one,) = small_run(tmp_path, seed=1, seeds=1)
     assert [row.scores for row in both[1]] == [row.scores for row in one]
 
 
@@ -289,13 +312,13 @@ def test_what_is_deployed_is_what_was_scored(tmp_path):
 
 
 def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tmp_path):
-    plain = small_run(tmp_path / "plain", crop_padding=0, seeds=1)[0]
-    changed = small_run(tmp_path / "changed", seeds=1)[0]
+    plain = small_run(tmp_path / "plain", crop_padding=0, seeds=1, epochs=1)[0]
+    changed = small_run(tmp_path / "changed", seeds=1, epochs=1)[0]
     assert [row.spent.train_flops for row in plain] == [row.spent.train_flops for row in changed]
     assert plain[-1].scores != changed[-1].scores
-    shared = small_run(tmp_path / "shared", replay=0.5, seeds=1)[0]
+    shared = small_run(tmp_path / "shared", replay=0.5, seeds=1, epochs=1)[0]
     assert [row.spent.train_flops for row in shared] == [row.spent.train_flops for row in changed]
-    everything = small_run(tmp_path / "all", replay="all", seeds=1)[0]
+    everything = small_run(tmp_path / "all", replay="all", seeds=1, epochs=1)[0]
     assert everything[-1].spent.train_flops == 3 * changed[-1].spent.train_flops
 
 
@@ -303,9 +326,9 @@ def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tm
 def test_a_stage_on_cifar10(tmp_path):
     settings = VisionSettings.from_mapping({
         "out": str(tmp_path), "dataset": "cifar10", "data_root": os.environ["ALMA_DATA"], "mega_batches": 50,
-        "arrivals": 1, "width": 8, "epochs": 10, "lr": 0.05,
+        "arrivals": 1, "width": 8, "epochs": 6, "lr": 0.05,
     })  # fmt: skip
     (rows,) = run_learner(settings)
     assert abs(rows[0].scores.error_rate - 0.9) < 0.02
     assert rows[1].scores.error_rate < 0.88
-    assert rows[1].spent.num_updates == 10 * 8  # 900 examples
+    assert rows[1].spent.num_updates == 6 * 8  # 900 examples

@@ -3,6 +3,7 @@
 The digits dataset is part of scikit-learn. The others are read from files; torchvision downloads missing files.
 """
 
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -15,12 +16,19 @@ from vision.datasets.downloading import DOWNLOAD_AGAIN, download
 from vision.datasets.examples import Dataset, Examples, Pixels
 
 
-def digits() -> Dataset:
-    """Return the digits dataset of scikit-learn."""
+@cache
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and the labels of digits. The file is a text file, so reading it takes as long as a stage."""
     # Import scikit-learn only when it is needed, because the import takes a second.
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
+    return images, labels
+
+
+def digits() -> Dataset:
+    """Return the digits dataset of scikit-learn."""
+    images, labels = _digits()
     examples = Examples(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels).long())
     training, test = (torch.from_numpy(positions) for positions in split_off_test_set(len(labels)))
     # 16 is the largest pixel value of digits. The other two numbers are the mean and the standard deviation of

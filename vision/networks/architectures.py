@@ -5,10 +5,11 @@ An architecture is registered by `register_backbone`, or is a function of the us
 """
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -116,6 +117,38 @@ def architecture_of(structure: Structure) -> Architecture:
     return find_architecture(structure.backbone if structure.layers is None else GROWN)
 
 
+Value = TypeVar("Value")
+
+
+class PerStructure(Generic[Value]):
+    """Values that depend only on the structure of a network. Each is computed once in a process.
+
+    A run builds many networks of the same structure, for example one for each seed, member and expert.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[Any, ...], tuple[Callable[..., nn.Module], Value]] = {}
+
+    def get(self, structure: Structure, compute: Callable[[], Value], *more: str) -> Value:
+        """Return the value of a structure. `compute` computes it if it is not known yet.
+
+        Args:
+            structure: what the network consists of. In a notebook, the function that it names can be replaced by
+                another one of the same name, which has values of its own.
+            compute: computes the value.
+            more: other things that the value depends on.
+        """
+        function = architecture_of(structure).function
+        key = (id(function), json.dumps(structure.to_json(), sort_keys=True), *more)
+        if key not in self._values:
+            # Keep the function, so that its id does not become the id of another one.
+            self._values[key] = (function, compute())
+        return self._values[key][1]
+
+
+_CAN_BE_CHANNELS_LAST: PerStructure[bool] = PerStructure()
+
+
 def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Module:
     """Return an untrained network, whose parameters are drawn with the generator.
 
@@ -163,16 +196,33 @@ def _check(module: Any, structure: Structure) -> None:
     # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
     _check_output(module.eval(), x, structure, "")
     module.train(is_training)
-    copy = call_own_function(f"backbone={name}: copying the network", deepcopy, module)
+    if not _CAN_BE_CHANNELS_LAST.get(structure, lambda: _check_training(module, structure, x)):
+        setattr(module, CHANNELS_LAST, False)
+
+
+def _check_training(module: nn.Module, structure: Structure, x: torch.Tensor) -> bool:
+    """Return whether a module can compute images with channels last.
+
+    Args:
+        module: a module that has passed the checks in evaluation mode.
+        structure: what the module consists of.
+        x: images, [2, channels, height, width].
+
+    Raises:
+        SettingError: if the module cannot compute the images in training mode, or has no parameters to train.
+    """
+    copy = call_own_function(f"backbone={structure.backbone}: copying the network", deepcopy, module)
+    is_channels_last = True
     try:
         # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
         fast = deepcopy(copy).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _check_output(fast, x.to(memory_format=torch.channels_last), structure, " in training mode")
     except (SettingError, RuntimeError):
         _check_output(copy.train(), x, structure, " in training mode")
-        setattr(module, CHANNELS_LAST, False)
+        is_channels_last = False
     if not any(value.requires_grad for value in module.parameters()):
-        raise SettingError(f"backbone={name} has no parameters that can be trained")
+        raise SettingError(f"backbone={structure.backbone} has no parameters that can be trained")
+    return is_channels_last
 
 
 def _check_output(module: nn.Module, x: torch.Tensor, structure: Structure, when: str) -> None:

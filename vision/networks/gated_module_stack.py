@@ -14,7 +14,6 @@ Shapes: M networks, b examples, E experts, K branches of the gates, f features t
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,8 +84,7 @@ class GatedModuleStack(ModuleStack, GatedStack):
         modules = [_untrained_mixtures(self.structure, number, one) for number, one in enumerate(generators)]
         return GatedModuleStack(modules, self.structure, self.gates, self.parameters.device)
 
-    @cached_property
-    def flops(self) -> Flops:
+    def _count_flops(self) -> Flops:
         module = self.to_module(0).cpu()
         counted = count_flops(module, self.module_input_shape)
         if not self.gates[0].hard:

@@ -10,12 +10,14 @@ group read the same examples.
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vision.networks.architectures import CHANNELS_LAST, Structure, untrained_module
+from vision.flops import Flops, count_flops
+from vision.networks.architectures import CHANNELS_LAST, PerStructure, Structure, untrained_module
 from vision.networks.conv_block import ConvBlock
 from vision.networks.cuda import SideStreams
 from vision.networks.parameters import Parameters
@@ -23,6 +25,7 @@ from vision.networks.stack import LossGradient, Stack
 
 PIXELS_AT_ONCE = 40_000 * 1024
 """Largest number of pixels times channels in one forward pass of `logits_of_many`. It limits the memory of the pass."""
+_FLOPS: PerStructure[Flops] = PerStructure()
 
 
 class ModuleStack(Stack):
@@ -102,6 +105,14 @@ class ModuleStack(Stack):
     def num_params(self) -> int:
         """Number of parameters of one network, including those that are not trained."""
         return sum(value.numel() for value in self._networks[0].parameters())
+
+    @cached_property
+    def flops(self) -> Flops:
+        return _FLOPS.get(self.structure, self._count_flops, self.parameters.device.type)
+
+    def _count_flops(self) -> Flops:
+        """Return the FLOPs of one network for one example."""
+        return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
     def module_input_shape(self) -> tuple[int, ...]:

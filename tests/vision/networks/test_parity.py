@@ -83,9 +83,15 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("backend", ["narrow", "torch"])
-@pytest.mark.parametrize("kind", EXPECTED)
+ALWAYS = [*((kind, "narrow") for kind in EXPECTED), ("vgg", "torch"), ("two experts", "torch")]
+OTHERS = [(kind, "torch") for kind in EXPECTED if kind not in ("vgg", "two experts")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"), [*ALWAYS, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+)
 def test_50_updates_are_those_of_the_hand_written_gradients(kind, backend, monkeypatch):
+    """Growth does not depend on the backend, so only the slow tests grow networks whose blocks torch computes."""
     monkeypatch.setattr(narrow, "MAX_CHANNELS", 16 if backend == "narrow" else 0)
     stack = TRAINED[kind]()
     x, _ = images(999)
