@@ -201,11 +201,12 @@ class CoverTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         ngrams, entries = np.fromfile(self.ngrams, np.uint64), self.texts.entries()
+        spool = Path(self.texts.spool)
         num_words = num_covered = 0
         overlapping = np.zeros(len(entries), bool)
         for position, entry in enumerate(entries):
             heartbeat.beat()
-            units = unit_hashes(read_text(Path(self.texts.spool), entry))
+            units = unit_hashes(read_text(spool, entry))
             num_words += len(units)
             starts = np.flatnonzero(contains(ngrams, ngram_hashes(units, self.size)))
             covered = np.zeros(len(units), bool)
@@ -276,9 +277,9 @@ def _range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
 
 def _ngrams_of(texts: Texts, size: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of all n-grams of some texts, uint64, and the index of the text of each n-gram, int32."""
-    hashes, counts = [np.empty(0, np.uint64)], []
+    hashes, counts, spool = [np.empty(0, np.uint64)], [], Path(texts.spool)
     for entry in texts.entries():
         heartbeat.beat()
-        hashes.append(ngram_hashes(unit_hashes(read_text(Path(texts.spool), entry)), size))
+        hashes.append(ngram_hashes(unit_hashes(read_text(spool, entry)), size))
         counts.append(len(hashes[-1]))
     return np.concatenate(hashes), np.repeat(np.arange(len(counts), dtype=np.int32), counts)

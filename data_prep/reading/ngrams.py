@@ -17,7 +17,9 @@ import unicodedata
 import numpy as np
 
 # Kinds of characters.
-_SPACE, _LETTER, _UNSPACED, _IGNORED = 0, 1, 2, 3
+_SPACE, _LETTER, _UNSPACED, _IGNORED, _UNKNOWN = 0, 1, 2, 3, 4
+_BLOCK_CHARACTERS = 1 << 8
+"""Number of neighbouring characters whose kinds are looked up together, see `_kinds_of`."""
 _UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x0F00, 0x0FFF),  # Tibetan
@@ -99,7 +101,7 @@ def _unit_hashes(text: str) -> np.ndarray:
         text = unicodedata.normalize("NFKC", text)
     # Characters that are not valid, such as half of a surrogate pair, are ignored below, like punctuation.
     codes = np.frombuffer(text.lower().encode("utf-32-le", "surrogatepass"), np.uint32)
-    kinds = _kinds()[codes]
+    kinds = _kinds_of(codes)
     if (kinds == _IGNORED).any():
         counts = kinds != _IGNORED
         codes, kinds = codes[counts], kinds[counts]
@@ -109,32 +111,51 @@ def _unit_hashes(text: str) -> np.ndarray:
     codes, starts = codes[in_unit].astype(np.uint64), np.flatnonzero(is_start[in_unit])
     if not len(starts):
         return np.empty(0, np.uint64)
-    lengths = np.diff(starts, append=len(codes))
+    lengths = np.append(starts[1:], len(codes)) - starts
     position = np.arange(len(codes)) - np.repeat(starts, lengths)
     with np.errstate(over="ignore"):
         codes *= _powers()[position & (_POWERS - 1)]
         return splitmix(np.add.reduceat(codes, starts))
 
 
+def _kinds_of(codes: np.ndarray) -> np.ndarray:
+    """Return the kind of each character, uint8. `codes` are the code points."""
+    table = _kinds()
+    kinds = table[codes]
+    if (kinds == _UNKNOWN).any():
+        for block in np.unique(codes[kinds == _UNKNOWN] // _BLOCK_CHARACTERS).tolist():
+            _look_up(table, block * _BLOCK_CHARACTERS)
+        kinds = table[codes]
+    return kinds
+
+
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return the kind of each character by code point, uint8."""
-    found = np.full(sys.maxunicode + 1, _IGNORED, np.uint8)
-    for code in range(sys.maxunicode + 1):
+    """Return the table with the kind of each character by code point, uint8. `_kinds_of` fills the table.
+
+    The table is filled only for the characters that occur, because Unicode has 1.1 million code points: a worker needed
+    0.3 s of CPU time to look all of them up, and most text uses a few blocks.
+    """
+    return np.full(sys.maxunicode + 1, _UNKNOWN, np.uint8)
+
+
+def _look_up(table: np.ndarray, start: int) -> None:
+    """Fill the table of kinds for the block of characters that begins at code point `start`."""
+    found = np.full(_BLOCK_CHARACTERS, _IGNORED, np.uint8)
+    ranges = [(first, last) for first, last in _UNSPACED_RANGES if first < start + _BLOCK_CHARACTERS and last >= start]
+    for position in range(_BLOCK_CHARACTERS):
+        code = start + position
         character = chr(code)
         category = unicodedata.category(character)
+        is_unspaced = any(first <= code <= last for first, last in ranges)
         if character.isspace() or category == "Pd" or character == "/":
-            found[code] = _SPACE
+            found[position] = _SPACE
+        elif is_unspaced and category[0] == "M" and code <= 0xFFFF:
+            # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
+            pass
         elif category[0] in "LNM":
-            found[code] = _LETTER
-    for first, last in _UNSPACED_RANGES:
-        part = found[first : last + 1]
-        part[part == _LETTER] = _UNSPACED
-        # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
-        for code in range(first, min(last, 0xFFFF) + 1):
-            if unicodedata.category(chr(code))[0] == "M":
-                found[code] = _IGNORED
-    return found
+            found[position] = _UNSPACED if is_unspaced else _LETTER
+    table[start : start + _BLOCK_CHARACTERS] = found
 
 
 @functools.cache
