@@ -16,7 +16,7 @@ from data_prep.copies.duplicates import find_duplicates, removed_copies
 from data_prep.copies.left_out import RANGE
 from data_prep.errors import PrepError
 from data_prep.reading import ngrams
-from data_prep.reading.ngrams import ngram_hashes, unit_hashes
+from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.read import read_sources
 from data_prep.reading.signatures import NO_BAND, SignatureFiles, Signer, anchors, estimate_similarity, sign
 from data_prep.running.tasks import run_task
@@ -240,6 +240,19 @@ def test_hashes_do_not_depend_on_the_texts_before():
         found.append([hashes[number] for number in range(4)])
     assert [len(each) for each in found[0]] == [3, 9, 7, 3]
     assert all(each == found[0] for each in found)
+
+
+def test_texts_that_are_hashed_together_have_their_own_hashes():
+    rng = random.Random(12)
+    texts = [" ".join(english(rng, length)) for length in (0, 1, 7, 30)]
+    # Texts without a unit, and texts whose first or last characters could change with their neighbours.
+    texts += ["", " \n", "…", "ΑΣ", "\u0301a", "zero\u200bwidth", "\ud800", "\u1100", "\u1161x", "是时"]
+    for _ in range(50):
+        chosen = rng.choices(texts, k=rng.randint(1, 8))
+        units, counts = unit_hashes_of(chosen)
+        alone = [unit_hashes(text) for text in chosen]
+        assert counts.tolist() == [len(each) for each in alone], chosen
+        assert np.array_equal(units, np.concatenate(alone)), chosen
 
 
 def test_hashes_do_not_depend_on_the_size_of_chunks(monkeypatch):
