@@ -1,7 +1,9 @@
-"""Setup of every test process: use only one thread, because several test processes run in parallel; enable Ctrl-C."""
+"""Setup of every test process: use only one thread, because several test processes run in parallel; store compiled
+modules; enable Ctrl-C."""
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,11 @@ from tests.slurm import LocalSlurm
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+# Compiled modules are stored, also if the environment forbids it. Otherwise each of the hundreds of commands that the
+# tests start, and each process of a command, would compile the whole project again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts background jobs with SIGINT ignored. The commands that the tests start would inherit this setting, and
 # the tests that send Ctrl-C to a command would wait forever.

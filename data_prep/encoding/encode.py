@@ -117,12 +117,12 @@ class EncodeTask(Task):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         tokenizer = _load_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
-        passages = read_index(Path(self.index))
+        passages, spool = read_index(Path(self.index)), Path(self.spool)
         counts = np.zeros(self.num_symbols, np.int64)
         long: list[list[int]] = []
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
             for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
-                encoded = tokenizer.encode([read_text(Path(self.spool), passage) for passage in passages[first:last]])
+                encoded = tokenizer.encode([read_text(spool, passage) for passage in passages[first:last]])
                 # Add 1 to each length, because </s> is stored after each passage.
                 passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
                 tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)

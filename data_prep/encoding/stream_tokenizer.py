@@ -77,10 +77,10 @@ class TrainTokenizerTask(Task):
         return {}
 
     def _texts(self, heartbeat: Heartbeat) -> Iterator[str]:
-        passages = read_index(Path(self.index))
+        passages, spool = read_index(Path(self.index)), Path(self.spool)
         for number in range(self.start, self.end, self.stride):
             heartbeat.beat("tokenizer training")
-            yield read_text(Path(self.spool), passages[number])
+            yield read_text(spool, passages[number])
 
 
 def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:

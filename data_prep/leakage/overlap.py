@@ -12,7 +12,7 @@ process holds all hashes of the held-out text. `ngrams` defines words and n-gram
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.reading.index import byte_ranges, read_index
-from data_prep.reading.ngrams import ngram_hashes, unit_hashes
+from data_prep.reading.ngrams import ngram_hashes, unit_hashes_of
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
@@ -29,6 +29,8 @@ from fairseq_alma.core.files import sha256_of
 
 TASK_BYTES = 32 << 20
 """Approximate number of bytes of text that one task reads. It needs about 6 times as much memory."""
+_BATCH_BYTES = 1 << 16
+"""Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
 _MERGED_NGRAMS = 1 << 22
 """Approximate number of hashes in a sorted file."""
 
@@ -203,15 +205,13 @@ class CoverTask(_TextsTask):
         ngrams, entries = np.fromfile(self.ngrams, np.uint64), self.texts.entries()
         num_words = num_covered = 0
         overlapping = np.zeros(len(entries), bool)
-        for position, entry in enumerate(entries):
-            heartbeat.beat()
-            units = unit_hashes(read_text(Path(self.texts.spool), entry))
-            num_words += len(units)
-            starts = np.flatnonzero(contains(ngrams, ngram_hashes(units, self.size)))
-            covered = np.zeros(len(units), bool)
-            covered[(starts[:, None] + np.arange(self.size)).ravel()] = True
+        for batch in _batches(self.texts, self.size, heartbeat):
+            num_words += batch.num_units
+            found = contains(ngrams, batch.hashes)
+            covered = np.zeros(batch.num_units, bool)
+            covered[(batch.starts[found][:, None] + np.arange(self.size)).ravel()] = True
             num_covered += int(covered.sum())
-            overlapping[position] = len(starts) > 0
+            overlapping[batch.text_of[found]] = True
         for ending, chosen in (("documents", entries), ("overlapping_documents", entries[overlapping])):
             Path(f"{prefix}.{ending}").write_bytes(np.ascontiguousarray(chosen["document"]).tobytes())
         return {"words": num_words, "overlapping_words": num_covered}
@@ -276,9 +276,42 @@ def _range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
 
 def _ngrams_of(texts: Texts, size: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of all n-grams of some texts, uint64, and the index of the text of each n-gram, int32."""
-    hashes, counts = [np.empty(0, np.uint64)], []
-    for entry in texts.entries():
-        heartbeat.beat()
-        hashes.append(ngram_hashes(unit_hashes(read_text(Path(texts.spool), entry)), size))
-        counts.append(len(hashes[-1]))
-    return np.concatenate(hashes), np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    hashes, text_of = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
+    for batch in _batches(texts, size, heartbeat):
+        hashes.append(batch.hashes)
+        text_of.append(batch.text_of)
+    return np.concatenate(hashes), np.concatenate(text_of)
+
+
+class _Batch(NamedTuple):
+    """The n-grams of some of the texts."""
+
+    num_units: int
+    """Number of words of these texts."""
+    hashes: np.ndarray
+    """Hash of each n-gram, uint64."""
+    starts: np.ndarray
+    """Index of the first word of each n-gram, in the sequence of the words of these texts."""
+    text_of: np.ndarray
+    """Index of the text of each n-gram, in the sequence of all texts, int32."""
+
+
+def _batches(texts: Texts, size: int, heartbeat: Heartbeat) -> Iterator[_Batch]:
+    """Yield the n-grams of all texts, in order. Short texts are hashed together, because that is several times as fast.
+
+    Args:
+        texts: the texts.
+        size: number of words of an n-gram, n.
+        heartbeat: the heartbeat of the task.
+    """
+    entries, spool = texts.entries(), Path(texts.spool)
+    for first, last in byte_ranges(entries["num_bytes"], 0, len(entries), _BATCH_BYTES):
+        read = []
+        for entry in entries[first:last]:
+            heartbeat.beat()
+            read.append(read_text(spool, entry))
+        units, counts = unit_hashes_of(read)
+        text_of = np.repeat(np.arange(first, last, dtype=np.int32), counts)
+        # An n-gram that begins in one text and ends in the next is none.
+        starts = np.flatnonzero(text_of[: max(0, len(units) - size + 1)] == text_of[size - 1 :])
+        yield _Batch(len(units), ngram_hashes(units, size)[starts], starts, text_of[starts])

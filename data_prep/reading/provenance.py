@@ -40,12 +40,16 @@ def reading_digest() -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed libraries that can change the bytes of a stream."""
     found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | {name: version for name in LIBRARIES if (version := _version(name)) is not None}
+
+
+@functools.cache  # cached, because each call of alma-prep needs the versions three times
+def _version(library: str) -> str | None:
+    """Return the version of an installed library, or None if the library is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def inputs(settings: PrepSettings, files: Files) -> dict:

@@ -172,18 +172,27 @@ def read_text(folder: Path, entry: np.void) -> str:
         folder: the spool folder, which contains plain text files.
         entry: the index entry (`index.ENTRY`) of the document or passage. It gives the file and the position.
     """
-    return read_range(text_path(folder, int(entry["shard"])), int(entry["offset"]), int(entry["num_bytes"]))
+    return _read(_open_shard(folder, int(entry["shard"])), int(entry["offset"]), int(entry["num_bytes"]))
 
 
 def read_range(path: Path, offset: int, num_bytes: int) -> str:
     """Return the text between two positions in a spool file."""
-    file = _open(path)
+    return _read(_open(path), offset, num_bytes)
+
+
+def _read(file: BinaryIO, offset: int, num_bytes: int) -> str:
     file.seek(offset)
     return file.read(num_bytes).decode("utf-8")
 
 
 # Keep spool files open, because passages are read in random order. At most 256 files are kept open, which is less than
 # systems usually allow. Python closes a file when the cache drops it.
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=128)
 def _open(path: Path) -> BinaryIO:
     return open(path, "rb")
+
+
+# A cache of its own, because for a short passage, making the path would take longer than reading the text.
+@functools.lru_cache(maxsize=128)
+def _open_shard(folder: Path, shard: int) -> BinaryIO:
+    return open(text_path(folder, shard), "rb")

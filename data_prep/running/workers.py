@@ -31,9 +31,9 @@ from data_prep.running.tasks import Step, run_task
 # has a single thread, so it can be forked safely. The first worker of this process starts the server. All workers of
 # this process are forks of it, also those of later calls of `prepare`. The server ends when this process has ended.
 CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-_PRELOADED = ["data_prep.pipeline", "pyarrow.parquet"]
-"""A module that imports all tasks, and the library that the first and the last of them use. These are names, because a
-module of this package may not import higher packages, and this process itself does not need pyarrow."""
+_PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet"]
+"""A module that imports all tasks, and the parts of pyarrow that the first and the last of them use. These are names,
+because a module of this package may not import higher packages, and this process itself does not need pyarrow."""
 _SERVER_ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OPENBLAS_NUM_THREADS": "1",

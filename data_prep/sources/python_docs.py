@@ -41,6 +41,10 @@ def docstrings(source: bytes) -> str:
     return "\n\n".join(inspect.cleandoc(text) for text in _in_order(tree) if text.strip())
 
 
+_WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""The nodes below which there can be a class or a function. Expressions, which are most nodes, have none."""
+
+
 def _in_order(node: ast.AST) -> Iterator[str]:
     """Yield the raw docstrings of a syntax tree node and of all nodes below it, in file order."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -48,7 +52,8 @@ def _in_order(node: ast.AST) -> Iterator[str]:
         if text is not None:
             yield text
     for child in ast.iter_child_nodes(node):
-        yield from _in_order(child)
+        if isinstance(child, _WITH_STATEMENTS):
+            yield from _in_order(child)
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:

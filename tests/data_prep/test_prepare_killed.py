@@ -133,9 +133,9 @@ def test_a_task_whose_shards_were_altered_or_lost_is_done_again(tmp_path, large_
     assert folder_bytes(out) == uninterrupted
 
 
-def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, large_text):
+def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, books):
     out = tmp_path / "out"
-    argv = command(out, f"books:{large_text}")
+    argv = command(out, f"books:{books}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stop_when(process, out / ".alma-prep" / "spool")
     process.kill()
@@ -147,7 +147,7 @@ def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, large_tex
     subprocess.run([*argv, "--workers", "1", "--max-bad", "0.5"], check=True, capture_output=True)
 
 
-def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text, uninterrupted, folder_bytes):
+def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, books, alma_prep, folder_bytes):
     out = tmp_path / "out"
     # Shards beside the work folder, of a run with more mega-batches, and no stream.json yet.
     for folder in (".alma-prep/spool", ".alma-prep/stream/test", "mega_batch_1", "mega_batch_9"):
@@ -159,18 +159,21 @@ def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text,
         ".alma-prep/spool/000000.text",
     ):
         (out / name).write_text("left over")
-    subprocess.run(command(out, f"books:{large_text}"), check=True, capture_output=True)
-    assert folder_bytes(out) == uninterrupted
+    assert alma_prep(out, f"books:{books}") == 0
+    assert alma_prep(tmp_path / "new", f"books:{books}") == 0
+    assert folder_bytes(out) == folder_bytes(tmp_path / "new")
 
 
-def test_the_work_folder_of_a_run_killed_at_its_very_end_is_removed(tmp_path, large_text, uninterrupted, folder_bytes):
+def test_the_work_folder_of_a_run_killed_at_its_very_end_is_removed(tmp_path, books, alma_prep, folder_bytes, capsys):
     out = tmp_path / "out"
-    argv = command(out, f"books:{large_text}")
-    subprocess.run(argv, check=True, capture_output=True)
+    assert alma_prep(out, f"books:{books}") == 0
+    finished = folder_bytes(out)
     (out / ".alma-prep" / "spool").mkdir(parents=True)
     (out / ".alma-prep" / "lock").touch()  # of an earlier release, which locked this file
-    assert "nothing to do" in subprocess.run(argv, check=True, capture_output=True, text=True).stderr
-    assert folder_bytes(out) == uninterrupted
+    capsys.readouterr()
+    assert alma_prep(out, f"books:{books}") == 0
+    assert "nothing to do" in capsys.readouterr().err
+    assert folder_bytes(out) == finished
     assert not (out / ".alma-prep").exists()
 
 

@@ -1,6 +1,7 @@
 """Copies and near copies: what is found, which one stays, and that no order shows."""
 
 import hashlib
+import itertools
 import json
 import random
 import tracemalloc
@@ -14,7 +15,8 @@ from data_prep.copies.deduplication import load_keys, remove_copies, save_keys
 from data_prep.copies.duplicates import find_duplicates, removed_copies
 from data_prep.copies.left_out import RANGE
 from data_prep.errors import PrepError
-from data_prep.reading.ngrams import ngram_hashes, unit_hashes
+from data_prep.reading import ngrams
+from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.read import read_sources
 from data_prep.reading.signatures import NO_BAND, SignatureFiles, Signer, anchors, estimate_similarity, sign
 from data_prep.running.tasks import run_task
@@ -226,6 +228,31 @@ def test_words_and_letters_are_units():
     assert (unit_hashes("Ab, c") == unit_hashes("ab\n\nC!")).all()
     assert len(set(unit_hashes("a b ab ba 是 时").tolist())) == 6
     assert len(ngram_hashes(unit_hashes("a b c"), 4)) == 0
+
+
+def test_hashes_do_not_depend_on_the_texts_before():
+    # The table of the kinds of characters is filled as texts need it.
+    texts = ["naïve café—ok", "ひらがな カタカナ 是", "हिन्दी ສະບາຍດີ /", "𠀀𠀁 𝒳y \U0010ffff"]
+    found = []
+    for order in itertools.permutations(range(4)):
+        ngrams._kinds.cache_clear()
+        hashes = {number: unit_hashes(texts[number]).tolist() for number in order}
+        found.append([hashes[number] for number in range(4)])
+    assert [len(each) for each in found[0]] == [3, 9, 7, 3]
+    assert all(each == found[0] for each in found)
+
+
+def test_texts_that_are_hashed_together_have_their_own_hashes():
+    rng = random.Random(12)
+    texts = [" ".join(english(rng, length)) for length in (0, 1, 7, 30)]
+    # Texts without a unit, and texts whose first or last characters could change with their neighbours.
+    texts += ["", " \n", "…", "ΑΣ", "\u0301a", "zero\u200bwidth", "\ud800", "\u1100", "\u1161x", "是时"]
+    for _ in range(50):
+        chosen = rng.choices(texts, k=rng.randint(1, 8))
+        units, counts = unit_hashes_of(chosen)
+        alone = [unit_hashes(text) for text in chosen]
+        assert counts.tolist() == [len(each) for each in alone], chosen
+        assert np.array_equal(units, np.concatenate(alone)), chosen
 
 
 def test_hashes_do_not_depend_on_the_size_of_chunks(monkeypatch):

@@ -133,6 +133,24 @@ async def g():
     assert python_docs.docstrings(source) == "Module\nindented.\n\nClass A.\n\nMethod f.\n\nInner.\n\nFunction g."
 
 
+def test_docstrings_are_found_below_every_statement():
+    places = (
+        "if x:",
+        "for x in y:",
+        "while x:",
+        "with x:",
+        "try:",
+        "except E:",
+        "else:",
+        "finally:",
+        "match x:\n case 1:",
+    )
+    source = ""
+    for number, place in enumerate(places):
+        source += "".join(f"{line}\n" for line in place.splitlines()) + f'  def f{number}(): "{number}"\n'
+    assert python_docs.docstrings(source.encode()).split() == [str(number) for number in range(len(places))]
+
+
 def test_the_embedded_corpus_is_the_standard_library_without_its_tests():
     source = Source("python-docs")
     names = {file.name for file in list_files(source)}
