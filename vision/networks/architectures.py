@@ -121,29 +121,30 @@ Value = TypeVar("Value")
 
 
 class PerStructure(Generic[Value]):
-    """Values that depend only on the structure of a network. Each is computed once in a process.
+    """Values that depend only on the structure of a network. For our architectures, each is computed once in a process.
 
-    A run builds many networks of the same structure, for example one for each seed, member and expert.
+    A run builds many networks of the same structure, for example one for each seed, member and expert. The values of a
+    network of the user's are computed each time, because its code may change, for example in a notebook.
     """
 
     def __init__(self) -> None:
-        self._values: dict[tuple[Any, ...], tuple[Callable[..., nn.Module], Value]] = {}
+        self._values: dict[tuple[str, ...], Value] = {}
 
     def get(self, structure: Structure, compute: Callable[[], Value], *more: str) -> Value:
         """Return the value of a structure. `compute` computes it if it is not known yet.
 
         Args:
-            structure: what the network consists of. In a notebook, the function that it names can be replaced by
-                another one of the same name, which has values of its own.
+            structure: what the network consists of.
             compute: computes the value.
             more: other things that the value depends on.
         """
         function = architecture_of(structure).function
-        key = (id(function), json.dumps(structure.to_json(), sort_keys=True), *more)
+        if function.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            return compute()
+        key = (function.__qualname__, json.dumps(structure.to_json(), sort_keys=True), *more)
         if key not in self._values:
-            # Keep the function, so that its id does not become the id of another one.
-            self._values[key] = (function, compute())
-        return self._values[key][1]
+            self._values[key] = compute()
+        return self._values[key]
 
 
 _CAN_BE_CHANNELS_LAST: PerStructure[bool] = PerStructure()

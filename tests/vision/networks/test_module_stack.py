@@ -243,6 +243,20 @@ def test_a_module_that_does_not_fit_is_refused(module, message):
         untrained_module(structure("tests: wrong"), generator(0))
 
 
+def test_a_network_that_replaces_one_of_the_same_name_is_checked_and_counted_anew():
+    """As in a notebook, where a cell is edited and run again."""
+    for units in (5, 3):
+        register_backbone("tests: replaced")(
+            lambda num_classes, units=units: nn.Sequential(
+                nn.Flatten(), nn.LazyLinear(units), nn.Linear(units, num_classes)
+            )
+        )
+        assert stack_of("tests: replaced").flops.forward == 2 * (126 * units + units * 4)
+    register_backbone("tests: replaced")(lambda: Fixed(torch.zeros(2, 4)))
+    with pytest.raises(SettingError, match="has no parameters that can be trained"):
+        untrained_module(structure("tests: replaced"), generator(0))
+
+
 def test_small_images_are_refused_by_the_vgg():
     with pytest.raises(SettingError, match=r"at least 32 x 32 pixels.* these have 28 x 28"):
         untrained_module(structure("vgg", (1, 28, 28)), generator(0))
