@@ -32,7 +32,9 @@ def stop(*_):
 for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, stop)
 pathlib.Path("command").write_text("\\n".join([os.environ.get("SLURM_JOB_ID", "no job id"), *sys.argv[1:]]))
-time.sleep(60 if "wait" in sys.argv[1:] or "stuck" in sys.argv[1:] else 0)
+# In short steps, because Python calls `stop` for a signal that comes just before a sleep only when the sleep has ended.
+for _ in range(600 if "wait" in sys.argv[1:] or "stuck" in sys.argv[1:] else 0):
+    time.sleep(0.1)
 sys.exit(7)
 """
 
