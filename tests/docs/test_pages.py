@@ -34,7 +34,7 @@ def test_the_blocks_of_a_page_work(page, tmp_path):
 
 
 def is_quick(page: Path) -> bool:
-    """Return False for the pages of the paper that run something. Each runs the same few commands with other settings."""
+    """Return False for the pages of the paper that run something: each runs the same commands with other settings."""
     return page.parent.name != "paper" or not has_runs(page)
 
 
