@@ -246,7 +246,7 @@ def test_how_long_does_the_best_run_train_and_what_does_it_cost(view):
 
 
 def test_in_the_first_versions_setting_umix_is_better_than_sm(view):
-    view.page.select_option("#comparison", label="mnist, B = 50, CER from t = 0 (10 runs)")
+    view.page.select_option("#comparison", label="mnist, B = 50, CER from t = 0 (15 runs)")
     view.page.select_option("#pair-first", label="SM, wait 1")
     view.page.select_option("#pair-second", label="UMix, wait 1")
     view.frame()
