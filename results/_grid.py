@@ -19,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_alma.core.files import write_json
+from fairseq_alma.core.metrics import mean_and_standard_error
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -53,32 +56,61 @@ class Study:
         parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time (default: 2)")
         parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
         parser.add_argument("--only", default="", help="run only jobs whose name starts with this")
+        parser.add_argument(
+            "--seed-by-seed",
+            action="store_true",
+            help="train each seed in a run of its own, which is copied as soon as it has finished, instead of all "
+            "seeds of a job at once",
+        )
         arguments = parser.parse_args()
         deadline = time.monotonic() + 3600 * arguments.hours
+        run = self._run_seed_by_seed if arguments.seed_by_seed else self._run
         missing = [job for job in self.jobs if job.name.startswith(arguments.only) and not self._is_done(job)]
         with ThreadPoolExecutor(arguments.side_by_side) as pool:
-            list(pool.map(lambda job: self._run(job, arguments.data_root, deadline), missing))
+            list(pool.map(lambda job: run(job, arguments.data_root, deadline), missing))
 
     def _is_done(self, job: Job) -> bool:
         return (self.folder / "ledgers" / job.name / "summary.json").exists()
 
     def _run(self, job: Job, data_root: str, deadline: float) -> None:
+        """Train all seeds of a job at once, unless the deadline has passed, and copy their ledgers."""
+        if self._train(job, job.name, [f"seeds={job.seeds}"], data_root, deadline):
+            copy_results(self._runs / job.name, self.folder / "ledgers" / job.name, data_root)
+
+    def _run_seed_by_seed(self, job: Job, data_root: str, deadline: float) -> None:
+        """Train the seeds of a job one after another and copy the ledger of each. A copied seed is skipped."""
+        target = self.folder / "ledgers" / job.name
+        names = [f"seed_{seed}" for seed in range(job.seeds)]
+        for seed, name in enumerate(names):
+            if not (target / name / "summary.json").exists():
+                if not self._train(job, f"{job.name}/{name}", [f"seed={seed}"], data_root, deadline):
+                    return
+                copy_results(self._runs / job.name / name, target / name, data_root)
+        per_seed = [json.loads((target / name / "summary.json").read_text()) for name in names]
+        write_json(target / "summary.json", mean_and_standard_error(per_seed))
+
+    @property
+    def _runs(self) -> Path:
+        return ROOT / "runs" / self.dataset
+
+    def _train(self, job: Job, name: str, seeds: list[str], data_root: str, deadline: float) -> bool:
+        """Train a job in the run folder `name`. Return False if the deadline has passed or the run has failed."""
         if time.monotonic() > deadline:
-            return
-        out = ROOT / "runs" / self.dataset / job.name
+            return False
+        out = self._runs / name
         program = Path(sysconfig.get_path("scripts")) / "alma-vision"
-        settings = [f"dataset={self.dataset}", *job.settings, f"seeds={job.seeds}", f"data_root={data_root}"]
+        settings = [f"dataset={self.dataset}", *job.settings, *seeds, f"data_root={data_root}"]
         command = [str(program), *settings, f"out={out}", "routing_examples=0"]
         start = time.monotonic()
         print(f"$ {shlex.join(['alma-vision', *command[1:]])}", flush=True)
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
-            print(f"{job.name} failed:\n{result.stderr[-2000:]}", file=sys.stderr, flush=True)
-            return
-        copy_results(out, self.folder / "ledgers" / job.name, data_root)
+            print(f"{name} failed:\n{result.stderr[-2000:]}", file=sys.stderr, flush=True)
+            return False
         summary = json.loads((out / "summary.json").read_text())
         cer = summary.get("mean", summary)["cer"]
-        print(f"{job.name}: CER {cer:.2f}, {time.monotonic() - start:.0f} s", flush=True)
+        print(f"{name}: CER {cer:.2f}, {time.monotonic() - start:.0f} s", flush=True)
+        return True
 
 
 def copy_results(run: Path, target: Path, data_root: str = "data") -> None:
