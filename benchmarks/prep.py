@@ -7,6 +7,7 @@ The parts measure:
   encoding   CPU time of alma-prep, compared with tokenizing to text and fairseq-preprocess, on 50 MB of text
   archives   CPU time of reading a WARC file (web archive), compared with warcio and Trafilatura
   rates      words per second of each source and of each cleaning step, without a comparison
+  cache      CPU time of a second stream that takes its text from the cache (--cache), compared with the first stream
   sizes      CPU time and memory for 100 MB and for 1000 MB of text
 
 DATA contains books/, warc/ and wikipedia/. The benchmark makes text of any size from the books: each document consists
@@ -40,7 +41,9 @@ STEPS = (
     "encode", "search for held-out text", "end",
 )  # fmt: skip
 SMALL_MB = 50
-PARTS = ("encoding", "archives", "rates", "sizes")
+ARCHIVE = "aut-example.warc.gz"
+ARCHIVE_VOCABULARY = 5_000  # the archive has too few words for VOCABULARY symbols
+PARTS = ("encoding", "archives", "rates", "cache", "sizes")
 
 
 def sentences(books: Path) -> list[str]:
@@ -229,6 +232,46 @@ def seconds_of_bare_tokenizer(tokenizer: Path, texts: Path) -> float:
     return float(cpu_seconds_of([sys.executable, "-c", script, str(tokenizer), str(texts)], one_thread)[1])
 
 
+# Part cache: what a second stream from the same files costs
+
+
+def measure_cache(pool: list[str], archives: Path, scratch: Path) -> list[str]:
+    """Make pairs of streams from the same files with one cache, and return the lines of the report about it.
+
+    Args:
+        pool: sentences from which the plain text is made.
+        archives: folder that contains the WARC file ARCHIVE.
+        scratch: folder for temporary files.
+    """
+    text = scratch / "cached.txt"
+    write_text(pool, SMALL_MB * 10**6, text, seed=2)
+    rows = []
+    plain, archive = f"{SMALL_MB} MB of plain text", f"{ARCHIVE} ({ARCHIVE_VOCABULARY:,} symbols)"
+    for name, source in ((plain, f"text:{text}"), (archive, f"common-crawl:{archives / ARCHIVE}")):
+        folder = scratch / f"cached_{len(rows)}"
+        vocabulary = [] if name == plain else ["--vocab-size", ARCHIVE_VOCABULARY]
+        same_tokenizer = ["--tokenizer", folder / "0" / "tokenizer.json"]
+        seconds = []
+        for seed, more in enumerate((vocabulary, vocabulary, same_tokenizer)):
+            common = ["--workers", 1, "--seed", seed, "--cache", folder / "cache"]
+            run = MeasuredRun(alma_prep(folder / str(seed), source, *common, *more))
+            seconds.append(sum(run.cpu.values()))
+        first, own, shared = seconds
+        for kind, second in (("a tokenizer of its own", own), ("the tokenizer of the first stream", shared)):
+            ratio = second / first
+            verdict_of_ratio = f"{ratio:.2f}, target at most 0.25: {verdict(ratio, 0.25, at_most=True)}"
+            rows.append([name, f"{first:.1f}", kind, f"{second:.1f}", verdict_of_ratio])
+    return [
+        "## A second stream from the cache",
+        "",
+        "Two streams with different seeds from the same files and one `--cache`; CPU seconds of the whole command, one "
+        "worker, one round. The perplexities of two streams can only be compared if they have the same tokenizer.",
+        "",
+        *table(["source", "first, CPU s", "the second stream has", "second, CPU s", "ratio"], rows),
+        "",
+    ]
+
+
 # Part sizes: how CPU time and memory grow with the amount of text
 
 
@@ -292,7 +335,7 @@ def measure_sizes(pool: list[str], sizes: list[int], scratch: Path) -> list[str]
         lines += [
             f"CPU time per byte at {sizes[-1]} MB is {growth:.2f} of that at {sizes[0]} MB; the peak of encoding is "
             f"{flat:.2f} (at most 1.1: {verdict(flat, 1.1, at_most=True)}); the largest peak is {most:.0f} MiB (under "
-            f"2048: {verdict(most, 2048, at_most=True)}).",
+            f"1024: {verdict(most, 1024, at_most=True)}).",
             "",
         ]
     return lines
@@ -308,6 +351,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> Iterator[list[str]]
         yield measure_archives(data / "warc", scratch, arguments.repeats)
     if "rates" in arguments.parts:
         yield measure_rates(data, arguments.repeats)
+    if "cache" in arguments.parts:
+        yield measure_cache(pool, data / "warc", scratch)
     if "sizes" in arguments.parts:
         yield measure_sizes(pool, arguments.sizes, scratch)
 
