@@ -52,7 +52,7 @@ def test_books_ensembles_are_best_and_gens_is_one_seed():
 
 def test_cifar_an_intermediate_wait_and_the_largest_ensemble_are_best():
     study = Study("cifar10", "cifar10, B = 100")
-    # One seed of width 8 with 100 epochs is as good as SM of width 16 (42.6 both); Ens of width 16 is better by 6 points.
+    # SM of width 8 with 100 epochs (one seed) is as good as SM of width 16; Ens of width 16 is better by 6 points.
     best, doubtful = study.answer("all")
     ens, umix, single = (f"{learner}, wait 10, width 16, epochs 20" for learner in ("Ens", "UMix", "SM"))
     # Two or three seeds of each: the report says that the data cannot tell Ens from UMix.
