@@ -33,6 +33,10 @@ _BATCH_BYTES = 1 << 16
 """Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
 _MERGED_NGRAMS = 1 << 22
 """Approximate number of hashes in a sorted file."""
+_TABLE_BITS = 25
+"""Number of bits of a hash that are looked up first. The table takes 32 MB. At most an eighth of it is filled, more if
+there are several sorted files."""
+_TABLE_SHIFT = np.uint64(64 - _TABLE_BITS)
 
 
 class Texts(NamedTuple):
@@ -172,17 +176,20 @@ class ScanTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         hashes, text_of = _ngrams_of(self.texts, self.size, heartbeat)
-        order = np.argsort(hashes)
-        hashes, text_of = hashes[order], text_of[order]
         overlaps = np.zeros(len(self.texts.entries()), bool)
         with open(f"{prefix}.found", "wb") as file:
             for part in range(self.num_parts):
                 heartbeat.beat()
                 held_out = np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
-                chosen = _range_of(hashes, part, self.num_parts)
-                is_found = contains(held_out, hashes[chosen])
-                overlaps[text_of[chosen][is_found]] = True
-                np.unique(hashes[chosen][is_found]).tofile(file)
+                # Most hashes are not in the held-out text. A table of the first bits of the held-out hashes shows this
+                # without sorting them.
+                is_possible = np.zeros(1 << _TABLE_BITS, bool)
+                is_possible[held_out >> _TABLE_SHIFT] = True
+                chosen = np.flatnonzero(is_possible[hashes >> _TABLE_SHIFT])
+                chosen = chosen[np.argsort(hashes[chosen])]
+                chosen = chosen[contains(held_out, hashes[chosen])]
+                overlaps[text_of[chosen]] = True
+                np.unique(hashes[chosen]).tofile(file)
         np.save(f"{prefix}.overlaps.npy", overlaps)
         return {}
 
