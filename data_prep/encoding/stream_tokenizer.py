@@ -114,7 +114,7 @@ class TrainOnCountsTask(Task):
     The task writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of
     `run`.
 
-    Its memory does not grow with the text, only with the number of different words: the trainer needs about 900 bytes
+    Its memory does not grow with the text, only with the number of different words: the trainer needs about 1 KB
     for each. The setting `tokenizer_words` limits this number, because it limits the text.
     """
 
