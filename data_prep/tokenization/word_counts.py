@@ -9,6 +9,7 @@ In a table, a word is written in the alphabet of byte-level BPE: one letter per 
 no space and no line end.
 """
 
+import functools
 import heapq
 import itertools
 import re
@@ -37,6 +38,9 @@ _COPIES = 1024
 _TEXT_LETTERS = 1 << 16
 """A word that is so long that `_COPIES` copies have more letters than this is copied less often per text."""
 
+_KNOWN_LETTERS = 64
+"""The words of a part of a text are cached only if the part has at most this many characters."""
+
 
 def gpt2_words() -> "ByteLevel":
     """Return the part of the tokenizers library that splits text into GPT-2's words."""
@@ -48,12 +52,26 @@ def gpt2_words() -> "ByteLevel":
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Return GPT-2's words of all texts and their numbers of occurrences."""
     parts = Counter(itertools.chain.from_iterable(map(WORD.findall, texts)))
-    split = gpt2_words().pre_tokenize_str
     counts: Counter[str] = Counter()
     for part, count in parts.items():
-        for word, _ in split(part):
+        for word in _known_words_of(part) if len(part) <= _KNOWN_LETTERS else _words_of(part):
             counts[word] += count
     return counts
+
+
+def _words_of(part: str) -> list[str]:
+    """Return GPT-2's words of a part of a text that `WORD` has split off."""
+    return [word for word, _ in _splitter().pre_tokenize_str(part)]
+
+
+@functools.lru_cache(maxsize=1 << 17)  # cached, because a worker counts the words of many texts
+def _known_words_of(part: str) -> list[str]:
+    return _words_of(part)
+
+
+@functools.cache
+def _splitter() -> "ByteLevel":
+    return gpt2_words()
 
 
 def write_table(counts: Counter[str], path: Path) -> None:
