@@ -26,6 +26,8 @@ from data_prep.sources.sampling import sample_files
 
 _READING = ("spool", "paragraphs")
 """Steps that read all sources."""
+_TRAINING = ("count_words", "tokenizer")
+"""Steps that train the tokenizer."""
 _KEY_BYTES = 392
 """Number of bytes per document of the folder `dedup` of a stream."""
 
@@ -163,10 +165,10 @@ def _estimates(settings: PrepSettings, measured: _Measured) -> list[str]:
     trained_words = min(settings.tokenizer_words, words)
     hours = {
         "read and clean": sum(seconds.get(name, 0.0) for name in _READING) * by_input / 3600,
-        "train the tokenizer": seconds.get("tokenizer", 0.0) * trained_words / sample_words / 3600,
+        "train the tokenizer": sum(seconds.get(name, 0.0) for name in _TRAINING) * trained_words / sample_words / 3600,
         "encode": seconds.get("encode", 0.0) * by_words / 3600,
         "all other steps": sum(
-            value for name, value in seconds.items() if name not in (*_READING, "tokenizer", "encode")
+            value for name, value in seconds.items() if name not in (*_READING, *_TRAINING, "encode")
         ) * by_words / 3600,
     }  # fmt: skip
     in_parallel = hours["read and clean"] + hours["encode"]

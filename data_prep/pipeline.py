@@ -286,7 +286,7 @@ def _without_copies(
         save_copies(work.folder, *(np.empty(0, kind) for kind in (ENTRY, bool, bool)))
         return spooled.documents, None, table
     known = (base.keys, base.signatures, base.left_out) if base else (np.empty(0, "V16"), [], np.empty(0, RANGE))
-    kept, found, rows = remove_copies(spooled, *known, seed, work, executor)
+    kept, found, rows = remove_copies(spooled, *known, seed, work, executor, settings.cache)
     if settings.keep_removed:
         save_copies(work.folder, spooled.documents, found.exact, found.near)
     return kept, found, table + rows

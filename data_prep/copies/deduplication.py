@@ -19,6 +19,7 @@ from data_prep.copies.candidates import save_corpus
 from data_prep.copies.duplicates import Duplicates, find_duplicates
 from data_prep.copies.left_out import entries_of, is_in, ranges_of, save_ranges
 from data_prep.copies.near_copies import find_near_copies
+from data_prep.copies.stored_pairs import stored_pairs
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.read import Spooled, source_name
 from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SignatureFiles, Sketches
@@ -37,6 +38,7 @@ def remove_copies(
     seed: int,
     work: WorkFolder,
     executor: Executor,
+    cache: str | None = None,
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
@@ -54,6 +56,7 @@ def remove_copies(
         seed: the seed of the stream.
         work: the work folder.
         executor: runs the tasks that compare documents.
+        cache: the folder of --cache, which keeps the pairs of near copies of a new stream.
 
     Returns:
         Three values. First, the index entry (`index.ENTRY`) of each remaining document or range of a document. Second,
@@ -71,9 +74,13 @@ def remove_copies(
     num_words = np.concatenate([zeros, documents["num_words"]])
 
     def find_pairs(priority: np.ndarray, by_priority: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        files = [*known_signatures, *(spooled.signatures or [])]
-        corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
-        return find_near_copies(work.folder, executor, corpus)
+        def find() -> tuple[np.ndarray, np.ndarray]:
+            files = [*known_signatures, *(spooled.signatures or [])]
+            corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
+            return find_near_copies(work.folder, executor, corpus)
+
+        # Of the documents of a stream, only the sketches are compared, which the keys do not determine.
+        return stored_pairs(None if num_known else cache, keys, priority, by_priority, find)
 
     wanted = find_pairs if spooled.signatures is not None else None
     found = find_duplicates(keys, rank, num_words, wanted, num_known)

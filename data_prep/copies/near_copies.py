@@ -24,7 +24,7 @@ from data_prep.copies.candidates import (
     sorted_unique,
 )
 from data_prep.copies.duplicates import removed_copies
-from data_prep.reading.ngrams import ngram_hashes, unit_hashes
+from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes
 from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
 from data_prep.reading.spool import read_range
 from data_prep.running.heartbeat import Heartbeat
@@ -140,10 +140,21 @@ class CompareTask(Task):
         [file], [row] = corpus.place(np.array([number]))
         # The signatures of a spool file are beside it, under the same name.
         prefix = corpus.files[file].prefix
-        document = np.load(f"{prefix}.documents.npy", mmap_mode="r")[row]
+        document = _documents(f"{prefix}.documents.npy", self.sha256)[row]
         text = read_range(Path(f"{prefix}.text"), int(document["offset"]), int(document["num_bytes"]))
         units = unit_hashes(text)
-        return _Grams(*(np.unique(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
+        return _Grams(*(distinct(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
+
+
+@functools.lru_cache(maxsize=128)  # cached, because opening the file takes as long as to compare two documents
+def _documents(path: str, sha256: str) -> np.ndarray:
+    """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped.
+
+    Args:
+        path: the file.
+        sha256: digest of the corpus. Only the cache uses it: in another corpus, the file may be another one.
+    """
+    return np.load(path, mmap_mode="r")
 
 
 def _is_copy(better: _Grams, worse: _Grams) -> bool:

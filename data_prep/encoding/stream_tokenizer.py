@@ -1,5 +1,6 @@
 """Make dict.txt and the tokenizer file of a stream: copy the user's tokenizer, or train one on the mega-batches."""
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.reading.index import Index, read_index
+from data_prep.reading.index import Index, byte_ranges, read_index
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar, note
@@ -15,7 +16,13 @@ from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.tokenization.dictionary import NUM_SPECIAL, dictionary_names, dictionary_size, dictionary_text
-from data_prep.tokenization.tokenizers import TOKENIZERS, given_tokenizer, load_tokenizer
+from data_prep.tokenization.tokenizers import TOKENIZERS, ByteBPE, given_tokenizer, load_tokenizer
+from data_prep.tokenization.word_counts import added_tables, count_words, write_table
+
+TASK_BYTES = 16 << 20
+"""Approximate number of bytes of text in which one task counts words."""
+MAX_TABLES = 256
+"""Approximate maximum number of tasks that count words. The task that trains the tokenizer opens a file of each."""
 
 
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
@@ -40,18 +47,98 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
     # Train only on every `stride`-th passage, so that the training text has about `most` words or fewer.
     stride = max(1, math.ceil(num_words / most))
-    task = TrainTokenizerTask(
-        settings.tokenizer, settings.vocab_size, str(index.spool), str(index.path), index.sha256, start, end, stride
-    )
+    where = (str(index.spool), str(index.path), index.sha256)
+    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, *where, start, end, stride)
+    if tokenizer is ByteBPE:
+        counting = _count_words(where, index.passages["num_bytes"], range(start, end, stride), work, executor)
+        prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
+        digests = [counting.digest(number) for number in range(len(counting.tasks))]
+        task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
     step = Step(work.folder / "tokenizer", [task])
     with Bar(f"train {settings.tokenizer}", num_words // stride, "words") as bar:
         step.run(executor, lambda number: bar.advance(num_words // stride), threads=settings.workers)
     return _write(work.stream / tokenizer.file_name, Path(f"{step.prefix(0)}.tokenizer").read_bytes())
 
 
+def _count_words(
+    where: tuple[str, str, str], num_bytes: np.ndarray, chosen: range, work: WorkFolder, executor: Executor
+) -> Step:
+    """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`.
+
+    Args:
+        where: the fields `spool`, `index` and `index_sha256` of the tasks.
+        num_bytes: the length of every passage of the index file in bytes.
+        chosen: the numbers of the passages to train on.
+        work: the work folder.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+    """
+    sizes = num_bytes[chosen.start : chosen.stop : chosen.step]
+    most = max(TASK_BYTES, int(sizes.sum(dtype=np.int64)) // MAX_TABLES)
+    ranges = list(byte_ranges(sizes, 0, len(sizes), most))
+    tasks = [CountWordsTask(*where, chosen[first], chosen[last - 1] + 1, chosen.step) for first, last in ranges]
+    step = Step(work.folder / "count_words", tasks)
+    with Bar("count words", len(sizes), "passages") as bar:
+        step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+    return step
+
+
+@dataclass(frozen=True)
+class CountWordsTask(Task):
+    """Task that counts the words (see `word_counts`) of every `stride`-th passage from `start` to `end` (excluded).
+
+    The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`.
+    """
+
+    spool: str
+    """Path of the spool folder, which contains the text of the passages."""
+    index: str
+    """Path of the index file, which lists all passages."""
+    index_sha256: str
+    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
+    start: int
+    end: int
+    stride: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        passages = read_index(Path(self.index))[self.start : self.end : self.stride]
+        with heartbeat.computing():
+            counts = count_words(_texts(Path(self.spool), passages, "word counting", heartbeat))
+            write_table(counts, Path(f"{prefix}.words"))
+        return {}
+
+
+@dataclass(frozen=True)
+class TrainOnCountsTask(Task):
+    """Task that trains a byte-level BPE tokenizer on the tables of all tasks `CountWordsTask`.
+
+    The task writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of
+    `run`.
+
+    Its memory does not grow with the text, only with the number of different words: the trainer needs about 1 KB
+    for each. The setting `tokenizer_words` limits this number, because it limits the text.
+    """
+
+    vocab_size: int
+    prefixes: list[str]
+    """The path prefixes of the tasks that counted words."""
+    tables_sha256: str
+    """SHA-256 digest of the digests of all tables. If a table has changed, the task has changed, and is done again."""
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        with heartbeat.computing():
+            content = ByteBPE.train_on_counts(self._counts(heartbeat), self.vocab_size)
+        Path(f"{prefix}.tokenizer").write_bytes(content)
+        return {}
+
+    def _counts(self, heartbeat: Heartbeat) -> Iterator[tuple[str, int]]:
+        for counted in added_tables([Path(f"{prefix}.words") for prefix in self.prefixes]):
+            heartbeat.beat("tokenizer training")
+            yield counted
+
+
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Task that trains a tokenizer on every `stride`-th passage from `start` (included) to `end` (excluded).
+    """Task that trains a tokenizer on the text of every `stride`-th passage from `start` to `end` (excluded).
 
     `start` and `end` are positions in the index file, which lists all passages. The task writes the content of the
     tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
@@ -72,15 +159,18 @@ class TrainTokenizerTask(Task):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         with heartbeat.computing():
-            content = TOKENIZERS[self.kind].train(self._texts(heartbeat), self.vocab_size)
+            passages = read_index(Path(self.index))[self.start : self.end : self.stride]
+            texts = _texts(Path(self.spool), passages, "tokenizer training", heartbeat)
+            content = TOKENIZERS[self.kind].train(texts, self.vocab_size)
         Path(f"{prefix}.tokenizer").write_bytes(content)
         return {}
 
-    def _texts(self, heartbeat: Heartbeat) -> Iterator[str]:
-        passages, spool = read_index(Path(self.index)), Path(self.spool)
-        for number in range(self.start, self.end, self.stride):
-            heartbeat.beat("tokenizer training")
-            yield read_text(spool, passages[number])
+
+def _texts(spool: Path, passages: np.ndarray, place: str, heartbeat: Heartbeat) -> Iterator[str]:
+    """Yield the texts of passages. `place` is what the heartbeat file says about the task."""
+    for passage in passages:
+        heartbeat.beat(place)
+        yield read_text(spool, passage)
 
 
 def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:

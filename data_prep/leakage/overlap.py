@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.reading.index import byte_ranges, read_index
-from data_prep.reading.ngrams import ngram_hashes, unit_hashes_of
+from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes_of
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
@@ -33,6 +33,10 @@ _BATCH_BYTES = 1 << 16
 """Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
 _MERGED_NGRAMS = 1 << 22
 """Approximate number of hashes in a sorted file."""
+_TABLE_BITS = 25
+"""Number of bits of a hash that are looked up first. The table takes 32 MB. At most an eighth of it is filled, more if
+there are several sorted files."""
+_TABLE_SHIFT = np.uint64(64 - _TABLE_BITS)
 
 
 class Texts(NamedTuple):
@@ -105,7 +109,7 @@ def find_overlaps(
         scan.run(executor, lambda number: bar.advance(1))
     ngrams = np.empty(0, np.uint64)
     for number in range(len(scanning) if keep_ngrams else 0):
-        ngrams = np.union1d(ngrams, np.fromfile(f"{scan.prefix(number)}.found", np.uint64))
+        ngrams = distinct(np.concatenate([ngrams, np.fromfile(f"{scan.prefix(number)}.found", np.uint64)]))
     texts = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
     return Found(ngrams, np.concatenate([np.empty(0, bool), *texts]))
 
@@ -127,7 +131,7 @@ class NgramsTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         hashes, _ = _ngrams_of(self.texts, self.size, heartbeat)
-        hashes = np.unique(hashes)
+        hashes = distinct(hashes)
         hashes.tofile(f"{prefix}.ngrams")
         return {"ngrams": len(hashes)}
 
@@ -151,7 +155,7 @@ class MergeTask(Task):
             if path.stat().st_size:
                 hashes = np.memmap(path, np.uint64, "r")
                 found.append(np.array(hashes[_range_of(hashes, self.part, self.num_parts)]))
-        np.unique(np.concatenate([np.empty(0, np.uint64), *found])).tofile(f"{prefix}.ngrams")
+        distinct(np.concatenate([np.empty(0, np.uint64), *found])).tofile(f"{prefix}.ngrams")
         return {}
 
 
@@ -172,17 +176,20 @@ class ScanTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         hashes, text_of = _ngrams_of(self.texts, self.size, heartbeat)
-        order = np.argsort(hashes)
-        hashes, text_of = hashes[order], text_of[order]
         overlaps = np.zeros(len(self.texts.entries()), bool)
         with open(f"{prefix}.found", "wb") as file:
             for part in range(self.num_parts):
                 heartbeat.beat()
                 held_out = np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
-                chosen = _range_of(hashes, part, self.num_parts)
-                is_found = contains(held_out, hashes[chosen])
-                overlaps[text_of[chosen][is_found]] = True
-                np.unique(hashes[chosen][is_found]).tofile(file)
+                # Most hashes are not in the held-out text. A table of the first bits of the held-out hashes shows this
+                # without sorting them.
+                is_possible = np.zeros(1 << _TABLE_BITS, bool)
+                is_possible[held_out >> _TABLE_SHIFT] = True
+                chosen = np.flatnonzero(is_possible[hashes >> _TABLE_SHIFT])
+                chosen = chosen[np.argsort(hashes[chosen])]
+                chosen = chosen[contains(held_out, hashes[chosen])]
+                overlaps[text_of[chosen]] = True
+                distinct(hashes[chosen]).tofile(file)
         np.save(f"{prefix}.overlaps.npy", overlaps)
         return {}
 
@@ -262,8 +269,12 @@ def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return a bool array: True for each element of `wanted` that is in `sorted_hashes`."""
     if not len(sorted_hashes):
         return np.zeros(len(wanted), bool)
-    position = np.searchsorted(sorted_hashes, wanted)
-    return sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == wanted
+    order = np.argsort(wanted)  # the search is faster if neighbouring elements are close to each other
+    ordered = wanted[order]
+    position = np.searchsorted(sorted_hashes, ordered)
+    is_found = np.empty(len(wanted), bool)
+    is_found[order] = sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == ordered
+    return is_found
 
 
 def _range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
