@@ -102,6 +102,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
         with open_executor(settings) as executor:
             added = build_stream(settings, files, work, executor, base)
+            work.add_digests(executor)
         manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
         manifest["extensions"].append(inputs(settings, files))
         stream = _extended(settings, stream, added, fingerprints)

@@ -75,6 +75,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     ):
         with open_executor(settings) as executor:
             stream = build_stream(settings, files, work, executor)
+            work.add_digests(executor)
         stream["given"] = identity
         publish(settings.out, work, stream, inputs(settings, files) | {"outputs": {}, "extensions": []})
     return stream
