@@ -17,8 +17,9 @@ from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
+from data_prep.running.publish import publish
 from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes
-from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint

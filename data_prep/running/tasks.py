@@ -282,9 +282,9 @@ def digests_of(paths: Sequence[Path], folder: Path, executor: Executor) -> list[
     if sum(sizes) <= READ_HERE_BYTES:
         return [sha256_of(path) for path in paths]
     groups: list[list[str]] = []
-    group_bytes = _DIGEST_BYTES
+    group_bytes = 0
     for path, size in zip(paths, sizes, strict=True):
-        if group_bytes + size > _DIGEST_BYTES:
+        if not groups or group_bytes + size > _DIGEST_BYTES:
             groups.append([])
             group_bytes = 0
         groups[-1].append(str(path))
