@@ -38,7 +38,7 @@ VOCABULARY = 50_000
 MEGA_BATCHES = 4
 STEPS = (
     "read sources", "find similar documents", "compare similar documents", "cut long documents", "train byte-bpe",
-    "encode", "search for held-out text", "end",
+    "encode", "join tokens", "describe passages", "search for held-out text", "end",
 )  # fmt: skip
 SMALL_MB = 50
 ARCHIVE = "aut-example.warc.gz"
