@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.encoding.join import join_step, join_tokens, tasks_to_join
+from data_prep.encoding.join import join_step, join_tokens, remove_outdated, tasks_to_join
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype, sequence_sizes
 from data_prep.reading.index import Index, byte_ranges, is_training, read_index
 from data_prep.reading.spool import read_text
@@ -68,7 +68,8 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
     step = Step(work.folder / "encode", tasks)
     join = join_step(step, tasks_of_split, index, dtype, num_symbols, work.folder / "join")
     joined = join.finished(executor)
-    # The tokens of a split are removed as soon as they are joined.
+    remove_outdated(join, joined)
+    # The tokens of a split were removed when they were joined, so they are not encoded again.
     numbers = tasks_to_join(join, joined)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(executor, lambda number: bar.advance(weights[number]), numbers=numbers)

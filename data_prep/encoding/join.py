@@ -62,6 +62,18 @@ def tasks_to_join(join: Step, joined: Mapping[int, dict]) -> list[int]:
     return sorted({number for task in tasks for number in _parts(task)})
 
 
+def remove_outdated(join: Step, joined: Mapping[int, dict]) -> None:
+    """Remove what an earlier call has joined with other settings, because it only takes disk space.
+
+    Args:
+        join: the step that joins the tokens.
+        joined: the results of those of its tasks that are finished.
+    """
+    for path in join.folder.glob("*.bin"):
+        if int(path.stem) not in joined:
+            path.unlink()
+
+
 def join_tokens(
     encode: Step, join: Step, joined: Mapping[int, dict], index: Index, work: WorkFolder, executor: Executor
 ) -> tuple[dict[str, dict], list[list[int]]]:
@@ -79,9 +91,6 @@ def join_tokens(
         For each split, its entry in stream.json, and [passage, number of sequences] of each passage that is stored as
         several sequences.
     """
-    for path in join.folder.glob("*.bin"):
-        if int(path.stem) not in joined:
-            path.unlink()  # joined by an earlier call with other settings; it would only take space
     # In a chronological stream, the held-out text of a period is part of two splits.
     uses = collections.Counter(number for task in join.tasks for number in _parts(task))
 
