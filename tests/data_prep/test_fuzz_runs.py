@@ -49,8 +49,9 @@ def write_whole(folder, kind: str, rng: random.Random) -> None:
         write_lines(folder / "1999.jsonl", [{"text": text} for text in texts])
 
 
-def write_sources(folder, rng: random.Random) -> list[str]:
+def write_sources(folder, rng: random.Random, first_year: int = 1900) -> list[str]:
     """Write mutated files of two or three kinds, and whole text that is enough for a stream. Return the sources."""
+    folder.mkdir(exist_ok=True)
     seeds, sources = seeds_of(folder / "seeds"), []
     for kind in rng.sample(KINDS_OF_FILES, rng.choice([2, 3])):
         (folder / kind).mkdir()
@@ -66,7 +67,9 @@ def write_sources(folder, rng: random.Random) -> list[str]:
         if number % 10 == 9:  # a near copy, and a paragraph in common
             text = f"{rows[-1]['text']}\n\nThe same nine words are at the end here."
         url = f"http://{rng.choice('abc')}.example.org/{number}"
-        rows.append({"text": text, "url": url, "date": str(1900 + number // 2)} | ({"date": ""} if not number else {}))
+        rows.append(
+            {"text": text, "url": url, "date": str(first_year + number // 2)} | ({"date": ""} if not number else {})
+        )
     write_lines(folder / "whole" / "lines.jsonl", rows)
     # A benchmark: some of its lines are also in the text, and some may be damaged.
     lines = "".join(json.dumps({"text": row["text"]}) + "\n" for row in rows[::15])
@@ -140,6 +143,29 @@ def check(folder, rng: random.Random, folder_bytes, num_ways: int) -> bool:
         return False
     for name in ways:
         assert folder_bytes(folder / name) == folder_bytes(folder / "first"), name
+    if num_ways > 1:
+        more, last = write_sources(folder / "more", rng, first_year=2030), list(ways)[-1]
+        undated = ["--undated", "drop"] if "--undated" in options else []
+        codes = []
+        for name, workers, sources in (("first", 1, more), (last, 2, more[::-1])):
+            argv = [sys.executable, "-m", "data_prep", "--extend", str(folder / name), "--workers", str(workers)]
+            argv += ["--max-bad", "1", *undated, *(word for source in sources for word in ("--source", source))]
+            done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300)
+            assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
+            codes.append(done.returncode)
+            is_complete = json.loads((folder / name / "stream.json").read_text())["num_mega_batches"] == 3
+            assert is_complete == (done.returncode == 0)
+        print(f"extended: {codes} {done.stderr[-500:] if codes[0] else ''}")
+        assert codes[0] == codes[1]
+        shards = [
+            {
+                path: content
+                for path, content in folder_bytes(folder / name).items()
+                if not path.startswith(".alma-prep")
+            }
+            for name in ("first", last)
+        ]
+        assert shards[0] == shards[1]
     return True
 
 
