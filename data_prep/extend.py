@@ -17,8 +17,10 @@ from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
+from data_prep.running.publish import publish
 from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes
-from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.tasks import READ_HERE_BYTES, digests_of
+from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint
@@ -93,7 +95,10 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         if extension["fingerprints"] == fingerprints:
             _check_finished_extension(settings, stream, extension)
             return stream
-    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    what_to_do = f"Restore it, or remove {out} and make it again."
+    is_small = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) <= READ_HERE_BYTES
+    if is_small:
+        check_bytes(out, what_to_do)
     check_sizes(settings, files)
     identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
     keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
@@ -101,7 +106,10 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     recorded = identity | {"versions": versions(), "extension": number}
     with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
         with open_executor(settings) as executor:
+            if not is_small:
+                check_bytes(out, what_to_do, lambda paths: digests_of(paths, work.folder, executor))
             added = build_stream(settings, files, work, executor, base)
+            work.add_digests(executor)
         manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
         manifest["extensions"].append(inputs(settings, files))
         stream = _extended(settings, stream, added, fingerprints)

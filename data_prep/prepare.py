@@ -18,8 +18,9 @@ from data_prep.pipeline import build_stream
 from data_prep.reading.provenance import inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
+from data_prep.running.publish import publish
 from data_prep.running.stream_folder import check_bytes, check_free, read_stream
-from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files, Source, SourceFile, list_files
 from data_prep.tokenization.tokenizers import TOKENIZERS, given_tokenizer
@@ -75,6 +76,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     ):
         with open_executor(settings) as executor:
             stream = build_stream(settings, files, work, executor)
+            work.add_digests(executor)
         stream["given"] = identity
         publish(settings.out, work, stream, inputs(settings, files) | {"outputs": {}, "extensions": []})
     return stream

@@ -48,7 +48,7 @@ def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np
         executor: runs the tasks.
         corpus: the signature files and the order of all documents.
     """
-    sha256 = corpus.digest()
+    sha256 = corpus.digest(executor)
     bands, anchors = candidate_tasks(corpus, sha256)
     step = Step(work / "find_pairs", [*bands, *anchors])
     with Bar("find similar documents", len(step.tasks), "tasks") as bar:

@@ -13,7 +13,6 @@ passage     index of the passage in its document, from 0
 
 import binascii
 import itertools
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +82,11 @@ def write_documents(
         tasks_of_split[name] = [number for member in members for number in tasks_of_split[member]]
     names = list(tasks_of_split)
     parts = [[str(step.prefix(number)) + ".arrow" for number in tasks_of_split[name]] for name in names]
-    digests = [[step.digest(number) for number in tasks_of_split[name]] for name in names]
+    digests = [[step.file(number, "arrow")[1]["sha256"] for number in tasks_of_split[name]] for name in names]
     joined = Step(work.folder / "join_documents", [JoinTask(*both) for both in zip(parts, digests, strict=True)])
     joined.run(executor)
     for number, name in enumerate(names):
-        target = work.stream / FOLDER / f"{name}.parquet"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(f"{joined.prefix(number)}.parquet", target)
+        work.add_shard(f"{FOLDER}/{name}.parquet", *joined.file(number, "parquet"))
 
 
 @dataclass(frozen=True)

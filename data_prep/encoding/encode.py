@@ -1,7 +1,7 @@
 """Encode passages as tokens, in the final order of the passages, and write fairseq's dataset files.
 
-The passages of a split are divided among several tasks, which write tokens to temporary files. `encode` runs the tasks,
-and joins the tokens of all tasks of a split into the files of the split.
+The passages of a split are divided among several tasks, which write tokens to temporary files. Another task joins the
+tokens of a split into the files of the split (see `join`).
 """
 
 import functools
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
+from data_prep.encoding.join import join_step, join_tokens, remove_outdated, tasks_to_join
+from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype, sequence_sizes
 from data_prep.reading.index import Index, byte_ranges, is_training, read_index
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
@@ -22,7 +23,6 @@ from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import AnyTokenizer, ByteBPE, SentencePiece, load_tokenizer
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import split_prefix
 
 BATCH_BYTES = 1 << 20
 """Approximate number of bytes of text that a task encodes at a time."""
@@ -66,26 +66,18 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
             tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols))
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     step = Step(work.folder / "encode", tasks)
-    with Bar("encode", sum(weights), "bytes") as bar:
-        results = step.run(executor, lambda number: bar.advance(weights[number]))
+    join = join_step(step, tasks_of_split, index, dtype, num_symbols, work.folder / "join")
+    joined = join.finished(executor)
+    remove_outdated(join, joined)
+    # The tokens of a split were removed when they were joined, so they are not encoded again.
+    numbers = tasks_to_join(join, joined)
+    with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
+        step.run(executor, lambda number: bar.advance(weights[number]), numbers=numbers)
+    splits, long = join_tokens(step, join, joined, index, work, executor)
     counts = np.zeros(num_symbols, dtype=np.int64)
-    splits = {}
-    for name, members in [*((name, [name]) for name in index.splits), *index.unions.items()]:
-        prefix = split_prefix(work.stream, name)
-        prefix.parent.mkdir(exist_ok=True)
-        num_tokens = num_sequences = 0
-        with MMapWriter(prefix, dtype) as writer:
-            for number in itertools.chain.from_iterable(tasks_of_split[member] for member in members):
-                tokens = np.fromfile(f"{step.prefix(number)}.tokens", dtype)
-                sizes = np.fromfile(f"{step.prefix(number)}.sizes", np.int32)
-                writer.write(tokens, sizes)
-                num_tokens, num_sequences = num_tokens + len(tokens), num_sequences + len(sizes)
-                if is_training(name):
-                    counts += np.fromfile(f"{step.prefix(number)}.counts", np.int64)
-        start, end = index.cuts[index.splits.index(members[0])], index.cuts[index.splits.index(members[-1]) + 1]
-        splits[name] = _text_counts(passages[start:end])
-        splits[name] |= {"sequences": num_sequences, "tokens": num_tokens, "sha256": writer.sha256()}
-    long = [one for result in results for one in result["long"]]
+    for number, name in enumerate(index.splits):
+        if is_training(name):
+            counts += np.fromfile(f"{join.prefix(number)}.counts", np.int64)
     return Encoded(splits, counts, np.array(long, np.int64).reshape(-1, 2))
 
 
@@ -150,21 +142,3 @@ def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyToke
             again.
     """
     return load_tokenizer(Path(file))
-
-
-def _text_counts(passages: np.ndarray) -> dict:
-    """Return the number of documents, passages, words and bytes of a split.
-
-    Args:
-        passages: the index entry (`index.ENTRY`) of each passage of the split.
-    """
-    # To count different documents, sort the hashes of their texts, and count how often the next hash is different.
-    documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
-    order = np.lexsort((documents[:, 1], documents[:, 0]))
-    changes = (documents[order[1:]] != documents[order[:-1]]).any(axis=1)
-    return {
-        "documents": int(changes.sum()) + 1 if len(passages) else 0,
-        "passages": len(passages),
-        "words": int(passages["num_words"].sum(dtype=np.int64)),
-        "bytes": int(passages["num_bytes"].sum(dtype=np.int64)),
-    }

@@ -12,8 +12,6 @@ from typing import Self
 
 import numpy as np
 
-from fairseq_alma.core.files import sync
-
 # Constants of fairseq's format: the first bytes of every .idx file, the format version, and codes of integer types.
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -21,6 +19,8 @@ DTYPE_CODES = {"uint16": 8, "uint32": 9}
 MAX_SEQUENCE_TOKENS = 65_535
 """Maximum sequence length, in tokens. fairseq's TokenBlockDataset stores token counts in 16 bits, which can overflow if
 a sequence is longer."""
+_POINTERS = 1 << 20
+"""Number of positions in an .idx file that are computed at a time."""
 
 
 def best_dtype(dictionary_size: int) -> str:
@@ -49,9 +49,9 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 class MMapWriter:
     """A context manager that writes one fairseq dataset: the files PREFIX.bin and PREFIX.idx.
 
-    Each call of `write` appends tokens to PREFIX.bin. PREFIX.idx (the lengths and positions of the sequences) is
-    written at the end of the `with` statement. If the `with` statement ends without an error, both files are complete
-    and synced to disk.
+    Each call of `write` appends tokens to PREFIX.bin, and the lengths of the sequences to PREFIX.idx. The positions of
+    the sequences are added to PREFIX.idx at the end of the `with` statement, and PREFIX.idx is removed after an error.
+    The memory that is needed does not depend on the size of the dataset.
 
     Args:
         prefix: the path of both files without `.bin` and `.idx`.
@@ -60,23 +60,27 @@ class MMapWriter:
 
     def __init__(self, prefix: Path, dtype: str):
         self._prefix, self._dtype = prefix, np.dtype(dtype)
-        self._sizes: list[np.ndarray] = []
+        self._num_sequences = 0
         self._digest = hashlib.sha256()
 
     def __enter__(self) -> Self:
         self._file = open(f"{self._prefix}.bin", "wb")
+        self._index = open(f"{self._prefix}.idx", "w+b")
+        self._write_head()
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
         if error_type is not None:
-            # Ignore errors while closing the file, because they would hide the error that ended the `with` statement.
-            # The file is incomplete anyway.
-            with contextlib.suppress(OSError):
-                self._file.close()
+            # Ignore errors while closing the files, because they would hide the error that ended the `with` statement.
+            # The files are incomplete anyway.
+            for file in (self._file, self._index):
+                with contextlib.suppress(OSError):
+                    file.close()
+            Path(self._index.name).unlink(missing_ok=True)
             return
         self._file.close()
-        sync(Path(self._file.name))
-        self._write_index()
+        with self._index:
+            self._write_pointers()
 
     def write(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
         """Append sequences of tokens to the dataset.
@@ -89,21 +93,31 @@ class MMapWriter:
         content = tokens.astype(self._dtype, copy=False).data
         self._file.write(content)
         self._digest.update(content)
-        self._sizes.append(sizes.astype(np.int32))
+        self._index.write(sizes.astype(np.int32).data)
+        self._num_sequences += len(sizes)
 
     def sha256(self) -> str:
         """Return the SHA-256 digest of the bytes written to PREFIX.bin so far, in hexadecimal."""
         return self._digest.hexdigest()
 
-    def _write_index(self) -> None:
-        sizes = np.concatenate([np.empty(0, np.int32), *self._sizes])
+    def _write_head(self) -> None:
+        """Write the head of PREFIX.idx, which contains the number of sequences."""
+        code = DTYPE_CODES[self._dtype.name]
+        self._index.seek(0)
+        self._index.write(MAGIC + struct.pack("<QBQ", VERSION, code, self._num_sequences))
+
+    def _write_pointers(self) -> None:
+        """Complete PREFIX.idx: write the number of sequences, and the position of each sequence in PREFIX.bin."""
+        self._write_head()
+        sizes_at = self._index.tell()
+        pointers_at = sizes_at + 4 * self._num_sequences
         # Pointers are byte positions in PREFIX.bin. Use 64 bits, because a mega-batch can have more than 2^32 bytes.
-        pointers = np.zeros(len(sizes), dtype=np.int64)
-        np.cumsum(sizes[:-1], out=pointers[1:], dtype=np.int64)
-        pointers *= self._dtype.itemsize
-        path = Path(f"{self._prefix}.idx")
-        with open(path, "wb") as file:
-            file.write(MAGIC + struct.pack("<QBQ", VERSION, DTYPE_CODES[self._dtype.name], len(sizes)))
-            file.write(sizes.data)
-            file.write(pointers.data)
-        sync(path)
+        position = 0
+        for start in range(0, self._num_sequences, _POINTERS):
+            count = min(_POINTERS, self._num_sequences - start)
+            self._index.seek(sizes_at + 4 * start)
+            ends = np.cumsum(np.frombuffer(self._index.read(4 * count), np.int32), dtype=np.int64)
+            ends = position + ends * self._dtype.itemsize
+            self._index.seek(pointers_at + 8 * start)
+            self._index.write(np.concatenate([[position], ends[:-1]]).astype(np.int64).data)
+            position = int(ends[-1])

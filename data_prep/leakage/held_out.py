@@ -81,7 +81,9 @@ def decoded_texts(folder: Path, stream: Path, name: str, description: Mapping, e
     path, dtype = split_prefix(stream, name).with_suffix(".bin"), best_dtype(description["dictionary_size"])
     tokenizer_file = stream / description["tokenizer"]["file"]
     tokens = np.memmap(path, dtype, "r")
-    place = (str(path), sha256_of(path), dtype, str(tokenizer_file), sha256_of(tokenizer_file))
+    # The stream was checked before, so the digest in stream.json is that of the file.
+    sha256 = description["splits"][name].get("sha256") or sha256_of(path)
+    place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file))
     tasks: list[DecodeTask] = []
     start = 0
     while start < len(tokens):

@@ -12,8 +12,6 @@ The names of files with copies contain the word "copies". alma-prep --extend add
 number of the extension. A stream can be used without this folder.
 """
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from data_prep.reading.index import ENTRY, byte_ranges
 from data_prep.reading.removed_file import RemovedFile
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Executor, Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.sources.dates import date_text
 from fairseq_alma.core.files import sha256_of
@@ -61,11 +59,11 @@ def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Execu
         number: 0 for a new stream, else the number of the extension, from 1.
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
-    target = work.stream / FOLDER
-    target.mkdir(exist_ok=True)
     for shard in range(num_shards):
-        if removed_path(work.spool, shard).exists():
-            _link(removed_path(work.spool, shard), target / f"{number:04d}-{shard:06d}.jsonl.zst")
+        path = removed_path(work.spool, shard)
+        if path.exists():
+            digest = mark_of(work.spool, shard)["files"][path.name]
+            work.add_shard(f"{FOLDER}/{number:04d}-{shard:06d}.jsonl.zst", path, digest)
     tasks = []
     for name in ("exact", "near"):
         path = work.folder / f"{name}_copies.npy"
@@ -76,20 +74,7 @@ def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Execu
     step = Step(work.folder / "removed", tasks)
     step.run(executor)
     for task in range(len(tasks)):
-        _link(Path(f"{step.prefix(task)}.jsonl.zst"), target / f"{number:04d}-copies-{task:06d}.jsonl.zst")
-    if not any(target.iterdir()):
-        target.rmdir()
-
-
-def _link(path: Path, target: Path) -> None:
-    """Make a file available under a second path. It is copied if the file system has no hard links.
-
-    The file must stay under its first path, because the next call of alma-prep checks it, if this call is killed.
-    """
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
+        work.add_shard(f"{FOLDER}/{number:04d}-copies-{task:06d}.jsonl.zst", *step.file(task, "jsonl.zst"))
 
 
 @dataclass(frozen=True)

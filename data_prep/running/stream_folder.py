@@ -7,6 +7,7 @@ not list is not part of the stream.
 import json
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from data_prep.errors import PrepError
@@ -44,7 +45,7 @@ def read_stream(out: Path) -> StreamFolder | None:
         ) from error
 
 
-def check_bytes(out: Path, what_to_do: str) -> None:
+def check_bytes(out: Path, what_to_do: str, digests_of: Callable[[list[Path]], Iterable[str]] | None = None) -> None:
     """Check that every shard of a finished stream has the size and the SHA-256 digest that manifest.json records.
 
     The folder `removed`, with the documents that were removed, may be missing.
@@ -54,14 +55,27 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     Args:
         out: the stream folder.
         what_to_do: advice for the user, which is appended to each error message.
+        digests_of: computes the SHA-256 digests of files; None: this process computes them.
 
     Raises:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
+    shards = _recorded_shards(out, what_to_do)
+    found = map(sha256_of, shards) if digests_of is None else digests_of(list(shards))
+    for path, sha256 in zip(shards, found, strict=True):
+        if sha256 != shards[path]:
+            raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
+
+
+def _recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
+    """Return the shards of a finished stream, with the digests that manifest.json records.
+
+    Raise PrepError if a shard is missing or has another size. For the arguments, see `check_bytes`.
+    """
     if not (out / MANIFEST).is_file():
         if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):
             raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
-        return
+        return {}
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         outputs = {name: (output["bytes"], output["sha256"]) for name, output in manifest["outputs"].items()}
@@ -71,6 +85,7 @@ def check_bytes(out: Path, what_to_do: str) -> None:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
     num_extensions = len(stream.get("extensions", []))
+    shards = {}
     for name, (num_bytes, digest) in outputs.items():
         if SHARD_NAME.fullmatch(name) and not belongs_to_stream(name, stream["num_mega_batches"], num_extensions):
             # Skip the shards of an interrupted call of alma-prep --extend. The manifest lists them if alma-prep was
@@ -81,8 +96,10 @@ def check_bytes(out: Path, what_to_do: str) -> None:
             continue  # users may delete the documents that were removed
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
-        if path.stat().st_size != num_bytes or sha256_of(path) != digest:
+        if path.stat().st_size != num_bytes:
             raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
+        shards[path] = digest
+    return shards
 
 
 def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> bool:

@@ -9,16 +9,18 @@ A step is a folder and a list of tasks. Each task is done by one worker process:
 
 The next call of alma-prep skips a task if the done mark describes the same task and the shards have the recorded sizes
 and digests. All other tasks are done again. The output does not depend on which process did a task or how often the
-task was started.
+task was started. The digests of many or large files are computed by tasks, too (see `digests_of`).
 """
 
+import hashlib
 import importlib
 import json
 import os
 import shutil
 import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,6 +34,11 @@ from fairseq_alma.core.files import sha256_of, write_whole
 _LISTED_TASKS = 25
 """Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
 four files, and a network file system sends about 100 names at a time."""
+READ_HERE_BYTES = 256 << 20
+"""Files with at most this many bytes in total are read by alma-prep itself to compute their digests. This takes less
+time than to start a task on a cluster."""
+_DIGEST_BYTES = 1 << 30
+"""Approximate number of bytes of which one task computes digests."""
 
 
 class Task(ABC):
@@ -109,31 +116,33 @@ class Step:
     tasks: Sequence[Task]
 
     def run(
-        self, executor: Executor, on_done: Callable[[int], None] = lambda number: None, threads: int = 1
-    ) -> list[dict]:
+        self, executor: Executor, on_done: Callable[[int], None] = lambda number: None, threads: int = 1,
+        numbers: Sequence[int] | None = None, finished: Mapping[int, dict] | None = None,
+    ) -> list[dict]:  # fmt: skip
         """Do all tasks of this step that no earlier call of alma-prep has done.
 
         Args:
             executor: runs the tasks, on this machine or on a Slurm cluster.
             on_done: called once with the number of each task, including the tasks that were done earlier.
             threads: maximum number of threads per task.
+            numbers: the numbers of the tasks to do; None: all tasks.
+            finished: what the method `finished` has returned; None: call it.
 
         Returns:
-            The result of each task, in the order of `tasks`.
+            The result of each task, in the order of `numbers`.
 
         Raises:
             PrepError: if a worker died, hung, or left no done mark.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         write_tasks(self.folder, [task.description() for task in self.tasks])
-        names = {path.name for path in self.folder.iterdir()}
-        results: dict[int, dict] = {}
-        for number in range(len(self.tasks)):
-            mark = self._checked_mark(number) if self._path(number, "done").name in names else None
-            if mark is not None:
-                results[number] = mark["result"]
+        numbers = range(len(self.tasks)) if numbers is None else numbers
+        results = dict(self.finished(executor, numbers) if finished is None else finished)
+        for number in numbers:
+            if number in results:
                 on_done(number)
-        missing = [number for number in range(len(self.tasks)) if number not in results]
+        missing = [number for number in numbers if number not in results]
+        names = {path.name for path in self.folder.iterdir()}
         for number in missing:
             # Remove done marks that are not valid for these tasks. Also remove what killed workers have left.
             if self._path(number, "done").name in names:
@@ -150,17 +159,49 @@ class Step:
                     f"{self._path(number, 'done')} is missing. Run the same command again."
                 )
             results[number] = mark["result"]
-        return [results[number] for number in range(len(self.tasks))]
+        return [results[number] for number in numbers]
+
+    def finished(self, executor: Executor, numbers: Iterable[int] | None = None) -> dict[int, dict]:
+        """Return the results of the tasks that earlier calls of alma-prep have done, by number.
+
+        A task is done if its done mark describes this task, and its output files (shards) have the sizes and digests
+        that the mark records.
+
+        Args:
+            executor: computes the digests, unless there is little to read.
+            numbers: the numbers of the tasks to look at; None: all tasks.
+        """
+        names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        results: dict[int, dict] = {}
+        files: list[tuple[int, Path, str]] = []
+        for number in range(len(self.tasks)) if numbers is None else numbers:
+            mark = self.mark(number) if self._path(number, "done").name in names else None
+            if mark is None or not all(name in names for name in mark["files"]):
+                continue
+            paths = {self.folder / name: expected for name, expected in mark["files"].items()}
+            if all(path.stat().st_size == expected["bytes"] for path, expected in paths.items()):
+                results[number] = mark["result"]
+                files += [(number, path, expected["sha256"]) for path, expected in paths.items()]
+        found = digests_of([path for _, path, _ in files], self.folder, executor)
+        for (number, _, expected), sha256 in zip(files, found, strict=True):
+            if sha256 != expected:
+                results.pop(number, None)
+        return results
 
     def prefix(self, number: int) -> Path:
         """Return the path prefix of the output files (shards) of a task."""
         return self.folder / f"{number:06d}"
 
-    def digest(self, number: int) -> str:
-        """Return the SHA-256 digest of the output file of a finished task that has only one output file."""
-        mark = self.mark(number)
-        assert mark is not None and len(mark["files"]) == 1, number
-        return next(iter(mark["files"].values()))["sha256"]
+    def file(self, number: int, ending: str) -> tuple[Path, dict]:
+        """Return the path of an output file of a finished task, and its size and digest: {"bytes": ..., "sha256": ...}.
+
+        Args:
+            number: number of the task.
+            ending: the end of the file name, without the dot before it.
+        """
+        mark, path = self.mark(number), self._path(number, ending)
+        assert mark is not None, number
+        return path, mark["files"][path.name]
 
     def mark(self, number: int) -> dict | None:
         """Return the content of a task's done mark, or None if the done mark is missing or describes another task.
@@ -220,22 +261,61 @@ class Step:
                     return f"step {self.folder.name}, task {path.stem}, at {content['at']}"
         return f"step {self.folder.name}, between two tasks"
 
-    def _checked_mark(self, number: int) -> dict | None:
-        """Return the content of a task's done mark, or None if the mark is missing or does not match the task's shards.
-
-        The mark matches if all shards (output files) have the sizes and digests that the mark records.
-        """
-        mark = self.mark(number)
-        if mark is None:
-            return None
-        for name, expected in mark["files"].items():
-            path = self.folder / name
-            if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_of(path) != expected["sha256"]:
-                return None
-        return mark
-
     def _path(self, number: int, ending: str) -> Path:
         return self.folder / f"{number:06d}.{ending}"
+
+
+def mark_of(folder: Path, number: int) -> dict:
+    """Return the content of the done mark of a finished task of the step in `folder`."""
+    return json.loads((folder / f"{number:06d}.done").read_text())
+
+
+def digests_of(paths: Sequence[Path], folder: Path, executor: Executor) -> list[str]:
+    """Return the SHA-256 digest of each file. Tasks compute the digests, unless the files are small.
+
+    Args:
+        paths: the files. On a cluster, every node must have access to them.
+        folder: an existing folder. The files of the tasks are stored there for as long as this function runs.
+        executor: runs the tasks.
+    """
+    sizes = [path.stat().st_size for path in paths]
+    if sum(sizes) <= READ_HERE_BYTES:
+        return [sha256_of(path) for path in paths]
+    groups: list[list[str]] = []
+    group_bytes = 0
+    for path, size in zip(paths, sizes, strict=True):
+        if not groups or group_bytes + size > _DIGEST_BYTES:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(str(path))
+        group_bytes += size
+    # The name is new, because the result of an earlier call may no longer be true.
+    step = Step(folder / f"digests_{time.time_ns()}", [DigestTask(group) for group in groups])
+    try:
+        return [sha256 for result in step.run(executor) for sha256 in result["sha256"]]
+    finally:
+        shutil.rmtree(step.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class DigestTask(Task):
+    """Task that computes the SHA-256 digests of files. The result of the task contains them."""
+
+    paths: list[str]
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        return {"sha256": [_sha256(Path(path), heartbeat) for path in self.paths]}
+
+
+def _sha256(path: Path, heartbeat: Heartbeat) -> str:
+    """Return the SHA-256 digest of a file. A large file takes minutes, so progress is reported."""
+    digest = hashlib.sha256()
+    heartbeat.beat(f"the digest of {path.name}")
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            heartbeat.beat()
+    return digest.hexdigest()
 
 
 def worker_of(folder: Path, number: int) -> dict:
@@ -276,8 +356,7 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
             result = _task_from(description).run(temporary / stem, heartbeat)
             files = {}
             for path in sorted(temporary.iterdir()):
-                heartbeat.beat()
-                files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+                files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path, heartbeat)}
                 os.replace(path, Path(folder) / path.name)
         mark = {"task": description, "files": files, "result": result}
         write_whole(Path(folder) / f"{stem}.done", json.dumps(mark), durable=False)

@@ -17,14 +17,17 @@ from typing import NamedTuple
 from data_prep.errors import PrepError, Unworkable
 from data_prep.running.interrupts import interrupts_delayed
 from data_prep.running.progress import note
-from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, belongs_to_stream, files_beside_work
+from data_prep.running.stream_folder import SHARD_NAME, WORK, belongs_to_stream, files_beside_work
+from data_prep.running.tasks import Executor, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, sha256_of, sync, sync_folder, write_json, write_whole
+from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.stream_folder import STREAM_FILE
 
 SETTINGS = "settings.json"
+_DIGESTS = "digests.jsonl"
+"""Name of the file with the sizes and digests of the shards in the folder `stream`."""
 _UNWORKABLE = "unworkable"
 """Key in the settings file: the error message of a call whose settings did not fit the text."""
 _LEASE = "lease.json"
@@ -56,6 +59,47 @@ class WorkFolder(NamedTuple):
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
         OUT is the stream folder."""
         return self.folder / "stream"
+
+    def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
+        """Put a file that a task has written into the stream, under a second path.
+
+        The file stays under its first path, because the next call of alma-prep checks it if this call is killed. The
+        file is copied only if the file system has no hard links.
+
+        Args:
+            name: path of the shard relative to the stream folder.
+            path: the file.
+            digest: its size and digest, {"bytes": ..., "sha256": ...}.
+        """
+        target = self.stream / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target)
+        except OSError:
+            shutil.copyfile(path, target)
+        self._record(name, digest)
+
+    def add_digests(self, executor: Executor) -> None:
+        """Compute the digests of the shards that were written into the folder `stream` itself, for `publish`."""
+        known = self.digests()
+        shards = [path for path in self.shards() if path.relative_to(self.stream).as_posix() not in known]
+        for path, sha256 in zip(shards, digests_of(shards, self.folder, executor), strict=True):
+            digest = {"bytes": path.stat().st_size, "sha256": sha256}
+            self._record(path.relative_to(self.stream).as_posix(), digest)
+
+    def shards(self) -> list[Path]:
+        """Return the finished shards, sorted."""
+        return sorted(path for path in self.stream.rglob("*") if path.is_file())
+
+    def digests(self) -> dict[str, dict]:
+        """Return the size and digest of the shards that are known, by the path relative to the stream folder."""
+        path = self.folder / _DIGESTS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return dict(map(json.loads, lines))
+
+    def _record(self, name: str, digest: Mapping) -> None:
+        with open(self.folder / _DIGESTS, "a", encoding="utf-8") as file:
+            file.write(json.dumps([name, digest]) + "\n")
 
 
 @contextmanager
@@ -93,6 +137,7 @@ def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: 
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
             shutil.rmtree(work.stream, ignore_errors=True)
+            (work.folder / _DIGESTS).unlink(missing_ok=True)
             work.spool.mkdir(exist_ok=True)
             work.stream.mkdir()
             try:
@@ -130,44 +175,6 @@ def full_disk_reported(out: Path) -> Iterator[None]:
             "the same command again. alma-prep needs space for a copy of the text and for its tokens, which take about "
             "as much as the text."
         ) from error
-
-
-def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
-    """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
-
-    stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
-    stream.json. If this process is killed earlier, the next call of alma-prep continues.
-
-    Args:
-        out: the stream folder.
-        work: the work folder.
-        stream: the content of stream.json.
-        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
-            entry "outputs".
-    """
-    shards = sorted(path for path in work.stream.rglob("*") if path.is_file())
-    for path in shards:
-        name = path.relative_to(work.stream).as_posix()
-        manifest["outputs"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    sync(work.stream)
-    for path in shards:
-        target = out / path.relative_to(work.stream)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
-    for folder in {(out / name).parent for name in manifest["outputs"]}:
-        if folder.is_dir():
-            sync_folder(folder)
-    sync_folder(out)
-    # Write manifest.json and stream.json in the work folder, and then move them, so that `out` never contains a
-    # temporary file, even if this process is killed.
-    write_json(work.folder / MANIFEST, manifest)
-    text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
-    # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
-    # (lone surrogates). Therefore write these characters as escapes.
-    write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
-    for name in (MANIFEST, STREAM_FILE):
-        os.replace(work.folder / name, out / name)
-        sync_folder(out)
 
 
 def remove_finished_work(out: Path, num_extensions: int) -> None:

@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
+from data_prep import extend as extending
 from data_prep.cli import main
+from data_prep.running import tasks
 from tests.data_prep.test_corpora import texts_of
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -92,3 +94,21 @@ def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsy
     capsys.readouterr()
     assert main([*extended, sources["a"]]) == 2
     assert "is a copy of a document that is already in the stream" in capsys.readouterr().err
+
+
+def test_tasks_check_a_large_stream_before_it_is_extended(tmp_path, alma_prep, capsys, monkeypatch):
+    write_texts(tmp_path / "old.jsonl", 150, 0)
+    write_texts(tmp_path / "new.jsonl", 80, 1)
+    out, exact = tmp_path / "out", ["--text-field", "story", "--duplicates", "exact"]
+    assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=exact) == 0
+    monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)
+    monkeypatch.setattr(extending, "READ_HERE_BYTES", 0)
+    path = out / "mega_batch_1" / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    assert extend(out, tmp_path / "new.jsonl") == 2
+    assert f"{path} has changed since alma-prep wrote it" in capsys.readouterr().err
+    path.write_bytes(content)
+    assert extend(out, tmp_path / "new.jsonl") == 0
+    assert load(out)["num_mega_batches"] == 3
+    assert not (out / ".alma-prep").exists()

@@ -81,7 +81,10 @@ def uninterrupted(tmp_path_factory, large_text, folder_bytes):
 
 
 MOMENTS = ["spool/000000.*.part", "stream/mega_batch_1/train.bin"]
-MORE_MOMENTS = ["spool/000000.done", "cut/000000.*.part", "tokenizer/000000.*.part", "encode/000000.done"]
+MORE_MOMENTS = [
+    *("spool/000000.done", "cut/000000.*.part", "tokenizer/000000.*.part", "encode/000000.done"),
+    *("join/000000.*.part", "join/000000.done", "join/000002.done", "join/000004.done"),
+]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -6,6 +6,7 @@ A marker is an HTML comment on the line before a block of bash, python or yaml:
     <!-- test: run | updates=1000 -> updates=2 -->  run it with replacements; each must occur in the block
     <!-- test: save NAME -->                        write it to the file NAME of that folder
     <!-- test: check -->                            parse its commands and compose their settings; run nothing
+    <!-- test: slurm | --mem=16G -> --mem=8G -->    as check; the slow tests of Slurm run it, with replacements
     <!-- test: skip | REASON -->                    do nothing, for a reason that is given
 
 A marker `<!-- test files: NAME -->` anywhere in a page calls the function NAME of files.py before the first block.
@@ -18,7 +19,7 @@ from pathlib import Path
 from tests.commands import ROOT
 
 TESTED_LANGUAGES = ("bash", "sh", "python", "yaml", "slurm")
-ACTIONS = ("run", "save", "check", "skip")
+ACTIONS = ("run", "save", "check", "slurm", "skip")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _BLOCK = re.compile(

@@ -58,7 +58,7 @@ def run_block(block: Block, folder: Path, in_forks: bool = False) -> None:
         path = folder / block.argument
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
-    elif block.action == "check":
+    elif block.action in ("check", "slurm"):
         assert check_block(block.text), f"{block.where}: no command of the block could be checked"
     elif block.action == "run" and in_forks and (commands := our_commands(block)):
         for name, *arguments in commands:

@@ -3,6 +3,7 @@ import pytest
 import torch
 from fairseq.data import indexed_dataset
 
+from data_prep.encoding import mmap_writer
 from data_prep.encoding.mmap_writer import MMapWriter, best_dtype, sequence_sizes
 
 
@@ -28,13 +29,14 @@ def test_files_are_byte_for_byte_those_of_fairseq(tmp_path, dictionary_size):
     assert [dataset[index].tolist() for index in range(3)] == sequences
 
 
-def test_pointers_are_counted_in_64_bits(tmp_path):
+def test_pointers_are_counted_in_64_bits(tmp_path, monkeypatch):
     # 40 000 sequences of 65 535 tokens of 2 bytes are 5.2 GB; only the index is written here.
-    writer = MMapWriter(tmp_path / "large", "uint16")
-    writer._sizes = [np.full(40_000, 65_535, dtype=np.int32)]
-    writer._write_index()
+    monkeypatch.setattr(mmap_writer, "_POINTERS", 999)
+    with MMapWriter(tmp_path / "large", "uint16") as writer:
+        writer._index.write(np.full(40_000, 65_535, dtype=np.int32).data)
+        writer._num_sequences = 40_000
     pointers = np.fromfile(tmp_path / "large.idx", dtype=np.int64, offset=26 + 4 * 40_000)
-    assert pointers[-1] == 39_999 * 65_535 * 2
+    assert pointers.tolist() == [number * 65_535 * 2 for number in range(40_000)]
 
 
 def test_a_long_passage_is_stored_as_several_sequences():

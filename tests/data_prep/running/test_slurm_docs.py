@@ -12,21 +12,10 @@ from tests.docs.commands import environment
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
 pytestmark = [pytest.mark.usefixtures("slurm"), pytest.mark.slow]
 
-OF_THIS_CLUSTER = {
-    "--slurm-partition cpu": "--slurm-partition main",
-    "--workers 200": "--workers 4",
-    "--mem=16G": "--mem=8G",
-}
-"""What differs on the cluster of the test, which has other partitions, eight cores and 16 GB a node."""
 
-
-def commands_with(words: str) -> str:
-    """Return the block of the page that contains these words, for the cluster of the test."""
-    [block] = [block for block in blocks_of(ROOT / "docs/corpora.md") if words in block.text]
-    text = block.text
-    for old, new in OF_THIS_CLUSTER.items():
-        text = text.replace(old, new)
-    return text
+def blocks() -> list[str]:
+    """Return the blocks of the page that are for Slurm, for the cluster of the test, which has two small nodes."""
+    return [block.replaced() for block in blocks_of(ROOT / "docs/corpora.md") if block.action == "slurm"]
 
 
 def run(text: str, folder) -> str:
@@ -42,10 +31,9 @@ def test_from_common_crawl_to_a_stream_on_slurm(slurm, tmp_path):
     for name in ("typed", "job"):
         (tmp_path / name).mkdir()
         files.corpora(tmp_path / name)
-    text = commands_with("--slurm-partition cpu")
-    assert "--slurm-partition main" in text and "--workers 4" in text
-    run(text, tmp_path / "typed")
-    printed = run(commands_with("sbatch --time=7-0"), tmp_path / "job")
+    typed, submitted = blocks()
+    run(typed, tmp_path / "typed")
+    printed = run(submitted, tmp_path / "job")
     job = printed.split()[-1]
     slurm.wait_for(lambda: slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), seconds=300)
     assert slurm.job(job)["JobState"] == "COMPLETED", (tmp_path / f"job/slurm-{job}.out").read_text()

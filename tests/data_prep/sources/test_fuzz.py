@@ -7,11 +7,12 @@ import lzma
 import os
 import random
 import time
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from data_prep.sources import Source, list_files, read_documents_of, split_into_parts
+from data_prep.sources import Document, Skipped, Source, list_files, read_documents_of, split_into_parts
 from data_prep.sources.base import no_report
 from tests.data_prep.files import read_all, write_dump, write_epub, write_warc
 
@@ -41,15 +42,23 @@ def seeds_of(folder: Path) -> dict[str, list[tuple[str, bytes]]]:
 
     table = io.BytesIO()
     parquet.write_table(pyarrow.table({"text": [TEXT, "two"]}), table)
+    dated = io.BytesIO()
+    columns = {"text": [TEXT, None, "three"], "id": [1, 2, 3], "date": [date(2020, 1, 2), None, date(1, 1, 1)]}
+    parquet.write_table(pyarrow.table(columns), dated, row_group_size=1, compression="zstd")
     lines = b'{"text": "one"}\n{"text": "two \\u00e9"}\n[1]\n'
     return {
         "common-crawl": [("a.warc", warc), ("b.warc.gz", packed), ("c.warc.wet", wet), ("d.arc", ARC),
-                         ("e.arc.gz", gzip.compress(ARC)), ("f.warc.bz2", bz2.compress(warc))],
+                         ("e.arc.gz", gzip.compress(ARC)), ("f.warc.bz2", bz2.compress(warc)),
+                         ("g.warc.wet.gz", gzip.compress(wet)), ("h.warc.zst", zstandard.compress(warc))],
         "wikipedia": [("a.xml", dump), ("b.xml.bz2", bz2.compress(dump)), ("c.xml.gz", gzip.compress(dump))],
         "books": [("a.txt", TEXT.encode()), ("b.epub", epub), ("c.md", TEXT.encode())],
         "text": [("a.txt", TEXT.encode()), ("b.jsonl", lines), ("c.parquet", table.getvalue()),
                  ("d.jsonl.gz", gzip.compress(lines)), ("e.json.xz", lzma.compress(lines)),
-                 ("f.json.zst", SKIPPABLE + zstandard.compress(lines)), ("g.json", b"[" + lines + b"]")],
+                 ("f.json.zst", SKIPPABLE + zstandard.compress(lines)), ("g.json", b"[" + lines + b"]"),
+                 ("h.jsonl.zst", zstandard.compress(lines)), ("i.txt.gz", gzip.compress(TEXT.encode())),
+                 ("j.txt.zst", zstandard.compress(TEXT.encode())), ("k.ndjson.bz2", bz2.compress(lines)),
+                 ("l.parquet", dated.getvalue())],
+        "hf": [("a.parquet", table.getvalue()), ("b.parquet", dated.getvalue())],
     }  # fmt: skip
 
 
@@ -77,6 +86,17 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def read(kind: str, folder: Path, part_bytes: int):
+    """Read all files of a folder. Return the texts, and what was skipped."""
+    if kind != "hf":
+        return read_all(Source(kind, str(folder)), part_bytes)
+    # A dataset of the Hub, whose files are here.
+    files = list_files(Source("text", str(folder)))
+    parts = split_into_parts(Source(kind, "me/texts"), files, part_bytes, {"text_field": "text"})
+    found = [one for part in parts for one in read_documents_of(part, folder, no_report)]
+    return [one.text for one in found if isinstance(one, Document)], [one for one in found if isinstance(one, Skipped)]
+
+
 def fuzz(tmp_path, kind, rng, more):
     """Read one mutated file after another as long as `more()`; how many."""
     seeds, count = seeds_of(tmp_path / "seeds")[kind], 0
@@ -88,7 +108,7 @@ def fuzz(tmp_path, kind, rng, more):
         (folder / name).write_bytes(data)
         before, began = sorted(tmp_path.rglob("*")), time.monotonic()
         try:
-            texts, skipped = read_all(Source(kind, str(folder)), rng.choice([7, 100, 1 << 20]))
+            texts, skipped = read(kind, folder, rng.choice([7, 100, 1 << 20]))
         except BaseException:
             (tmp_path / "failed").write_bytes(data)
             print(f"{kind} {name}: the bytes are in {tmp_path / 'failed'}")
@@ -105,7 +125,8 @@ def fuzz(tmp_path, kind, rng, more):
     return count
 
 
-KINDS = pytest.mark.parametrize("kind", ["common-crawl", "wikipedia", "books", "text"])
+KINDS_OF_FILES = ("common-crawl", "wikipedia", "books", "text")
+KINDS = pytest.mark.parametrize("kind", [*KINDS_OF_FILES, "hf"])
 
 
 @KINDS
@@ -122,7 +143,7 @@ def test_mutated_files_for_a_minute(tmp_path, kind):
     assert fuzz(tmp_path, kind, random.Random(seed), lambda count: time.monotonic() < until) > 20
 
 
-@pytest.mark.parametrize("kind", ["common-crawl", "text"])
+@pytest.mark.parametrize("kind", KINDS_OF_FILES)
 def test_mutated_files_behind_a_url_give_what_local_files_give(tmp_path, kind):
     pytest.importorskip("fsspec", reason="needs the extra `corpora`")
     rng, seeds = random.Random(3), seeds_of(tmp_path / "seeds")[kind]
