@@ -52,7 +52,7 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     if tokenizer is ByteBPE:
         counting = _count_words(where, index.passages["num_bytes"], range(start, end, stride), work, executor)
         prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
-        digests = [counting.digest(number) for number in range(len(counting.tasks))]
+        digests = [counting.file(number, "words")[1]["sha256"] for number in range(len(counting.tasks))]
         task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
     step = Step(work.folder / "tokenizer", [task])
     with Bar(f"train {settings.tokenizer}", num_words // stride, "words") as bar:
