@@ -42,17 +42,14 @@ def remove_copies(
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
-    Of new documents that are copies of each other, one is kept (see `find_duplicates`), unless it is also a copy of a
-    document in the stream.
+    Of new copies of each other, one is kept (see `find_duplicates`), unless it is a copy of a document in the stream.
 
     Args:
         spooled: the new documents, that is, those that were read from the sources.
         known_keys: the 16-byte keys (hashes of the text) of the documents already in the stream, and of the near copies
             of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
-        known_signatures: the files with the signatures of these m documents: first those of the stream as it was first
-            made, then those of each extension.
-        left_out: the ranges of documents in the stream that are not in the stream (see `left_out`). They are used if
-            these documents are read again.
+        known_signatures: the files with the signatures of these m documents (see `pipeline.BaseStream`).
+        left_out: the ranges of the stream's documents that are not in the stream (see `left_out`), to use them now.
         seed: the seed of the stream.
         work: the work folder.
         executor: runs the tasks that compare documents.
@@ -83,9 +80,8 @@ def remove_copies(
         return stored_pairs(None if num_known else cache, keys, priority, by_priority, find)
 
     wanted = find_pairs if spooled.signatures is not None else None
-    found = find_duplicates(keys, rank, num_words, wanted, num_known)
-    exact, near = found.exact[num_known:], found.near[num_known:]
-    new = Duplicates(exact, near, np.maximum(found.kept[num_known:] - num_known, -1))
+    new = _of_new(find_duplicates(keys, rank, num_words, wanted, num_known), num_known)
+    exact, near = new.exact, new.near
     again = entries_of(left_out, documents[exact], seed)
     kept = np.concatenate([documents[~(exact | near)], again])
     if not len(kept):
@@ -95,6 +91,12 @@ def remove_copies(
             f"already {holder}. Add sources with other text."
         )
     return kept, new, _rows(spooled, new, again)
+
+
+def _of_new(found: Duplicates, num_known: int) -> Duplicates:
+    """Return which of the new documents are copies. `found` also has the `num_known` documents of the stream, first."""
+    exact, near, kept = (each[num_known:] for each in found)
+    return Duplicates(exact, near, np.maximum(kept - num_known, -1))
 
 
 def _rows(spooled: Spooled, found: Duplicates, again: np.ndarray) -> list[dict]:

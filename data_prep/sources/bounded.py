@@ -303,6 +303,8 @@ def _serve(pipe: Connection, memory_bytes: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C here, because the parent process handles it
     # numpy, which pyarrow imports, otherwise allocates a stack for each core of the machine, which counts as memory.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    # Arrow's own allocators reserve a gigabyte in advance, also before `parquet` chooses malloc.
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     _limit(resource.RLIMIT_CORE, 0)  # a crash must not write its memory to the disk
     # Limit the data segment, not the address space (RLIMIT_AS), because thread stacks and allocators reserve gigabytes
     # of addresses that they never use.
