@@ -28,10 +28,10 @@ from _common import provenance, ratio_columns, table, verdict
 
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.batches import Batches, Rows, StageData
+from vision.cuda_graphs import GraphedGradient
 from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
 from vision.networks import GatedModuleStack, ModuleStack, Stack, Structure
-from vision.networks.cuda import GraphedGradient
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss

@@ -138,7 +138,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         last_arrival = settings.num_arrivals if settings.wait == "auto" or not planned else planned[-1]
         files = (stages, last_arrival, settings.routing_examples)
         evaluate = ErrorRateEvaluator(dataset, inputs, device, *files, held_out, settings.has_error_matrix)
-        stream, record = stacked_stream(streams), StackRecord(records)
+        stream, record = stacked_stream(streams), StackRecord(records, learner.delete_old)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 

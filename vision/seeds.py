@@ -4,6 +4,8 @@ There is a separate generator for each purpose, for example for the initial para
 numbers for one purpose do not depend on how many numbers were drawn for other purposes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 
 import torch
@@ -19,3 +21,23 @@ def generator(*name: int | str) -> torch.Generator:
     """
     digest = sha256("/".join(map(str, name)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+@contextmanager
+def random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's own random state, and restore it at the end of the `with` block.
+
+    Only the modules of users use this state, for example for dropout. All other random numbers have generators of their
+    own. So a stage that is trained again has the same results.
+
+    Args:
+        seed: the seed.
+        device: device on which the modules compute.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.default_generators[torch.empty(0, device=device).get_device()].manual_seed(seed)
+        yield

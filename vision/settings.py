@@ -160,7 +160,7 @@ class VisionSettings(RunSettings):
     tensorboard: bool = True
     """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
     keep_stages: bool = False
-    """Whether to keep the networks of every stage on disk."""
+    """Whether to keep the networks of every stage on disk. Otherwise, only those that are still needed are kept."""
     routing_examples: NonNegative = 2000
     """Mixtures: number of test images in routing.npz, a file that says which experts each image uses. With
     0, this file is not written."""

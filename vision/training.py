@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vision.batches import Batches, Rows
-from vision.networks.cuda import GraphedGradient
+from vision.cuda_graphs import GraphedGradient
 from vision.networks.stack import Stack
 from vision.optimizers import Optimizer
 from vision.recipe import SelectBy

@@ -74,3 +74,9 @@ class Arrivals:
         reason = {"reason": decision.reason} if decision.reason else {}
         self._lines.append({"t": t, "due": decision.due, **reason, **scores})
         self._decisions[t] = decision
+
+    def remove_after(self, t: int) -> None:
+        """Remove the decisions of later arrivals than t from decisions.jsonl."""
+        if any(one > t for one in self._decisions):
+            self._lines.keep_if(lambda line: line["t"] <= t)
+            self._decisions = {one: decision for one, decision in self._decisions.items() if one <= t}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.json_lines import JsonLines
 
 FILE = "errors.jsonl"
@@ -66,8 +65,8 @@ class ErrorFile:
     ) -> None:
         """Append the line of a stage.
 
-        A process that was killed before it wrote the done mark of this stage may have written a line for the stage.
-        That line is replaced.
+        A killed process may have written lines for this stage and later ones, which are trained again. The first call
+        removes these lines.
         """
         names = {"class_names": list(class_names)} if class_names and stage == 0 else {}
         line = {
@@ -77,19 +76,9 @@ class ErrorFile:
             **names,
         }
         if not self._is_checked:
-            self._remove_from(stage)
+            self._lines.keep_if(lambda before: before.get("stage", stage) < stage)
             self._is_checked = True
         self._lines.append(line)
-
-    def _remove_from(self, stage: int) -> None:
-        """Remove the lines of this stage and of later ones."""
-        before = self._lines.values()
-        kept = [line for line in before if line.get("stage", stage) < stage]
-        if len(kept) < len(before):
-            with written_aside(self._lines.path, durable=False) as temporary:
-                temporary.touch()
-                for line in kept:
-                    JsonLines(temporary, durable=False).append(line)
 
 
 def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:

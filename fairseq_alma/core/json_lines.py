@@ -1,12 +1,13 @@
-"""Files of JSON objects, one per line, to which lines are only appended."""
+"""Files of JSON objects, one per line, to which lines are appended."""
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import sync_folder
+from fairseq_alma.core.files import sync_folder, write_whole
 
 
 class JsonLines:
@@ -42,6 +43,18 @@ class JsonLines:
                 os.fsync(file.fileno())
         if is_new and self._durable:
             sync_folder(self.path.parent)
+
+    def keep_if(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
+        """Remove the objects for which `is_kept` returns False. The new file replaces the old one in one step.
+
+        Raises:
+            RunError: if a line is damaged. The message contains file and line number.
+        """
+        values = self.values()
+        kept = [value for value in values if is_kept(value)]
+        if len(kept) < len(values):
+            write_whole(self.path, "".join(json.dumps(value) + "\n" for value in kept), self._durable)
+            self._num_bytes = -1
 
     def complete_lines(self) -> bytes:
         """Return the content of the file without an incomplete last line; empty if the file does not exist."""

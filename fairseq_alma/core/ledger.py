@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import write_whole
 from fairseq_alma.core.json_lines import JsonLines
 
 
@@ -168,7 +167,8 @@ _SPENT = tuple(f.name for f in fields(Spent))
 class Ledger:
     """The ledger file of a run, with one row (JSON object) per line. Rows are appended and never changed.
 
-    Exception: the last row is removed if a stage is trained at this arrival after all (see `RunRecord.decision`).
+    Exceptions: the last row is removed if a stage is trained at this arrival after all (see `RunRecord.decision`). The
+    rows of stages whose networks a killed process has not saved are removed, because these stages are trained again.
 
     The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
 
@@ -212,9 +212,9 @@ class Ledger:
             rows.append(row)
         return rows
 
-    def remove_last(self) -> None:
-        """Remove the last row. The file is replaced by a new one, so that it is complete at any moment."""
-        write_whole(self.path, b"".join(self._read_complete_lines().splitlines(keepends=True)[:-1]).decode())
+    def remove_from(self, t: int) -> None:
+        """Remove the row of arrival t and all later ones."""
+        self._lines.keep_if(lambda row: row["t"] < t)
 
     def append(self, row: LedgerRow) -> None:
         """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""

@@ -106,7 +106,7 @@ class Stage:
     replay: Replay
     """How the stage uses the mega-batches in `past`; see `StreamSettings.replay`."""
     folder: Path
-    """Folder of the stage. It contains logs, checkpoints and done marks (files that say which steps are finished)."""
+    """Folder of the stage, for logs, checkpoints and done marks (files that say which steps are finished)."""
     replay_memory: int | None = None
     """Largest number of examples or tokens of the mega-batches in `past` that are kept; see
     `StreamSettings.replay_memory`."""

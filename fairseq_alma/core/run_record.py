@@ -12,18 +12,19 @@ RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and 
 RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 
-A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json.
+A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json. Runs of
+alma-vision keep only those of the last save (see `fairseq_alma.core.stack_record`).
 """
 
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.arrivals import Arrivals, Decision
+from fairseq_alma.core.done_marks import mark_of, read_mark, write_mark
 from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
@@ -34,8 +35,6 @@ from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.provenance import provenance
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.waiting import Due
-
-RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
 
 class RunRecord:
@@ -84,7 +83,7 @@ class RunRecord:
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / "ledger.jsonl", durable)
         self.durable = durable
-        self._stages = stages or self.folder / "stages"
+        self.stages = stages or self.folder / "stages"
         self._cer_from, self._on_rows = cer_from, on_rows
         self._started = self._summary_written = time.monotonic()
         settings_file = self.folder / "settings.json"
@@ -93,7 +92,7 @@ class RunRecord:
             read_json(settings_file).get("forks", {}) if settings_file.exists() else {}
         )
         self._rows = self.ledger.rows()
-        self._num_mega_batches = len(digests)
+        self.num_mega_batches = len(digests)
         fork_at = self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
         self._arrivals = Arrivals(self.folder, durable)
         known = self._arrivals.digests
@@ -125,7 +124,7 @@ class RunRecord:
 
         Stages are numbered from 1. The folder of stage 0 belongs to the untrained learner.
         """
-        folder = self._stages / f"stage_{k:03d}"
+        folder = self.stages / f"stage_{k:03d}"
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -149,17 +148,15 @@ class RunRecord:
             RunError: if the done mark is damaged.
         """
         folder = self.stage_folder(k)
-        mark = folder / f"{name}.done.json"
+        mark = mark_of(folder, name)
         if mark.exists():
             if name != "evaluate":
                 learner.load(folder / name)
-            return _read_mark(mark, RESULT_OF_STEP[name])
+            return read_mark(mark)
         result = do()
         if name != "evaluate":
             learner.save(folder / name)
-        parts: list[Any] = result if isinstance(result, list) else [result]
-        values = [asdict(part) for part in parts]
-        write_json(mark, values if isinstance(result, list) else values[0], self.durable)
+        write_mark(mark, result, self.durable)
         return result
 
     def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
@@ -185,7 +182,7 @@ class RunRecord:
             # Store the decision last. If this process is killed before that, the next one repeats these steps.
             if len(self._rows) == t + 1:
                 self._write_summary(self._rows[:-1])
-                self.ledger.remove_last()
+                self.ledger.remove_from(t)
                 del self._rows[-1]
             stored = Decision(True, stored.prequential, due.reason)
             self._arrivals.add(t, stored)
@@ -221,6 +218,17 @@ class RunRecord:
     def rows(self) -> list[LedgerRow]:
         """Return all ledger rows so far."""
         return list(self._rows)
+
+    def remove_after(self, k: int) -> None:
+        """Remove the rows of all stages after stage k from the ledger, and the decisions at later arrivals.
+
+        The decision at the next arrival is kept: the predictor that it scored may be the one of stage k.
+        """
+        kept = [row for row in self._rows if row.stage <= k]
+        if len(kept) < len(self._rows):
+            self.ledger.remove_from(len(kept))
+            self._rows = kept
+        self._arrivals.remove_after(len(kept))
 
     def append(self, row: LedgerRow) -> None:
         """Add a row to the ledger and update summary.json. If the ledger already has the row, do not add it again.
@@ -297,17 +305,17 @@ class RunRecord:
                 f"{self.folder} has a ledger but no settings.json, so the run cannot be continued: choose another out="
             )
         differing = differing_settings(self.folder, settings, free, defaults)
-        if differing and not any(self._stages.glob("*/*.done.json")):
+        if differing and not self._rows and not any(self.stages.glob("*/*.done.json")):
             # No step was finished with the old settings, so accept the new settings. The user may have corrected a
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
-            shutil.rmtree(self._stages, ignore_errors=True)
+            shutil.rmtree(self.stages, ignore_errors=True)
         elif differing:
-            k = 1 + len(list(self._stages.glob("*/train.done.json")))
+            k = 1 + len(list(self.stages.glob("*/train.done.json")))
             before = {**defaults, **read_json(self.folder / "settings.json")}
             changed = {name: [before.get(name), settings.get(name)] for name in forkable}
             changed = {name: values for name, values in changed.items() if values[0] != values[1]}
             # A finished run has no stage that could use other settings.
-            can_fork = len(changed) == len(differing) and len(self._rows) <= self._num_mega_batches
+            can_fork = len(changed) == len(differing) and len(self._rows) <= self.num_mega_batches
             if not (fork and can_fork):
                 raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
             return k, changed
@@ -361,21 +369,3 @@ def find_runs(folder: Path) -> list[Path]:
             # because it contains no run.
             folders.remove("stages")
     return sorted(found)
-
-
-def _read_mark(path: Path, kind: type) -> Any:
-    """Return the result of a finished step, as an object of class `kind` or a list of objects of this class.
-
-    The result is stored in the step's done mark, a JSON file that is written when the step has finished.
-
-    Raises:
-        RunError: if the done mark is damaged or was written by an incompatible version of ALMA.
-    """
-    try:
-        value = read_json(path)
-        return [kind(**part) for part in value] if isinstance(value, list) else kind(**value)
-    except (TypeError, ValueError) as error:
-        raise RunError(
-            f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
-            f"restore the file from a backup, or start a new run"
-        ) from error

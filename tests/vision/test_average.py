@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.core import run_record
+from fairseq_alma.core import stack_record
 from fairseq_alma.core.errors import SettingError
 from tests.vision.tiny_runs import FORWARD, UPDATES, flat, ledger, networks, small_run, small_settings
 from vision.checkpoints import read_checkpoint
@@ -110,8 +110,8 @@ def test_old_files_are_deleted(tmp_path):
     small_run(tmp_path / "all", predict_with="average")
     small_run(tmp_path / "window", predict_with="average", average_window=3)
     written = [[path.stem for path in (tmp_path / one).rglob("*.pt")] for one in ("all", "window")]
-    assert [names.count("predictor") for names in written] == [2, 2]
-    assert [names.count("networks") for names in written] == [2, 3]
+    assert [names.count("predictor") for names in written] == [1, 1]
+    assert [names.count("networks") for names in written] == [1, 3]
 
 
 def test_statistics_of_batch_normalisation_are_computed_again(tmp_path):
@@ -167,17 +167,18 @@ def test_every_learner_of_one_network_takes_an_average(tmp_path):
     "changes", [{}, {"average_window": 2}, {"learner": "gmoe", "grow_every": 2, "average_window": 2}]
 )
 def test_a_run_that_is_killed_before_a_done_mark_is_the_same(tmp_path, changes, monkeypatch):
-    """The learner of stage 3 has been saved, and files of old stages deleted, but the stage is not marked as done."""
+    """The learner of stage 3 has been saved, but the stage is not marked as done."""
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
     small_run(tmp_path / "whole", predict_with="average", **changes)
-    write = run_record.write_json
+    write = stack_record.write_mark
 
     def killed(path, *values, **more):
         if str(path).endswith("stage_003/train.done.json"):
-            monkeypatch.setattr(run_record, "write_json", write)
+            monkeypatch.setattr(stack_record, "write_mark", write)
             raise KeyboardInterrupt
         return write(path, *values, **more)
 
-    monkeypatch.setattr(run_record, "write_json", killed)
+    monkeypatch.setattr(stack_record, "write_mark", killed)
     with pytest.raises(KeyboardInterrupt):
         small_run(tmp_path / "killed", predict_with="average", **changes)
     small_run(tmp_path / "killed", predict_with="average", **changes)

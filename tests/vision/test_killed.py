@@ -5,6 +5,7 @@ The slow campaign kills the installed command.
 """
 
 import json
+import math
 import os
 import random
 import signal
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma.core import stack_record
 from fairseq_alma.core.json_lines import JsonLines
 from tests.commands import ROOT
+from tests.fairseq_alma.core.earlier_runs import EarlierRecord
 from tests.vision.tiny_runs import as_arguments, ledger, small_run, small_settings
 from vision.cli import main
 from vision.runs import run_learner
@@ -93,6 +96,9 @@ def content(out: Path) -> dict[str, object]:
             continue
         if path.name == "ledger.jsonl":
             found[name] = ledger(path.parent)
+        elif path.name.endswith(".done.json"):  # it has the cost of growth, if growth was too quick for its own mark
+            if path.name != "grow.done.json":
+                found[name] = None
         elif path.suffix == ".json":
             found[name] = without_clocks(json.loads(path.read_text()))
         else:
@@ -111,7 +117,8 @@ def without_clocks(value: object) -> object:
 
 
 @CAMPAIGNS
-def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings):
+def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0.02)
     # Growth imports modules of torch that take seconds. Import them before the forks, and not in each of them.
     small_run(tmp_path / "warm", **settings, arrivals=2)
     began = time.monotonic()
@@ -135,7 +142,7 @@ def same_run(whole: Path, killed: Path) -> None:
     a, b = content(whole), content(killed)
     assert a.keys() == b.keys()
     assert [name for name in a if a[name] != b[name]] == []
-    assert sum(name.endswith("networks.pt") for name in a) >= 2
+    assert any(name.endswith("networks.pt") for name in a)
 
 
 class Killed(BaseException):
@@ -163,6 +170,9 @@ class Executioner:
             raise Killed
 
 
+DELETED = ("networks.pt", "learner.json", "grow.done.json", "train.done.json")
+
+
 def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) -> int:
     """One process of a run; it ends before or after one of its renames, removals and appends. How many there were."""
     executioner = Executioner(kill_at)
@@ -171,9 +181,7 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
         # In what removes networks that nobody needs any more; the lease's own end would outlive its process here.
         unlink = Path.unlink
         watched = executioner.around(unlink)
-        patch.setattr(
-            Path, "unlink", lambda path, **kw: (watched if path.name == "networks.pt" else unlink)(path, **kw)
-        )
+        patch.setattr(Path, "unlink", lambda path, **kw: (watched if path.name in DELETED else unlink)(path, **kw))
         patch.setattr(JsonLines, "append", executioner.around(JsonLines.append))
         try:
             run_learner(small_settings(out, **{"mega_batches": 3, **settings}, epochs=1))
@@ -182,19 +190,39 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
     return executioner.num_moments
 
 
+@pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
 @pytest.mark.parametrize(
     "settings",
     [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow), AUTO],
     ids=["gens", "gmoe", "ff", "auto"],
 )
-def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings):
+def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings, save_seconds):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", save_seconds)
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
-    assert num_moments > 50
+    assert num_moments > 30
     for kill_at in range(1, num_moments + 1, max(8, num_moments // 12)):  # about 12 moments all over the run
         out = tmp_path / f"killed_at_{kill_at}"
         attempt(out, monkeypatch, settings, kill_at)
         attempt(out, monkeypatch, settings)
         same_run(tmp_path / "whole", out)
+
+
+@pytest.mark.parametrize("settings", [{"seeds": 2}, GENS, GMOE], ids=["sm", "gens", "gmoe"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, settings, keeps):
+    settings = {**settings, "keep_stages": keeps, "epochs": 1}
+    small_run(tmp_path / "whole", **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr("vision.runs.StackRecord", EarlierRecord)
+        small_run(tmp_path / "old", **settings, arrivals=3)
+    old = tmp_path / "old"
+    assert len(list(old.glob("stages/*/evaluate.done.json"))) == 4
+    small_run(old, **settings)
+    for path in (tmp_path / "whole").rglob("ledger.jsonl"):
+        assert ledger(old / path.parent.relative_to(tmp_path / "whole")) == ledger(path.parent)
+    for path in (tmp_path / "whole").rglob("networks.pt"):
+        assert (old / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
+    assert len(list(old.rglob("learner.json"))) == 1  # the old ones are deleted
 
 
 def sweep(out: Path, num_runs: int) -> None:

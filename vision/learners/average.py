@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq_alma.core.averaging import AverageSettings
 from vision.batches import Batches
 from vision.checkpoints import read_checkpoint
-from vision.learners.files import StackFiles
+from vision.learners.files import AVERAGED, NETWORKS, StackFile
 from vision.networks import GatedStack, Stack
 
 STATISTICS_BATCHES = 60
@@ -34,11 +34,10 @@ class AveragedPredictor:
     Args:
         settings: what is averaged, and with which weights.
         out: folder that contains the folders of the stages.
-        keep_all: whether to keep the averaged networks of all stages on disk.
     """
 
-    def __init__(self, settings: AverageSettings, out: Path, keep_all: bool):
-        self._settings, self._out, self._files = settings, out, StackFiles(keep_all)
+    def __init__(self, settings: AverageSettings, out: Path):
+        self._settings, self._out, self._file = settings, out, StackFile()
         self._stack: Stack | None = None
         self._read: Callable[[], None] | None = None
         """After `load`: function that reads the networks from their files. A run that continues calls `load` for each
@@ -71,17 +70,14 @@ class AveragedPredictor:
     @property
     def file(self) -> Path | None:
         """File with the averaged networks. None if there is no such file yet."""
-        return self._files.current
+        return self._file.current
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the averaged networks to `folder`, and return what `load` needs, for learner.json."""
         if self.stack is None:
             return {}
-        if folder.name == "train":
-            self._files.current = None  # each training changes the averaged networks in place
-        self._files.write(self.stack, folder / "predictor.pt")
+        self._file.write(self.stack, folder / AVERAGED)
         assert self.file is not None
-        self._files.delete_unneeded([self.file])
         return {"averaged_networks": os.path.relpath(self.file, self._out), "num_averaged": self.count}
 
     def load(self, state: dict[str, Any], device: torch.device, prepared: Callable[[Stack], Stack]) -> None:
@@ -96,10 +92,10 @@ class AveragedPredictor:
         self._window.clear()
         if "averaged_networks" not in state:
             return
-        self._files.use(self._out / state["averaged_networks"])
+        self._file.current = self._out / state["averaged_networks"]
 
         def read() -> None:
-            self._stack = prepared(self._files.read(device))
+            self._stack = prepared(self._file.read(device))
             files = self.window_files(state["stage"])
             if len(files) == self.window:
                 files = files[1:]  # it leaves the window with the next stage, and its file may be deleted
@@ -113,12 +109,14 @@ class AveragedPredictor:
     def window_files(self, last: int) -> list[Path]:
         """Return the files with the trained networks of the stages that the average still needs, oldest first.
 
+        Without `average_window`, it needs none.
+
         Args:
             last: index of the last trained stage.
         """
         first = max(1, last + 1 - self.window)
         stages = range(first, last + 1) if self.window else []
-        return [self._out / "stages" / f"stage_{index:03d}" / "train" / "networks.pt" for index in stages]
+        return [self._out / "stages" / f"stage_{index:03d}" / "train" / NETWORKS for index in stages]
 
     def begin_stage(self, trained: Stack, prepared: Callable[[Stack], Stack], is_new: bool = False) -> None:
         """Take note of the networks that will be trained next. If they have a new shape, begin a new average.
@@ -131,6 +129,7 @@ class AveragedPredictor:
         if is_new or self.stack is None or not have_same_shape(self.stack, trained):
             self._read, self._stack, self.count = None, prepared(copy_of(trained)), 0
             self._window.clear()
+        self._file.current = None  # the training changes the averaged networks in place
 
     def add(self, trained: Stack) -> None:
         """Add the current parameters of the trained networks to the average."""

@@ -9,8 +9,7 @@ networks grow to different shapes.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,15 +20,16 @@ from torch import Tensor
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.learner_settings import Combine
 from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners.average import AveragedPredictor, average_of
-from vision.learners.files import PredictorFile, StackFiles
+from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, StackFile, delete_files
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
 from vision.reservoir import num_kept_examples
-from vision.seeds import generator
+from vision.seeds import generator, random_state
 from vision.settings import VisionSettings
 from vision.training import OwnLoss, Patience, TrainingCounts, Watcher, train_stage
 from vision.voting import MemberOutputs, sum_members
@@ -52,6 +52,8 @@ class VisionLearner:
 
     stacks_seeds: ClassVar[bool] = True
     """Whether the runs of all seeds are trained together. If False, they are trained one after another."""
+    needs_networks_of_all_stages: ClassVar[bool] = False
+    """Whether later stages or the predictor need the networks of each stage."""
 
     def __init__(
         self,
@@ -82,14 +84,16 @@ class VisionLearner:
 
         It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
         None."""
-        self._files = StackFiles(settings.keep_stages)
+        self._file = StackFile()
+        self._saved_in: Path | None = None
+        """Folder in which the learner was saved last."""
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
-        self._predictor_file = PredictorFile(folders, self.networks_per_seed, settings.keep_stages)
+        self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._average: AveragedPredictor | None = None
         """The networks of the predictor, if their parameters are an average."""
         if settings.average.averages:
-            self._average = AveragedPredictor(settings.average, out, settings.keep_stages)
+            self._average = AveragedPredictor(settings.average, out)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
     # ---- Subclasses may override the following methods and properties.
@@ -162,7 +166,7 @@ class VisionLearner:
 
     def predictor_files(self) -> list[Path]:
         """Return the files that contain the networks in `members`, ordered by stage."""
-        file = self._average.file if self._average else self._files.current
+        file = self._average.file if self._average else self._file.current
         return [file] if file else []
 
     # ---- Most subclasses do not override the following methods and properties.
@@ -171,12 +175,12 @@ class VisionLearner:
     def stack(self) -> Stack:
         """The networks that stages train. After `load`, the first access to this property reads them from a file."""
         if self._stack is None:
-            self._stack = self._prepared(self._files.read(self.device))
+            self._stack = self._prepared(self._file.read(self.device))
         return self._stack
 
     @stack.setter
     def stack(self, stack: Stack) -> None:
-        self._stack, self._files.current = self._prepared(stack), None
+        self._stack, self._file.current = self._prepared(stack), None
 
     @property
     def predictor(self) -> Stack:
@@ -233,7 +237,7 @@ class VisionLearner:
         rates = learning_rates(recipe, optimizer.lr, epochs * batches.updates_per_epoch)
         patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
         with (
-            self._random_state(stage),
+            random_state(self.generators("modules", stage.index)[0].initial_seed(), self.device),
             average_of(average, stack, batches, self._prepared, recipe.from_scratch) as after_update,
         ):
             trained = train_stage(
@@ -247,6 +251,11 @@ class VisionLearner:
         if stage.replay:
             self.num_stored = num_kept_examples([*stage.past, *stage.new], stage.replay_memory)
         seconds = (time.perf_counter() - began) / len(self.seeds)
+        # Other networks are only written when the learner is saved (see `fairseq_alma.core.stack_record`).
+        if self.settings.keep_stages or self.needs_networks_of_all_stages or (average and average.window):
+            self._write_networks(stage.folder / "train")
+        if self.settings.keep_stages:
+            self._write_predictor(stage.index)
         return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
 
     def _spent(self, stack: Stack, trained: TrainingCounts, number: int, seconds: float) -> Spent:
@@ -272,24 +281,6 @@ class VisionLearner:
             train_seconds=seconds,
             validation_flops=stack.flops.forward * trained.validated_per_epoch * validations,
         )
-
-    @contextmanager
-    def _random_state(self, stage: Stage) -> Iterator[None]:
-        """Seed torch's own random state, and restore it at the end of the `with` block.
-
-        Only the modules of users use this state, for example for dropout. All other random numbers have generators of
-        their own. So a stage that is trained again has the same results.
-        """
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            (first, *_) = self.generators("modules", stage.index)
-            # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
-            torch.default_generator.manual_seed(first.initial_seed())
-            if devices:
-                torch.cuda.default_generators[torch.empty(0, device=self.device).get_device()].manual_seed(
-                    first.initial_seed()
-                )
-            yield
 
     @property
     def bagging(self) -> bool:
@@ -318,14 +309,10 @@ class VisionLearner:
     def save(self, folder: Path) -> None:
         """Write the state of the learner to `folder`, so that `load` can restore it.
 
-        After the training of a stage, also write predictor.json. If the setting `keep_stages` is false, delete older
-        network files that are not needed any more.
+        If the folder belongs to the training of a stage, also write predictor.json.
         """
-        self._files.write(self.stack, folder / "networks.pt")
-        assert self._files.current is not None
         state = {
-            "networks": os.path.relpath(self._files.current, self.settings.out),
-            **(self._average.save(folder) if self._average else {}),
+            **self._write_networks(folder),
             "stage": self.stage_index,
             "stage_length": self.stage_length,
             "validation": self.validation,
@@ -333,11 +320,30 @@ class VisionLearner:
             "num_stored": self.num_stored,
             **self.extra_state(),
         }
-        write_json(folder / "learner.json", state, durable=False)
-        needed = self.predictor_files()
         if folder.name == "train":
-            self._predictor_file.write(needed, self.predictor_combine, self.settings.dataset, folder.parent.name)
-        self._files.delete_unneeded([*needed, *(self._average.window_files(self.stage_index) if self._average else [])])
+            self._write_predictor(None)
+        write_json(folder / STATE, state, durable=False)
+        self._saved_in = folder
+
+    def _write_networks(self, folder: Path) -> dict[str, Any]:
+        """Write the networks to `folder` if no file contains them yet, and return what learner.json says about them."""
+        self._file.write(self.stack, folder / NETWORKS)
+        assert self._file.current is not None
+        averaged = self._average.save(folder) if self._average else {}
+        return {"networks": os.path.relpath(self._file.current, self.settings.out), **averaged}
+
+    def _write_predictor(self, stage_index: int | None) -> None:
+        """Write predictor.json, or the file that describes the predictor after a stage."""
+        name = predictor_file(stage_index)
+        self._predictor_file.write(name, self.predictor_files(), self.predictor_combine, self.settings.dataset)
+
+    def delete_old(self) -> None:
+        """Delete the files of earlier calls of `save` that are not needed. With keep_stages=true, keep all networks."""
+        names = (STATE,) if self.settings.keep_stages else (NETWORKS, AVERAGED, STATE)
+        needed = [self._file.current, self._saved_in and self._saved_in / STATE, *self.predictor_files()]
+        if self._average is not None:
+            needed += self._average.window_files(self.stage_index)
+        delete_files(Path(self.settings.out) / "stages", names, needed)
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
@@ -345,9 +351,9 @@ class VisionLearner:
         Raises:
             RunError: if learner.json is damaged.
         """
-        state = read_json(folder / "learner.json")
-        self._stack = None
-        self._files.use(Path(self.settings.out) / state["networks"])
+        state = read_json(folder / STATE)
+        self._stack, self._saved_in = None, folder
+        self._file.current = Path(self.settings.out) / state["networks"]
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
         self.validated_on = tuple(state.get("validated_on", (0, 0)))

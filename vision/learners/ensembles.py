@@ -10,6 +10,7 @@ from fairseq_alma.core.protocol import Stage
 from vision.batches import StageData
 from vision.checkpoints import read_checkpoint
 from vision.learners.base import VisionLearner
+from vision.learners.files import NETWORKS
 from vision.learners.registry import register_learner
 from vision.networks import Stack
 from vision.training import JointLoss, OwnLoss
@@ -73,6 +74,7 @@ class GrowingEnsemble(VisionLearner):
     """
 
     own: GrowingEnsembleSettings
+    needs_networks_of_all_stages = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -137,4 +139,4 @@ class GrowingEnsemble(VisionLearner):
         return [self._file_of_stage(index) for index in range(1, self.stage_index + 1)]
 
     def _file_of_stage(self, index: int) -> Path:
-        return Path(self.settings.out) / "stages" / f"stage_{index:03d}" / "train" / "networks.pt"
+        return Path(self.settings.out) / "stages" / f"stage_{index:03d}" / "train" / NETWORKS

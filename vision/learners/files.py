@@ -1,41 +1,33 @@
-"""Write, read and delete the files of a vision learner: its networks, and predictor.json.
+"""Write, read and delete the files of a vision learner: its networks, its state, and predictor.json.
 
-Here, a step is the growth or the training of the learner in one stage. The networks are saved after each step. Then a
-small file, the done mark, is written. It records that the step is finished.
+A step is the growth or the training of the learner in one stage. After some steps, the learner is saved (see
+`fairseq_alma.core.stack_record`) to a folder such as stages/stage_001/train.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from fairseq_alma.core.files import sha256_of, write_json
-from fairseq_alma.core.predictors import predictor_file
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.networks import Stack
 
+NETWORKS, AVERAGED, STATE = "networks.pt", "predictor.pt", "learner.json"
+"""Names of the files in a folder in which a learner was saved."""
 
-class StackFiles:
-    """Writes the networks of a learner to a file after each step, and deletes files that are not needed any more.
 
-    A step is the growth or the training of the learner in one stage. The files of the last two steps are always kept,
-    because the process may be killed before the done mark of the last step is written. Then the next process continues
-    from the file of the step before the last one.
+class StackFile:
+    """The file that contains the networks of a stack in their current state."""
 
-    Args:
-        keep_all: if True, no file is deleted.
-    """
-
-    def __init__(self, keep_all: bool):
+    def __init__(self) -> None:
         self.current: Path | None = None
-        """File that contains the networks in their current state. None if there is no such file."""
-        self._keep_all = keep_all
-        self._recent: list[Path] = []
-        """Network files of the most recent steps, oldest first. A step is the growth or the training in one stage."""
+        """The file. None if no file contains the networks in their current state."""
 
     def read(self, device: torch.device) -> Stack:
-        """Return the networks that the file `self.current` contains.
+        """Return the networks that the file contains.
 
         Raises:
             StageError: if the file is missing or damaged.
@@ -47,24 +39,20 @@ class StackFiles:
         """Write the networks to `path`. If a file already contains the current networks, do nothing."""
         if self.current is None:
             write_checkpoint(stack, path)
-            self.use(path)
+            self.current = path
 
-    def use(self, path: Path) -> None:
-        """Record that the file `path` contains the networks in their current state."""
-        self.current = path
-        if path not in self._recent:
-            self._recent.append(path)
 
-    def delete_unneeded(self, needed: Sequence[Path]) -> None:
-        """Delete network files of old steps, except the files in `needed`. The files of the last two steps are kept.
+def delete_files(stages: Path, names: Collection[str], needed: Collection[Path | None]) -> None:
+    """Delete the files of a learner with these names in the folders of all stages, except the files in `needed`.
 
-        A step is the growth or the training of the learner in one stage. If `keep_all` is True, no file is deleted.
-        """
-        old, newest = self._recent[:-2], self._recent[-2:]
-        for path in set(old).difference(needed):
-            if not self._keep_all:
-                path.unlink(missing_ok=True)
-        self._recent = [*(path for path in old if path in needed), *newest]
+    Folders that become empty are deleted, too.
+    """
+    for path in stages.glob("stage_*/*/*"):
+        if path.name in names and path not in needed:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder is not empty
+                path.parent.rmdir()
+                path.parent.parent.rmdir()
 
 
 class PredictorFile:
@@ -75,19 +63,17 @@ class PredictorFile:
     Args:
         run_folders: run folder of each seed.
         networks_per_seed: number of networks per seed in each checkpoint.
-        keep_all: whether to write predictors/STAGE.json too, because the checkpoints of all stages are kept.
     """
 
-    def __init__(self, run_folders: Sequence[Path], networks_per_seed: int, keep_all: bool = False):
-        self._keep_all = keep_all
+    def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
         self._run_folders, self._networks_per_seed = run_folders, networks_per_seed
         self._digests: list[str] = []
 
-    def write(self, paths: Sequence[Path], combine: str, dataset: str, stage: str) -> None:
+    def write(self, name: str, paths: Sequence[Path], combine: str, dataset: str) -> None:
         """Write the predictor.json of each seed.
 
         Args:
-            stage: name of the folder of the stage that was trained.
+            name: path of the file in the run folder (see `fairseq_alma.core.predictors.predictor_file`).
             paths: checkpoints, ordered by stage. The last one may have changed since the previous call. The others
                 must not have changed, because their digests are cached.
             combine: how the networks form one prediction (see `vision.predictor.Predictor`).
@@ -104,5 +90,4 @@ class PredictorFile:
                 for path, digest in zip(paths, self._digests, strict=True)
             ]
             description = {"combine": combine, "dataset": dataset, "checkpoints": checkpoints}
-            for name in (None, stage) if self._keep_all else (None,):
-                write_json(folder / predictor_file(name), description, durable=False)
+            write_json(folder / name, description, durable=False)

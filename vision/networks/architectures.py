@@ -7,7 +7,6 @@ An architecture is registered by `register_backbone`, or is a function of the us
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +15,7 @@ from torch import nn
 
 from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.errors import SettingError
+from vision.module_checks import ModuleCheck
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -172,7 +172,10 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
             torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
         function = architecture.function
         module = call_own_function(f"backbone={structure.backbone}", function, **_accepted(function, given))
-        _check(module, structure)
+        check = ModuleCheck(f"backbone={structure.backbone}", structure.image_shape, structure.num_classes)
+        check.evaluation(module)
+        if not _CAN_BE_CHANNELS_LAST.get(structure, lambda: check.training(module)):
+            setattr(module, CHANNELS_LAST, False)
     if architecture.draw is not None:
         architecture.draw(module, generator)
     return module
@@ -186,61 +189,3 @@ def _accepted(function: Callable[..., nn.Module], given: dict[str, Any]) -> dict
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     return {name: value for name, value in given.items() if name in parameters or (takes_any and name == "num_classes")}
-
-
-def _check(module: Any, structure: Structure) -> None:
-    """Raise SettingError if an object is not a module that maps images to logits, or has no parameters to train."""
-    name, shape = structure.backbone, structure.image_shape
-    if not isinstance(module, nn.Module):
-        raise SettingError(f"backbone={name} returned a {type(module).__name__}, but must return a torch.nn.Module")
-    is_training, x = module.training, torch.zeros(2, *shape)
-    # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
-    _check_output(module.eval(), x, structure, "")
-    module.train(is_training)
-    if not _CAN_BE_CHANNELS_LAST.get(structure, lambda: _check_training(module, structure, x)):
-        setattr(module, CHANNELS_LAST, False)
-
-
-def _check_training(module: nn.Module, structure: Structure, x: torch.Tensor) -> bool:
-    """Return whether a module can compute images with channels last.
-
-    Args:
-        module: a module that has passed the checks in evaluation mode.
-        structure: what the module consists of.
-        x: images, [2, channels, height, width].
-
-    Raises:
-        SettingError: if the module cannot compute the images in training mode, or has no parameters to train.
-    """
-    copy = call_own_function(f"backbone={structure.backbone}: copying the network", deepcopy, module)
-    is_channels_last = True
-    try:
-        # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
-        fast = deepcopy(copy).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _check_output(fast, x.to(memory_format=torch.channels_last), structure, " in training mode")
-    except (SettingError, RuntimeError):
-        _check_output(copy.train(), x, structure, " in training mode")
-        is_channels_last = False
-    if not any(value.requires_grad for value in module.parameters()):
-        raise SettingError(f"backbone={structure.backbone} has no parameters that can be trained")
-    return is_channels_last
-
-
-def _check_output(module: nn.Module, x: torch.Tensor, structure: Structure, when: str) -> None:
-    """Raise SettingError if a module does not return logits for 2 images."""
-    name, shape, expected = structure.backbone, structure.image_shape, (2, structure.num_classes)
-    try:
-        with torch.no_grad():
-            logits = module(x)
-    except Exception as error:
-        # Catch every error, because the code of the module may raise any.
-        raise SettingError(
-            f"backbone={name} cannot compute images of the shape (channels, height, width) = {shape}{when}: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
-    found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if found != expected:
-        raise SettingError(
-            f"backbone={name} returned {found} for a batch of 2 images of shape {shape}{when}, but must return logits "
-            f"of the shape {expected}, one for each of the {structure.num_classes} classes"
-        )

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from vision.flops import Flops, count_flops
 from vision.networks.architectures import CHANNELS_LAST, PerStructure, Structure, untrained_module
 from vision.networks.conv_block import ConvBlock
-from vision.networks.cuda import SideStreams
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
+from vision.networks.streams import SideStreams
 
 PIXELS_AT_ONCE = 40_000 * 1024
 """Largest number of pixels times channels in one forward pass of `logits_of_many`. It limits the memory of the pass."""

@@ -140,7 +140,7 @@ def test_mega_batches_wait_for_those_that_will_arrive_later(tmp_path):
     assert ledger_without_seconds(tmp_path / "grown") == ledger_without_seconds(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("killed_in", [None, (Ledger, "remove_last"), (Arrivals, "add"), (Ledger, "append")])
+@pytest.mark.parametrize("killed_in", [None, (Ledger, "remove_from"), (Arrivals, "add"), (Ledger, "append")])
 def test_the_last_mega_batches_can_be_trained_on_after_all(tmp_path, monkeypatch, killed_in):
     waiting = tiny_run(tmp_path / "later", 5, wait=3, last_group="wait", prequential=share_not_met)
     assert [row.stage for row in waiting] == [0, 0, 0, 1, 1, 1]

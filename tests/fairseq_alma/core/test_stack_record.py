@@ -1,9 +1,13 @@
-"""Seeds in lock step: one set of done marks, a ledger each. The learner is the one of tiny_learner.py, S at a time."""
+"""Seeds in lock step: saved together, a ledger each. The learner is the one of tiny_learner.py, S at a time."""
 
+import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from fairseq_alma.core import stack_record
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.json_lines import JsonLines
@@ -11,6 +15,8 @@ from fairseq_alma.core.ledger import Prequential, Spent
 from fairseq_alma.core.protocol import StreamSettings, run_stream
 from fairseq_alma.core.run_record import RunRecord, find_runs
 from fairseq_alma.core.stack_record import StackRecord
+from tests.fairseq_alma.core.earlier_runs import EarlierRecord
+from tests.fairseq_alma.core.test_run_record import Executioner, Killed, share_met
 from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_stream
 
 SEEDS = (5, 6)
@@ -35,7 +41,7 @@ class TwoScores(TinyEvaluator):
         return [scores, replace(scores, perplexity=scores.perplexity + 0.5)]
 
 
-def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, prequential=None):
+def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, prequential=None, kind=StackRecord):
     """Run, or run what is left."""
     stream = tiny_stream(num_mega_batches)
     records = [
@@ -43,7 +49,7 @@ def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, p
         for seed in SEEDS
     ]
     settings = StreamSettings(num_mega_batches, wait)
-    record = StackRecord(records)
+    record = kind(records)
     return run_stream(stream, learner or TwoLearners(), evaluate or TwoScores(), settings, record, prequential)
 
 
@@ -57,15 +63,103 @@ def test_each_seed_has_a_ledger_of_its_own_numbers(tmp_path):
     assert read_json(tmp_path / "seed_6/summary.json")["average_perplexity"] == (8.5 + 8.5 + 5.5 + 4.5) / 4
 
 
-def test_marks_are_set_once_for_all_seeds_and_hold_a_list(tmp_path):
+def files_in_stages(folder):
+    return sorted(str(path.relative_to(folder / "stages")) for path in folder.glob("stages/*/**/*") if path.is_file())
+
+
+def test_quick_stages_are_saved_once_at_the_end_with_the_costs_of_both_seeds(tmp_path):
     stack_run(tmp_path)
-    marks = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.done.json"))
-    assert marks == [
-        f"stages/stage_00{k}/{name}.done.json"
-        for k, name in [(0, "evaluate"), (1, "evaluate"), (1, "train"), (2, "evaluate"), (2, "grow"), (2, "train")]
-    ]
-    assert [spent["num_updates"] for spent in read_json(tmp_path / "stages/stage_001/train.done.json")] == [3, 4]
+    assert files_in_stages(tmp_path) == ["stage_002/train.done.json", "stage_002/train/model.json"]
+    costs = read_json(tmp_path / "stages/stage_002/train.done.json")
+    assert [(spent["num_updates"], spent["validation_flops"]) for spent in costs] == [(1, 7), (2, 7)]  # 7 is of growth
     assert find_runs(tmp_path) == [tmp_path / "seed_5", tmp_path / "seed_6"]
+
+
+def test_a_slow_step_is_saved_at_once_and_the_marks_of_earlier_stages_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    stack_run(tmp_path)
+    assert [name for name in files_in_stages(tmp_path) if name.endswith(".done.json")] == [
+        "stage_002/grow.done.json",
+        "stage_002/train.done.json",
+    ]
+    costs = read_json(tmp_path / "stages/stage_002/train.done.json")
+    assert [(spent["num_updates"], spent["validation_flops"]) for spent in costs] == [(1, 0), (2, 0)]
+
+
+def share_met_by_both(learner, mega_batch):
+    score = share_met(learner, mega_batch)
+    return [score, replace(score, loss=score.loss + 1)]
+
+
+def attempt(folder, monkeypatch, kill_at=None, **more):
+    """One process of a run with B = 5 and w = 2. Returns the learner's calls, and the executioner."""
+    executioner, calls = Executioner(kill_at), []
+    learner = TwoLearners(calls)
+    for name in ("grow", "train", "save", "load"):
+        setattr(learner, name, executioner.around(getattr(learner, name)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", executioner.around(os.replace))
+        patch.setattr(os, "fsync", lambda descriptor: executioner.moment())
+        unlink = Path.unlink
+        watched = executioner.around(unlink)  # of done marks; written_aside also deletes its own file
+        patch.setattr(Path, "unlink", lambda path, **kw: (watched if path.match("*.done.json") else unlink)(path, **kw))
+        try:
+            stack_run(folder, 2, learner, num_mega_batches=5, prequential=share_met_by_both, **more)
+        except Killed:
+            assert kill_at
+    return calls, executioner
+
+
+def numbers_of(folder):
+    """All that equal runs agree in. The time decides whether growth has a mark, and whose mark has its cost."""
+    ledgers = [ledger_without_seconds(folder / f"seed_{seed}") for seed in SEEDS]
+    decisions = [(folder / f"seed_{seed}/decisions.jsonl").read_text() for seed in SEEDS]
+    summaries = [read_json(folder / f"seed_{seed}/summary.json") for seed in SEEDS]
+    for one in summaries:
+        del one["wall_seconds"]
+    return ledgers, decisions, summaries, (folder / "stages/stage_003/train/model.json").read_text()
+
+
+@pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
+def test_killed_at_any_moment_the_same_command_finishes_the_run(tmp_path, monkeypatch, save_seconds):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", save_seconds)
+    _, whole = attempt(tmp_path / "whole", monkeypatch)
+    assert whole.num_moments > 50
+    for kill_at in range(1, whole.num_moments + 1):
+        folder = tmp_path / f"killed_at_{kill_at}"
+        attempt(folder, monkeypatch, kill_at)
+        attempt(folder, monkeypatch)
+        assert numbers_of(folder) == numbers_of(tmp_path / "whole"), f"killed at moment {kill_at}"
+        assert files_in_stages(folder) == files_in_stages(tmp_path / "whole"), f"killed at moment {kill_at}"
+
+
+def test_killed_while_it_saves_now_and_then_the_run_ends_all_the_same(tmp_path, monkeypatch):
+    """The first process is killed, the second saves at each step and is killed, and so on."""
+    attempt(tmp_path / "whole", monkeypatch)
+    folder, num_attempts, executioner = tmp_path / "run", 0, None
+    while executioner is None or executioner.num_moments == executioner.kill_at:
+        num_attempts += 1
+        monkeypatch.setattr(stack_record, "SAVE_SECONDS", math.inf if num_attempts % 2 else 0)
+        _, executioner = attempt(folder, monkeypatch, kill_at=30 + num_attempts)
+        assert num_attempts < 50
+    assert num_attempts > 3
+    assert numbers_of(folder) == numbers_of(tmp_path / "whole")
+
+
+def test_a_run_of_an_earlier_version_killed_at_any_moment_is_continued(tmp_path, monkeypatch):
+    attempt(tmp_path / "whole", monkeypatch)
+    _, earlier = attempt(tmp_path / "earlier", monkeypatch, kind=EarlierRecord)
+    assert (tmp_path / "earlier/stages/stage_001/evaluate.done.json").exists()
+    content = {path: path.read_bytes() for path in (tmp_path / "earlier").rglob("*") if path.is_file()}
+    assert attempt(tmp_path / "earlier", monkeypatch)[0] == []  # it is finished, and stays as it is
+    assert {path: path.read_bytes() for path in (tmp_path / "earlier").rglob("*") if path.is_file()} == content
+    for kill_at in range(1, earlier.num_moments + 1, 3):
+        folder = tmp_path / f"killed_at_{kill_at}"
+        attempt(folder, monkeypatch, kill_at, kind=EarlierRecord)
+        num_trained = len(list(folder.glob("stages/*/train.done.json")))
+        calls, _ = attempt(folder, monkeypatch)
+        assert [k for name, k in calls if name == "train"] == [1, 2, 3][num_trained:], f"killed at moment {kill_at}"
+        assert numbers_of(folder) == numbers_of(tmp_path / "whole"), f"killed at moment {kill_at}"
 
 
 def test_every_seed_remembers_when_it_trained(tmp_path):
@@ -111,7 +205,7 @@ def test_the_first_seed_decides_where_a_kill_came_before_the_second_wrote_it_dow
     assert JsonLines(path).values()[3] == {"t": 4, "due": True}
 
 
-def test_each_seed_has_prequential_scores_of_its_own_also_after_a_kill_between_two_seeds(tmp_path):
+def test_each_seed_has_prequential_scores_of_its_own_also_after_a_kill_between_two_seeds(tmp_path, monkeypatch):
     asked = []
 
     def measure(learner, mega_batch):
@@ -124,12 +218,12 @@ def test_each_seed_has_prequential_scores_of_its_own_also_after_a_kill_between_t
         [None, 0.25, 0.25, 0.25, 0.25],
         [None, 0.75, 0.75, 0.75, 0.75],
     ]
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
     killed = tmp_path / "killed"
-    stack_run(killed, prequential=measure)
-    for name in ("train", "evaluate", "grow"):
-        (killed / f"stages/stage_002/{name}.done.json").unlink()
-    for path in (*killed.glob("seed_*/ledger.jsonl"), killed / "seed_6/decisions.jsonl"):
-        without_last_line(path)
+    with pytest.raises(Killed):
+        stack_run(killed, learner=DiesInStage2(), prequential=measure)
+    without_last_line(killed / "seed_6/decisions.jsonl")
+    (killed / "stages/stage_002/grow.done.json").unlink()
     asked.clear()
     stack_run(killed, prequential=measure)
     assert asked == [(4, [1, 2, 3])]
@@ -147,7 +241,18 @@ def test_a_finished_run_of_several_seeds_is_passed_over(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content
 
 
-@pytest.mark.parametrize("rows_left", range(6))
+@pytest.mark.parametrize("rows_left", range(4))
+def test_a_ledger_that_has_lost_rows_of_saved_stages_is_named(tmp_path, rows_left):
+    stack_run(tmp_path)
+    path = tmp_path / "seed_6/ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:rows_left]))
+    with pytest.raises(
+        RunError, match=r"contains the networks of stage 2, but not all results .*: restore ledger\.jsonl"
+    ):
+        stack_run(tmp_path)
+
+
+@pytest.mark.parametrize("rows_left", [4, 5])
 def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_left):
     """The first seed's row is there, the second's is not: the next process adds what is missing."""
     stack_run(tmp_path / "whole")
@@ -162,14 +267,19 @@ def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_le
         assert ledgers[0] == ledgers[1]
 
 
-def test_a_stage_without_a_mark_is_done_again_for_all_seeds(tmp_path):
+class DiesInStage2(TwoLearners):
+    def train(self, stage):
+        spent = super().train(stage)
+        if stage.index == 2:
+            raise Killed
+        return spent
+
+
+def test_a_stage_that_is_not_finished_is_done_again_for_all_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
     stack_run(tmp_path / "whole")
-    stack_run(tmp_path / "killed")
-    for name in ("train", "evaluate"):
-        (tmp_path / f"killed/stages/stage_002/{name}.done.json").unlink()
-    for seed in SEEDS:
-        path = tmp_path / f"killed/seed_{seed}/ledger.jsonl"
-        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    with pytest.raises(Killed):
+        stack_run(tmp_path / "killed", learner=DiesInStage2())
     learner = TwoLearners()
     stack_run(tmp_path / "killed", learner=learner)
     assert learner.calls == [("train", 2)]

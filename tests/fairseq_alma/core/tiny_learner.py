@@ -41,7 +41,7 @@ class TinyLearner:
         return Spent(100 * len(seen), len(seen), train_seconds=time.perf_counter())  # a clock: never twice the same
 
     def save(self, folder):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.json").write_text(json.dumps({"numbers": self.numbers, "num_params": self.num_params}))
 
     def load(self, folder):

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from fairseq_alma.core.errors import SettingError
+from vision.cuda_graphs import GraphedGradient
 from vision.networks import GatedModuleStack, ModuleStack, Structure, register_backbone
-from vision.networks.cuda import GraphedGradient, SideStreams
+from vision.networks.streams import SideStreams
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss

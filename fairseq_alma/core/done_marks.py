@@ -1,0 +1,42 @@
+"""Done marks: files with the results of finished steps, such as RUN/stages/stage_001/train.done.json.
+
+A step grows, trains or evaluates the learner in one stage. If several seeds are trained together, the result is a list
+with one entry per seed.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.ledger import Scores, Spent
+
+RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
+
+
+def mark_of(folder: Path, name: str) -> Path:
+    """Return the path of the done mark of the step `name` ("grow", "train" or "evaluate") in the folder of a stage."""
+    return folder / f"{name}.done.json"
+
+
+def write_mark(path: Path, result: Any, durable: bool) -> None:
+    """Write a done mark. For `durable`, see `fairseq_alma.core.files.written_aside`."""
+    write_json(path, [asdict(part) for part in result] if isinstance(result, list) else asdict(result), durable)
+
+
+def read_mark(path: Path) -> Any:
+    """Return the result of a finished step.
+
+    Raises:
+        RunError: if the done mark is damaged or was written by an incompatible version of ALMA.
+    """
+    kind: Any = RESULT_OF_STEP[path.name.partition(".")[0]]
+    try:
+        value = read_json(path)
+        return [kind(**part) for part in value] if isinstance(value, list) else kind(**value)
+    except (TypeError, ValueError) as error:
+        raise RunError(
+            f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
+            f"restore the file from a backup, or start a new run"
+        ) from error
