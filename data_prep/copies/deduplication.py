@@ -81,9 +81,8 @@ def remove_copies(
 
     wanted = find_pairs if spooled.signatures is not None else None
     new = _of_new(find_duplicates(keys, rank, num_words, wanted, num_known), num_known)
-    exact, near = new.exact, new.near
-    again = entries_of(left_out, documents[exact], seed)
-    kept = np.concatenate([documents[~(exact | near)], again])
+    again = entries_of(left_out, documents[new.exact], seed)
+    kept = np.concatenate([documents[~(new.exact | new.near)], again])
     if not len(kept):
         holder = "in the stream" if num_known else "in the sources"
         raise Unworkable(
