@@ -127,7 +127,8 @@ class NgramsTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         hashes, _ = _ngrams_of(self.texts, self.size, heartbeat)
-        hashes = np.unique(hashes)
+        with heartbeat.computing():  # sorting takes long
+            hashes = np.unique(hashes)
         hashes.tofile(f"{prefix}.ngrams")
         return {"ngrams": len(hashes)}
 
@@ -151,7 +152,9 @@ class MergeTask(Task):
             if path.stat().st_size:
                 hashes = np.memmap(path, np.uint64, "r")
                 found.append(np.array(hashes[_range_of(hashes, self.part, self.num_parts)]))
-        np.unique(np.concatenate([np.empty(0, np.uint64), *found])).tofile(f"{prefix}.ngrams")
+        with heartbeat.computing():  # sorting takes long
+            merged = np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+        merged.tofile(f"{prefix}.ngrams")
         return {}
 
 
