@@ -131,7 +131,8 @@ class NgramsTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         hashes, _ = _ngrams_of(self.texts, self.size, heartbeat)
-        hashes = distinct(hashes)
+        with heartbeat.computing():  # sorting takes long
+            hashes = distinct(hashes)
         hashes.tofile(f"{prefix}.ngrams")
         return {"ngrams": len(hashes)}
 
@@ -155,7 +156,9 @@ class MergeTask(Task):
             if path.stat().st_size:
                 hashes = np.memmap(path, np.uint64, "r")
                 found.append(np.array(hashes[_range_of(hashes, self.part, self.num_parts)]))
-        distinct(np.concatenate([np.empty(0, np.uint64), *found])).tofile(f"{prefix}.ngrams")
+        with heartbeat.computing():  # sorting takes long
+            merged = distinct(np.concatenate([np.empty(0, np.uint64), *found]))
+        merged.tofile(f"{prefix}.ngrams")
         return {}
 
 
