@@ -1,7 +1,6 @@
-"""Make text of any size for prep.py, run alma-prep on it, and measure each step."""
+"""Run alma-prep for prep.py, and measure each step."""
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from _common import TICKS_PER_SECOND, tree_cpu_seconds
 
-SENTENCES_A_DOCUMENT = 30
 VOCABULARY = 50_000
 MEGA_BATCHES = 4
 END = "end"
@@ -21,36 +19,6 @@ _STEP = re.compile(r"([a-z][a-z -]*): [\d,]+ \w+ in [\d.,]+ s$")
 """The line that alma-prep prints after a step."""
 _DISK_SECONDS = 5.0
 """Seconds between two measurements of the disk space."""
-
-
-def sentences(books: Path) -> list[str]:
-    """Return the sentences of all books in a folder, except those of gitenberg*, a second copy of Moby-Dick."""
-    found = []
-    for path in sorted(books.iterdir()):
-        if path.suffix in (".txt", ".md") and not path.name.startswith("gitenberg"):
-            text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
-            split = re.split(r"(?<=[.!?]) (?=[A-Z“\"])", text)
-            found += [sentence for sentence in split if 5 <= len(sentence.split()) <= 60]
-    return found
-
-
-def write_text(pool: list[str], num_bytes: int, path: Path, seed: int) -> int:
-    """Write documents of random sentences to a file, one document per line. Return the number of documents.
-
-    Args:
-        pool: the sentences to choose from.
-        num_bytes: size at which the file is large enough.
-        path: the file.
-        seed: seed of the random choice.
-    """
-    rng, written, count = random.Random(seed), 0, 0
-    with open(path, "w", encoding="utf-8") as file:
-        while written < num_bytes:
-            line = " ".join(rng.choices(pool, k=SENTENCES_A_DOCUMENT)) + "\n"
-            written += len(line.encode("utf-8"))
-            count += 1
-            file.write(line)
-    return count
 
 
 class MeasuredRun:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _common import table, verdict
-from _prep_run import VOCABULARY, MeasuredRun, alma_prep, disk_bytes, write_text
+from _prep_run import MEGA_BATCHES, VOCABULARY, MeasuredRun, alma_prep, disk_bytes
+from _random_text import RandomText
 
 WORKERS = 2
 MAX_MIB = 1024
@@ -19,10 +20,15 @@ PROJECTED_BYTES = (10**12, 10**14)
 TOKENIZER_WORDS = 200_000_000
 """Maximum number of words to train on, the default of --tokenizer-words."""
 TRAINING = ("count words", "train byte-bpe")
+"""The steps whose work does not grow with the text from TOKENIZER_WORDS words on."""
+TASKS_AT_ONCE = {"train byte-bpe": 1, "join tokens": MEGA_BATCHES + 1, "describe passages": MEGA_BATCHES + 1}
+"""Steps that have only a few large tasks -> their number: one for each mega-batch and for the test set."""
+JOIN_BYTES = 58
+"""Memory that the task that joins a split needs for each passage."""
 MEMORY_LIMIT_BYTES = 64e9
-"""Memory of a usual node, for the command itself."""
-SERIAL_LIMIT_HOURS = 7 * 24.0
-"""Time limit of a usual long job, for the steps that one process does."""
+"""Memory of a usual node."""
+TIME_LIMIT_HOURS = 7 * 24.0
+"""Time limit of a usual long job."""
 
 
 class Measured(NamedTuple):
@@ -40,18 +46,18 @@ class Measured(NamedTuple):
     stream_bytes: int
 
 
-def measure_size(pool: list[str], megabytes: int, scratch: Path) -> Measured:
+def measure_size(random_text: RandomText, megabytes: int, scratch: Path) -> Measured:
     """Make two streams of one text. All files are deleted, also those of the first stream before the second is made.
 
     Args:
-        pool: sentences from which the text is made.
+        random_text: makes the text.
         megabytes: size of the text in MB.
         scratch: folder for temporary files.
     """
     folder = scratch / f"size_{megabytes}"
     folder.mkdir()
     text, cache, out, tokenizer = (folder / name for name in ("text.txt", "cache", "stream", "tokenizer.json"))
-    documents = write_text(pool, megabytes * 10**6, text, seed=megabytes)
+    documents = random_text.write(megabytes * 10**6, text, seed=megabytes)
     source, common = f"text:{text}", ("--workers", WORKERS, "--cache", cache)
     run = MeasuredRun(alma_prep(out, source, *common), [cache, out])
     stream = json.loads((out / "stream.json").read_text())
@@ -65,15 +71,15 @@ def measure_size(pool: list[str], megabytes: int, scratch: Path) -> Measured:
     return Measured(megabytes, documents, words, removed, run, second, cache_bytes, stream_bytes)
 
 
-def measure_sizes(pool: list[str], sizes: Sequence[int], scratch: Path) -> list[str]:
+def measure_sizes(random_text: RandomText, sizes: Sequence[int], scratch: Path) -> list[str]:
     """Run alma-prep on texts of growing size, and return the lines of the report.
 
     Args:
-        pool: sentences from which the texts are made.
+        random_text: makes the texts.
         sizes: sizes of the texts in MB.
         scratch: folder for temporary files.
     """
-    found = [measure_size(pool, size, scratch) for size in sorted(sizes)]
+    found = [measure_size(random_text, size, scratch) for size in sorted(sizes)]
     descriptions = [
         f"{one.megabytes:,} MB: {one.documents:,} documents, {one.words:,} words, {one.removed} removed as copies; "
         f"{sum(one.run.wall.values()):,.0f} s of wall time, the second stream {sum(one.second.wall.values()):,.0f} s; "
@@ -143,97 +149,112 @@ def _verdicts(found: Sequence[Measured]) -> list[str]:
 # What larger texts would cost
 
 
-class _Need(NamedTuple):
-    """What a step needs of one process, by the number of bytes of text."""
+class _Projection:
+    """What a text of another size would cost, worked out from measurements at two sizes.
 
-    what: str
-    limit: str
-    at: Callable[[float], float]
-    """How many times the limit, for a number of bytes."""
+    CPU time is that of the larger size, per byte of text (steps in TRAINING: per byte of training text). The memory of
+    the command grows as from the smaller to the larger size.
+    """
+
+    def __init__(self, first: Measured, last: Measured):
+        self._first, self._last = first, last
+        self._measured_bytes = last.megabytes * 1e6
+        self.words_per_byte = last.words / self._measured_bytes
+        self.steps = list(last.run.cpu)
+
+    def _growth(self, step: str, num_bytes: float) -> float:
+        """Return how many times the measured work a step has."""
+        if step in TRAINING:
+            most = TOKENIZER_WORDS / self.words_per_byte
+            return min(num_bytes, most) / min(self._measured_bytes, most)
+        return num_bytes / self._measured_bytes
+
+    def own_hours(self, step: str, num_bytes: float) -> float:
+        """Return the hours that the command itself computes in a step."""
+        return self._last.run.own_cpu[step] * self._growth(step, num_bytes) / 3600
+
+    def task_hours(self, step: str, num_bytes: float) -> float:
+        """Return the core-hours of the tasks of a step."""
+        run = self._last.run
+        return (run.cpu[step] - run.own_cpu[step]) * self._growth(step, num_bytes) / 3600
+
+    def wall_hours(self, step: str, num_bytes: float) -> float:
+        """Return the hours of a step on CORES cores."""
+        at_once = TASKS_AT_ONCE.get(step, CORES)
+        return self.own_hours(step, num_bytes) + self.task_hours(step, num_bytes) / at_once
+
+    def memory_bytes(self, step: str, num_bytes: float) -> float:
+        """Return the memory of the command in a step."""
+        start, end = (2**20 * one.run.own_peak.get(step, 0.0) for one in (self._first, self._last))
+        per_byte = max(0.0, end - start) / (self._measured_bytes - self._first.megabytes * 1e6)
+        return end + per_byte * (num_bytes - self._measured_bytes)
+
+    def join_bytes(self, num_bytes: float) -> float:
+        """Return the memory of the task that joins the tokens of a mega-batch."""
+        return JOIN_BYTES * self._last.documents * num_bytes / self._measured_bytes / (MEGA_BATCHES + 1)
+
+    def row(self, num_bytes: float) -> list[str]:
+        """Return the row of the table for a text of `num_bytes` bytes."""
+        core_hours = sum(self.own_hours(step, num_bytes) + self.task_hours(step, num_bytes) for step in self.steps)
+        hours = {step: self.wall_hours(step, num_bytes) for step in self.steps}
+        own = sum(self.own_hours(step, num_bytes) for step in self.steps)
+        slowest = max(hours, key=hours.__getitem__)
+        memory = {step: self.memory_bytes(step, num_bytes) for step in self.steps}
+        largest = max(memory, key=memory.__getitem__)
+        last = self._last
+        factors = [each / self._measured_bytes for each in (last.run.disk_bytes, last.cache_bytes, last.stream_bytes)]
+        return [
+            f"{num_bytes / 1e12:g} TB", f"{num_bytes * self.words_per_byte / 1e9:,.0f}", f"{core_hours:,.0f}",
+            f"{sum(hours.values()):,.1f}", f"{slowest}: {hours[slowest]:,.1f}", f"{own:,.1f}",
+            f"{memory[largest] / 1e9:,.1f} ({largest})",
+            " / ".join(f"{factor * num_bytes / 1e12:,.1f}" for factor in factors),
+        ]  # fmt: skip
+
+    def first_limit(self) -> str:
+        """Return the limit that is reached first, and at which size of the text."""
+        gb = f"{MEMORY_LIMIT_BYTES / 1e9:.0f} GB"
+        needs: dict[str, Callable[[float], float]] = {
+            f"the memory of a job that joins a mega-batch is {gb}": lambda n: self.join_bytes(n) / MEMORY_LIMIT_BYTES
+        }
+        for step in self.steps:
+            needs[f"the memory of the command in the step `{step}` is {gb}"] = lambda n, step=step: (
+                self.memory_bytes(step, n) / MEMORY_LIMIT_BYTES
+            )
+            needs[f"the time of the step `{step}` is {TIME_LIMIT_HOURS:.0f} hours"] = lambda n, step=step: (
+                self.wall_hours(step, n) / TIME_LIMIT_HOURS
+            )
+        sizes = {what: _breaks_at(need) for what, need in needs.items()}
+        what = min(sizes, key=sizes.__getitem__)
+        return f"The first limit that is reached: {what} at {sizes[what] / 1e12:,.2g} TB of text."
 
 
 def projected(first: Measured, last: Measured) -> list[str]:
-    """Return the lines about what large texts would cost, worked out from measurements at two sizes.
-
-    CPU time is that of the larger size, per byte. Memory and the time of the command itself grow with the difference
-    between the two sizes, and the training of the tokenizer stops growing at TOKENIZER_WORDS.
-    """
-    bytes_of_last = last.megabytes * 1e6
-    spread = {step: (last.run.cpu[step] - last.run.own_cpu[step]) / bytes_of_last for step in last.run.cpu}
-    own = {step: seconds / bytes_of_last for step, seconds in last.run.own_cpu.items()}
-    words_per_byte = last.words / bytes_of_last
-    steps = [step for step in last.run.cpu if step not in TRAINING]
-
-    def training_bytes(num_bytes: float) -> float:
-        return min(num_bytes, TOKENIZER_WORDS / words_per_byte)
-
-    def spread_seconds(num_bytes: float) -> float:
-        counting = spread.get(TRAINING[0], 0.0) * training_bytes(num_bytes)
-        return sum(spread[step] for step in steps) * num_bytes + counting
-
-    def serial_of(step: str, num_bytes: float) -> float:
-        if step == TRAINING[1]:  # one task
-            return (spread[step] + own[step]) * training_bytes(num_bytes)
-        return own[step] * (training_bytes(num_bytes) if step in TRAINING else num_bytes)
-
-    difference = (last.megabytes - first.megabytes) * 1e6
-
-    def memory_of(step: str, num_bytes: float) -> float:
-        start, end = first.run.own_peak.get(step, 0.0), last.run.own_peak[step]
-        return 2**20 * end + max(0.0, (end - start) * 2**20 / difference) * (num_bytes - bytes_of_last)
-
-    all_steps = list(last.run.cpu)
-    rows = []
-    for num_bytes in PROJECTED_BYTES:
-        serial = {step: serial_of(step, num_bytes) / 3600 for step in all_steps}
-        memory = {step: memory_of(step, num_bytes) for step in all_steps}
-        spread_hours, serial_hours = spread_seconds(num_bytes) / 3600, sum(serial.values())
-        slowest, largest = max(serial, key=serial.__getitem__), max(memory, key=memory.__getitem__)
-        factors = [each / bytes_of_last for each in (last.run.disk_bytes, last.cache_bytes, last.stream_bytes)]
-        disk = " / ".join(f"{factor * num_bytes / 1e12:,.1f}" for factor in factors)
-        rows.append(
-            [f"{num_bytes / 1e12:g} TB", f"{num_bytes * words_per_byte / 1e9:,.0f}",
-             f"{spread_hours + serial_hours:,.0f}", f"{spread_hours / CORES:,.1f}",
-             f"{serial_hours:,.1f} ({slowest}: {serial[slowest]:,.1f})", f"{spread_hours / CORES + serial_hours:,.1f}",
-             f"{memory[largest] / 1e9:,.1f} ({largest})", disk]
-        )  # fmt: skip
+    """Return the lines about what large texts would cost, worked out from measurements at two sizes."""
+    projection = _Projection(first, last)
     header = [
-        "text", "billion words", "core-hours", f"hours of the tasks on {CORES:,} cores", "hours in one process",
-        "hours in all", "memory of the command, GB", "disk, TB: most / cache / stream",
+        "text", "billion words", "core-hours", f"hours on {CORES:,} cores", "longest step, hours",
+        "hours in the command itself", "memory of the command, GB", "disk, TB: most / cache / stream",
     ]  # fmt: skip
-    needs = [
-        *(
-            _Need(f"the memory of the command in the step `{step}`", f"{MEMORY_LIMIT_BYTES / 1e9:.0f} GB",
-                  lambda num_bytes, step=step: memory_of(step, num_bytes) / MEMORY_LIMIT_BYTES)
-            for step in all_steps
-        ),
-        *(
-            _Need(f"the time of the step `{step}` in one process", f"{SERIAL_LIMIT_HOURS:.0f} hours",
-                  lambda num_bytes, step=step: serial_of(step, num_bytes) / 3600 / SERIAL_LIMIT_HOURS)
-            for step in all_steps
-        ),
-    ]  # fmt: skip
-    sizes = {need: _breaks_at(need) for need in needs}
-    breaking = min(sizes, key=sizes.__getitem__)
     return [
-        f"Worked out for larger texts of the same kind, with {first.documents * 1e6 / first.megabytes / 1e6:,.0f} "
-        f"documents per MB. CPU time: as at {last.megabytes:,} MB, per byte. The tasks of a step are divided among "
-        f"{CORES:,} cores; what the command itself computes, and the training of the tokenizer (on at most "
-        f"{TOKENIZER_WORDS:,} words), run in one process. Memory grows with the documents as from "
-        f"{first.megabytes:,} to {last.megabytes:,} MB. The bandwidth of the file system is not counted.",
+        f"Worked out for larger texts of the same kind, with {first.documents / first.megabytes:,.0f} documents per "
+        f"MB. CPU time: as at {last.megabytes:,} MB, per byte. The tasks of a step are divided among {CORES:,} cores, "
+        f"but the mega-batches are joined in {MEGA_BATCHES + 1} tasks, and the tokenizer is trained in one (on at "
+        f"most {TOKENIZER_WORDS:,} words). What the command itself computes runs in one process. Its memory grows "
+        f"with the documents as from {first.megabytes:,} to {last.megabytes:,} MB. The bandwidth of the file system "
+        "is not counted.",
         "",
-        *table(header, rows),
+        *table(header, [projection.row(num_bytes) for num_bytes in PROJECTED_BYTES]),
         "",
-        f"What breaks first is {breaking.what}: it reaches {breaking.limit} at {sizes[breaking] / 1e12:,.2g} TB.",
+        projection.first_limit(),
     ]
 
 
-def _breaks_at(need: _Need) -> float:
-    """Return the number of bytes of text from which a need is above its limit; infinity if it never is."""
+def _breaks_at(need: Callable[[float], float]) -> float:
+    """Return the number of bytes of text from which a need is above 1; infinity if it never is."""
     low, high = 0.0, 1e18
-    if need.at(high) <= 1:
+    if need(high) <= 1:
         return float("inf")
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if need.at(middle) <= 1 else (low, middle)
+        low, high = (middle, high) if need(middle) <= 1 else (low, middle)
     return high

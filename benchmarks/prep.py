@@ -14,10 +14,10 @@ The parts measure:
   sizes      CPU time, memory and disk for texts of several sizes, each with a second stream from its cache, and what a
              terabyte and 100 terabytes would cost
 
-DATA contains books/, warc/ and wikipedia/. The benchmark makes text of any size from the books: each document consists
-of 30 random sentences, so that no document is removed as a near-duplicate. warcio and Trafilatura run in a separate
-environment, which is created below runs/. The alternatives take turns. Times are CPU times of a process and all its
-descendants, unless stated otherwise. The exit status is 0 whether targets are met or not.
+DATA contains books/, warc/ and wikipedia/. The benchmark makes random text of any size from the books (see
+`_random_text`). warcio and Trafilatura run in a separate environment, which is created below runs/. The alternatives
+take turns. Times are CPU times of a process and all its descendants, unless stated otherwise. The exit status is 0
+whether targets are met or not.
 """
 
 import argparse
@@ -29,9 +29,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from _common import ROOT, cpu_seconds_of, provenance, ratio_columns, table, verdict, write_part
-from _prep_run import VOCABULARY, MeasuredRun, alma_prep, sentences, write_text
+from _prep_run import VOCABULARY, MeasuredRun, alma_prep
 from _prep_sizes import TARGET_OF_SECOND, measure_sizes
 from _prep_sources import measure_archives, measure_rates
+from _random_text import RandomText
 
 SMALL_MB = 50
 ARCHIVE = "aut-example.warc.gz"
@@ -53,18 +54,18 @@ Written by `benchmarks/prep.py --write`, one part at a time."""
 # Part encoding: 50 MB of text
 
 
-def measure_encoding(pool: list[str], scratch: Path, repeats: int) -> list[str]:
+def measure_encoding(random_text: RandomText, scratch: Path, repeats: int) -> list[str]:
     """Measure the encoding of 50 MB of text, and return the lines of the report about it.
 
     Args:
-        pool: sentences from which the text is made.
+        random_text: makes the text.
         scratch: folder for temporary files.
         repeats: number of rounds.
     """
     from _lm_prep import check_same_bytes, seconds_of_alternative, write_texts
 
     path = scratch / "small.txt"
-    num_documents = write_text(pool, SMALL_MB * 10**6, path, seed=1)
+    num_documents = random_text.write(SMALL_MB * 10**6, path, seed=1)
     ours, alternatives, bare, encoding, near = [], [], [], [], []
     for number in range(repeats):
         stream = scratch / f"small_{number}"
@@ -133,16 +134,16 @@ def seconds_of_bare_tokenizer(tokenizer: Path, texts: Path) -> float:
 # Part cache: what a second stream from the same files costs
 
 
-def measure_cache(pool: list[str], archives: Path, scratch: Path) -> list[str]:
+def measure_cache(random_text: RandomText, archives: Path, scratch: Path) -> list[str]:
     """Make pairs of streams from the same files with one cache, and return the lines of the report about it.
 
     Args:
-        pool: sentences from which the plain text is made.
+        random_text: makes the plain text.
         archives: folder that contains the WARC file ARCHIVE.
         scratch: folder for temporary files.
     """
     text = scratch / "cached.txt"
-    write_text(pool, SMALL_MB * 10**6, text, seed=2)
+    random_text.write(SMALL_MB * 10**6, text, seed=2)
     rows = []
     plain, archive = f"{SMALL_MB} MB of plain text", f"{ARCHIVE} ({ARCHIVE_VOCABULARY:,} symbols)"
     for name, source in ((plain, f"text:{text}"), (archive, f"common-crawl:{archives / ARCHIVE}")):
@@ -171,13 +172,13 @@ def measure_cache(pool: list[str], archives: Path, scratch: Path) -> list[str]:
 def measure(arguments: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, list[str]]]:
     """Measure the parts chosen on the command line. Yield the name and the report lines of each part."""
     data = Path(arguments.data_root)
-    pool = sentences(data / "books")
+    random_text = RandomText(data / "books")
     measured = {
-        "encoding": lambda: measure_encoding(pool, scratch, arguments.repeats),
+        "encoding": lambda: measure_encoding(random_text, scratch, arguments.repeats),
         "archives": lambda: measure_archives(data / "warc", scratch, arguments.repeats),
         "rates": lambda: measure_rates(data, arguments.repeats),
-        "cache": lambda: measure_cache(pool, data / "warc", scratch),
-        "sizes": lambda: measure_sizes(pool, arguments.sizes, scratch),
+        "cache": lambda: measure_cache(random_text, data / "warc", scratch),
+        "sizes": lambda: measure_sizes(random_text, arguments.sizes, scratch),
     }
     for part in PARTS:
         if part in arguments.parts:
