@@ -171,8 +171,10 @@ def _estimates(settings: PrepSettings, measured: _Measured) -> list[str]:
             value for name, value in seconds.items() if name not in (*_READING, *_TRAINING, "encode")
         ) * by_words / 3600,
     }  # fmt: skip
-    in_parallel = hours["read and clean"] + hours["encode"]
-    wall = in_parallel / settings.workers + hours["train the tokenizer"] + hours["all other steps"]
+    # The words are counted by all workers. The training on the counts is one task.
+    counting = seconds.get("count_words", 0.0) * trained_words / sample_words / 3600
+    in_parallel = hours["read and clean"] + hours["encode"] + counting
+    wall = in_parallel / settings.workers + sum(hours.values()) - in_parallel
     working = text_bytes + 2 * token_bytes + documents * (ENTRY.itemsize + _KEY_BYTES)
     finished = token_bytes + documents * _KEY_BYTES * (settings.duplicates != "keep")
     if settings.num_mega_batches:

@@ -7,20 +7,21 @@ left out.
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from data_prep.checks import check_sizes
 from data_prep.copies.deduplication import load_keys
 from data_prep.copies.left_out import load_ranges
-from data_prep.errors import PrepError
+from data_prep.errors import PrepError, Unworkable
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
 from data_prep.running.publish import publish
-from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes
-from data_prep.running.tasks import READ_HERE_BYTES, digests_of
-from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
+from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes, recorded_shards
+from data_prep.running.tasks import READ_HERE_BYTES, Executor, digests_of
+from data_prep.running.work_folder import WorkFolder, full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint
@@ -96,7 +97,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             _check_finished_extension(settings, stream, extension)
             return stream
     what_to_do = f"Restore it, or remove {out} and make it again."
-    is_small = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) <= READ_HERE_BYTES
+    # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
+    is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
     if is_small:
         check_bytes(out, what_to_do)
     check_sizes(settings, files)
@@ -107,7 +109,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
         with open_executor(settings) as executor:
             if not is_small:
-                check_bytes(out, what_to_do, lambda paths: digests_of(paths, work.folder, executor))
+                _check_with_tasks(out, what_to_do, work, executor)
             added = build_stream(settings, files, work, executor, base)
             work.add_digests(executor)
         manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
@@ -115,6 +117,25 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         stream = _extended(settings, stream, added, fingerprints)
         publish(out, work, stream, manifest)
     return stream
+
+
+def _check_with_tasks(out: Path, what_to_do: str, work: WorkFolder, executor: Executor) -> None:
+    """Check the digests of all files of the stream. Tasks compute the digests.
+
+    Args:
+        out: the stream folder.
+        what_to_do: advice for the user, which is appended to each error message.
+        work: the work folder.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+
+    Raises:
+        Unworkable: if a file has changed. After this error, the work folder is removed if nothing was read (see
+            `work_folder`). So the next call can add other text.
+    """
+    try:
+        check_bytes(out, what_to_do, lambda paths: digests_of(paths, work.folder, executor))
+    except PrepError as error:
+        raise Unworkable(str(error)) from error
 
 
 def _extended(settings: PrepSettings, stream: Mapping, added: Mapping, fingerprints: Mapping[str, str]) -> dict:

@@ -42,14 +42,14 @@ def remove_copies(
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
-    Of new copies of each other, one is kept (see `find_duplicates`), unless it is a copy of a document in the stream.
+    If new documents are copies of each other, one of them is kept, but none if the stream already has such a document.
 
     Args:
         spooled: the new documents, that is, those that were read from the sources.
         known_keys: the 16-byte keys (hashes of the text) of the documents already in the stream, and of the near copies
             of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
         known_signatures: the files with the signatures of these m documents (see `pipeline.BaseStream`).
-        left_out: the ranges of the stream's documents that are not in the stream (see `left_out`), to use them now.
+        left_out: the parts of the stream's documents that a share left out. If they are read again, they are used.
         seed: the seed of the stream.
         work: the work folder.
         executor: runs the tasks that compare documents.
@@ -57,9 +57,8 @@ def remove_copies(
 
     Returns:
         Three values. First, the index entry (`index.ENTRY`) of each remaining document or range of a document. Second,
-        which of the new documents are copies. `Duplicates.kept` is -1 for copies of documents that are already in the
-        stream, and else the index of a new document. Third, rows for the "cleaning" table in stream.json: how many
-        documents and words of each source were removed.
+        which of the new documents are copies. `Duplicates.kept` is -1 for copies of documents in the stream, and else
+        the index of a new document. Third, rows for the "cleaning" table in stream.json, with what was removed.
     """
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
@@ -76,7 +75,8 @@ def remove_copies(
             corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
             return find_near_copies(work.folder, executor, corpus)
 
-        # Of the documents of a stream, only the sketches are compared, which the keys do not determine.
+        # With --extend, the pairs also depend on the stored sketches of the stream. The keys do not contain these, so
+        # nothing is cached.
         return stored_pairs(None if num_known else cache, keys, priority, by_priority, find)
 
     wanted = find_pairs if spooled.signatures is not None else None

@@ -7,13 +7,16 @@ the division into splits. So a second stream from the same files has the same pa
 import functools
 import hashlib
 import json
+import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.reading.provenance import reading_digest
-from fairseq_alma.core.files import written_aside
+from data_prep.running.progress import note
 
 Pairs = tuple[np.ndarray, np.ndarray]
 """The numbers by priority of the better and of the worse documents, int64 [pairs]."""
@@ -48,14 +51,30 @@ def stored_pairs(
         content = path.read_bytes()
     except OSError:
         content = b""
-    if content[:_DIGEST_BYTES] == hashlib.sha256(content[_DIGEST_BYTES:]).digest():
-        better, worse = np.frombuffer(content[_DIGEST_BYTES:], np.int64).reshape(2, -1)
+    if content[:_DIGEST_BYTES] == hashlib.sha256(memoryview(content)[_DIGEST_BYTES:]).digest():
+        better, worse = np.frombuffer(content, np.int64, offset=_DIGEST_BYTES).reshape(2, -1)
         return better, worse
     better, worse = find()
-    content = np.array([better, worse], np.int64).tobytes()
-    with written_aside(path, durable=False) as aside:
-        aside.write_bytes(hashlib.sha256(content).digest() + content)
+    try:
+        _write(path, np.array([better, worse], np.int64))
+    except OSError as error:  # for example, the cache is full or read-only
+        note(f"the pairs of similar documents are not stored in the cache: {error}")
     return better, worse
+
+
+def _write(path: Path, pairs: np.ndarray) -> None:
+    """Write pairs to a file, after their digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Processes on several hosts can use one cache, so the temporary name contains the host.
+    aside = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(hashlib.sha256(pairs.data).digest())
+            file.write(pairs.data)
+        os.replace(aside, path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 @functools.lru_cache(maxsize=1)

@@ -20,6 +20,8 @@ from data_prep.running.tasks import Executor, Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.stream_folder import split_prefix
 
+_ROWS = 1 << 18
+"""Number of index entries that are read at a time, 16 MB."""
 _ENDINGS = ("tokens", "sizes", "counts")
 """The endings of the files that a task writes when it encodes passages (see `encode.EncodeTask`)."""
 
@@ -130,8 +132,8 @@ class JoinTask(Task):
     """The folder of the step that has encoded the passages."""
     first_part: int
     """Number of the first task of this step that belongs to the split."""
-    last_part: int
-    """Number of the last task of the split, plus 1."""
+    end_part: int
+    """Number after the last task of the split."""
     parts_sha256: str
     """SHA-256 digest of the descriptions of these tasks, on which their files depend. The files themselves are removed
     when this task is done."""
@@ -150,7 +152,7 @@ class JoinTask(Task):
         long: list[list[int]] = []
         num_tokens = num_sequences = 0
         step = Step(Path(self.parts), ())
-        with MMapWriter(prefix, self.dtype) as writer:
+        with MMapWriter(prefix, self.dtype, heartbeat.beat) as writer:
             for number in _parts(self):
                 heartbeat.beat("joining tokens")
                 tokens = np.fromfile(f"{step.prefix(number)}.tokens", self.dtype)
@@ -160,8 +162,7 @@ class JoinTask(Task):
                 counts += np.fromfile(f"{step.prefix(number)}.counts", np.int64)
                 long += mark_of(step.folder, number)["result"]["long"]
         counts.tofile(f"{prefix}.counts")
-        with heartbeat.computing():
-            split = _text_counts(read_index(Path(self.index))[self.start : self.end])
+        split = _text_counts(read_index(Path(self.index))[self.start : self.end], heartbeat)
         return {"split": split | {"sequences": num_sequences, "tokens": num_tokens}, "long": long}
 
 
@@ -173,22 +174,27 @@ def _members(index: Index) -> dict[str, list[str]]:
 def _parts(task: Task) -> range:
     """Return the numbers of the tasks that have encoded the passages of a split."""
     assert isinstance(task, JoinTask)
-    return range(task.first_part, task.last_part)
+    return range(task.first_part, task.end_part)
 
 
-def _text_counts(passages: np.ndarray) -> dict:
+def _text_counts(passages: np.ndarray, heartbeat: Heartbeat) -> dict:
     """Return the number of documents, passages, words and bytes of a split.
 
     Args:
-        passages: the index entry (`index.ENTRY`) of each passage of the split.
+        passages: the index entry (`index.ENTRY`) of each passage of the split, memory-mapped.
+        heartbeat: the heartbeat of the task.
     """
+    documents, words, num_bytes = np.empty(len(passages), "V16"), 0, 0
+    for start in range(0, len(passages), _ROWS):
+        heartbeat.beat("counting words and documents")
+        rows = np.array(passages[start : start + _ROWS])
+        documents[start : start + _ROWS] = rows["document"]
+        words += int(rows["num_words"].sum(dtype=np.int64))
+        num_bytes += int(rows["num_bytes"].sum(dtype=np.int64))
     # To count different documents, sort the hashes of their texts, and count how often the next hash is different.
-    documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
-    order = np.lexsort((documents[:, 1], documents[:, 0]))
-    changes = (documents[order[1:]] != documents[order[:-1]]).any(axis=1)
-    return {
-        "documents": int(changes.sum()) + 1 if len(passages) else 0,
-        "passages": len(passages),
-        "words": int(passages["num_words"].sum(dtype=np.int64)),
-        "bytes": int(passages["num_bytes"].sum(dtype=np.int64)),
-    }
+    halves = documents.view(">u8").reshape(-1, 2)
+    with heartbeat.computing():  # sorting takes long
+        order = np.lexsort((halves[:, 1], halves[:, 0]))
+        changes = (halves[order[1:]] != halves[order[:-1]]).any(axis=1)
+    num_documents = int(changes.sum()) + 1 if len(passages) else 0
+    return {"documents": num_documents, "passages": len(passages), "words": words, "bytes": num_bytes}

@@ -5,12 +5,14 @@ module is faster, because it writes NumPy arrays of many sequences, and never co
 """
 
 import contextlib
-import hashlib
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+
+from fairseq_alma.core.files import sha256_of
 
 # Constants of fairseq's format: the first bytes of every .idx file, the format version, and codes of integer types.
 MAGIC = b"MMIDIDX\x00\x00"
@@ -56,12 +58,12 @@ class MMapWriter:
     Args:
         prefix: the path of both files without `.bin` and `.idx`.
         dtype: the integer type of stored tokens: uint16 or uint32.
+        on_progress: called again and again while PREFIX.idx is completed, which takes long for many sequences.
     """
 
-    def __init__(self, prefix: Path, dtype: str):
-        self._prefix, self._dtype = prefix, np.dtype(dtype)
+    def __init__(self, prefix: Path, dtype: str, on_progress: Callable[[], None] = lambda: None):
+        self._prefix, self._dtype, self._on_progress = prefix, np.dtype(dtype), on_progress
         self._num_sequences = 0
-        self._digest = hashlib.sha256()
 
     def __enter__(self) -> Self:
         self._file = open(f"{self._prefix}.bin", "wb")
@@ -90,15 +92,13 @@ class MMapWriter:
             sizes: int [number of sequences], the number of tokens of each sequence. Their sum is n.
         """
         assert tokens.size == sizes.sum(), (tokens.size, sizes.sum())
-        content = tokens.astype(self._dtype, copy=False).data
-        self._file.write(content)
-        self._digest.update(content)
+        self._file.write(tokens.astype(self._dtype, copy=False).data)
         self._index.write(sizes.astype(np.int32).data)
         self._num_sequences += len(sizes)
 
     def sha256(self) -> str:
-        """Return the SHA-256 digest of the bytes written to PREFIX.bin so far, in hexadecimal."""
-        return self._digest.hexdigest()
+        """Read the finished file PREFIX.bin, and return its SHA-256 digest in hexadecimal."""
+        return sha256_of(self._file.name)
 
     def _write_head(self) -> None:
         """Write the head of PREFIX.idx, which contains the number of sequences."""
@@ -121,3 +121,4 @@ class MMapWriter:
             self._index.seek(pointers_at + 8 * start)
             self._index.write(np.concatenate([[position], ends[:-1]]).astype(np.int64).data)
             position = int(ends[-1])
+            self._on_progress()

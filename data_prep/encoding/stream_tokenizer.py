@@ -21,8 +21,9 @@ from data_prep.tokenization.word_counts import added_tables, count_words, write_
 
 TASK_BYTES = 16 << 20
 """Approximate number of bytes of text in which one task counts words."""
-MAX_TABLES = 256
-"""Approximate maximum number of tasks that count words. The task that trains the tokenizer opens a file of each."""
+MAX_TABLES = 100
+"""Approximate maximum number of tasks that count words. The task that trains the tokenizer opens a file of
+each. Some systems allow a process only 256 open files."""
 
 
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
@@ -73,7 +74,8 @@ def _count_words(
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
     sizes = num_bytes[chosen.start : chosen.stop : chosen.step]
-    most = max(TASK_BYTES, int(sizes.sum(dtype=np.int64)) // MAX_TABLES)
+    # Long passages can make ranges that have only half as many bytes. So plan with half as many tables.
+    most = max(TASK_BYTES, -(-2 * int(sizes.sum(dtype=np.int64)) // MAX_TABLES))
     ranges = list(byte_ranges(sizes, 0, len(sizes), most))
     tasks = [CountWordsTask(*where, chosen[first], chosen[last - 1] + 1, chosen.step) for first, last in ranges]
     step = Step(work.folder / "count_words", tasks)

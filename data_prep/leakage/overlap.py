@@ -34,9 +34,11 @@ _BATCH_BYTES = 1 << 16
 _MERGED_NGRAMS = 1 << 22
 """Approximate number of hashes in a sorted file."""
 _TABLE_BITS = 25
-"""Number of bits of a hash that are looked up first. The table takes 32 MB. At most an eighth of it is filled, more if
-there are several sorted files."""
+"""Number of bits of a hash that are looked up first. The table takes 32 MB. Each sorted file fills up to an eighth of
+it."""
 _TABLE_SHIFT = np.uint64(64 - _TABLE_BITS)
+_MAX_TABLE_PARTS = 8
+"""The table is used only for up to this many sorted files. With more, few hashes could be left out."""
 
 
 class Texts(NamedTuple):
@@ -179,22 +181,32 @@ class ScanTask(_TextsTask):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         hashes, text_of = _ngrams_of(self.texts, self.size, heartbeat)
+        if self.num_parts <= _MAX_TABLE_PARTS:
+            # Most hashes are not in the held-out text. A table says which first bits occur among the held-out hashes.
+            # Other hashes are left out before the rest is sorted.
+            is_possible = np.zeros(1 << _TABLE_BITS, bool)
+            for part in range(self.num_parts):
+                heartbeat.beat()
+                is_possible[self._held_out(part) >> _TABLE_SHIFT] = True
+            chosen = np.flatnonzero(is_possible[hashes >> _TABLE_SHIFT])
+            hashes, text_of = hashes[chosen], text_of[chosen]
+        with heartbeat.computing():  # sorting takes long
+            order = np.argsort(hashes)
+        hashes, text_of = hashes[order], text_of[order]
         overlaps = np.zeros(len(self.texts.entries()), bool)
         with open(f"{prefix}.found", "wb") as file:
             for part in range(self.num_parts):
                 heartbeat.beat()
-                held_out = np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
-                # Most hashes are not in the held-out text. A table of the first bits of the held-out hashes shows this
-                # without sorting them.
-                is_possible = np.zeros(1 << _TABLE_BITS, bool)
-                is_possible[held_out >> _TABLE_SHIFT] = True
-                chosen = np.flatnonzero(is_possible[hashes >> _TABLE_SHIFT])
-                chosen = chosen[np.argsort(hashes[chosen])]
-                chosen = chosen[contains(held_out, hashes[chosen])]
-                overlaps[text_of[chosen]] = True
-                distinct(hashes[chosen]).tofile(file)
+                of_part = _range_of(hashes, part, self.num_parts)
+                is_found = _contains_ordered(self._held_out(part), hashes[of_part])
+                overlaps[text_of[of_part][is_found]] = True
+                distinct(hashes[of_part][is_found]).tofile(file)
         np.save(f"{prefix}.overlaps.npy", overlaps)
         return {}
+
+    def _held_out(self, part: int) -> np.ndarray:
+        """Return the hashes in one of the sorted files."""
+        return np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
 
 
 @dataclass(frozen=True)
@@ -270,14 +282,18 @@ def count_documents(documents: np.ndarray) -> int:
 
 def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return a bool array: True for each element of `wanted` that is in `sorted_hashes`."""
-    if not len(sorted_hashes):
-        return np.zeros(len(wanted), bool)
     order = np.argsort(wanted)  # the search is faster if neighbouring elements are close to each other
-    ordered = wanted[order]
-    position = np.searchsorted(sorted_hashes, ordered)
     is_found = np.empty(len(wanted), bool)
-    is_found[order] = sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == ordered
+    is_found[order] = _contains_ordered(sorted_hashes, wanted[order])
     return is_found
+
+
+def _contains_ordered(sorted_hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Do the same as `contains`, for wanted hashes that are sorted."""
+    if not len(sorted_hashes):
+        return np.zeros(len(ordered), bool)
+    position = np.searchsorted(sorted_hashes, ordered)
+    return sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == ordered
 
 
 def _range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:

@@ -61,8 +61,9 @@ def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Execu
     """
     for shard in range(num_shards):
         path = removed_path(work.spool, shard)
-        if path.exists():
-            digest = mark_of(work.spool, shard)["files"][path.name]
+        # A file that the done mark does not list is a leftover of an earlier call that was killed.
+        digest = mark_of(work.spool, shard)["files"].get(path.name)
+        if digest is not None:
             work.add_shard(f"{FOLDER}/{number:04d}-{shard:06d}.jsonl.zst", path, digest)
     tasks = []
     for name in ("exact", "near"):

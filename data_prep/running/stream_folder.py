@@ -60,17 +60,20 @@ def check_bytes(out: Path, what_to_do: str, digests_of: Callable[[list[Path]], I
     Raises:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
-    shards = _recorded_shards(out, what_to_do)
+    shards = recorded_shards(out, what_to_do)
     found = map(sha256_of, shards) if digests_of is None else digests_of(list(shards))
     for path, sha256 in zip(shards, found, strict=True):
         if sha256 != shards[path]:
             raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
 
 
-def _recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
+def recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
     """Return the shards of a finished stream, with the digests that manifest.json records.
 
-    Raise PrepError if a shard is missing or has another size. For the arguments, see `check_bytes`.
+    The shards themselves are not read. For the arguments, see `check_bytes`.
+
+    Raises:
+        PrepError: if a shard is missing or has another size, or manifest.json is missing or cannot be read.
     """
     if not (out / MANIFEST).is_file():
         if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):

@@ -289,7 +289,7 @@ def digests_of(paths: Sequence[Path], folder: Path, executor: Executor) -> list[
             group_bytes = 0
         groups[-1].append(str(path))
         group_bytes += size
-    # The name is new, because the result of an earlier call may no longer be true.
+    # The folder always gets a new name, because the files may have changed since an earlier call.
     step = Step(folder / f"digests_{time.time_ns()}", [DigestTask(group) for group in groups])
     try:
         return [sha256 for result in step.run(executor) for sha256 in result["sha256"]]

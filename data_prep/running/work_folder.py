@@ -61,7 +61,7 @@ class WorkFolder(NamedTuple):
         return self.folder / "stream"
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
-        """Put a file that a task has written into the stream, under a second path.
+        """Add a task's output file to the stream, as a hard link.
 
         The file stays under its first path, because the next call of alma-prep checks it if this call is killed. The
         file is copied only if the file system has no hard links.

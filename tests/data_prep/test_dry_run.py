@@ -3,9 +3,11 @@
 import gzip
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from data_prep import dry_run
 from data_prep.sources import Source, list_files, sampling
 from tests.data_prep.cleaning.test_cleaner import GERMAN, of_words
 from tests.data_prep.files import read_all
@@ -81,6 +83,20 @@ def test_estimates_are_near_the_truth_and_nothing_is_written(corpus, small_piece
     assert re.search(r"core-hours: \d.*\n  time with 1 workers: \d.* hours\n  disk: \d", out)
     assert not (tmp_path / "out").exists()
     assert sorted(corpus.rglob("*")) == before
+
+
+def test_words_are_counted_by_all_workers_but_the_tokenizer_is_trained_by_one():
+    record = {"kind": "text", "path": "a", "documents": 1, "words": 1_000_000, "bytes": 500, "files": 1}
+    splits = {"test": {"tokens": 100}}
+    stream = {"sources": [record], "cleaning": [], "splits": splits, "dtype": "uint16"}
+    seconds = {"spool": 3600.0, "count_words": 36_000.0, "tokenizer": 7200.0, "encode": 3600.0, "rest": 3600.0}
+    measured = dry_run._Measured(stream, seconds, {dry_run.source_name(record): 1.0}, 500, 500)
+    settings = SimpleNamespace(
+        tokenizer_words=1_000_000, workers=10, duplicates="keep", num_mega_batches=1, extend=False
+    )
+    text = "\n".join(dry_run._estimates(settings, measured))
+    assert "core-hours: 15.00" in text and "train the tokenizer 12.00" in text
+    assert "time with 10 workers: 4.20 hours" in text
 
 
 def test_a_sample_that_is_too_small_is_refused(corpus, alma_prep, tmp_path, capsys):

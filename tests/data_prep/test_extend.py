@@ -108,6 +108,36 @@ def test_tasks_check_a_large_stream_before_it_is_extended(tmp_path, alma_prep, c
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     assert extend(out, tmp_path / "new.jsonl") == 2
     assert f"{path} has changed since alma-prep wrote it" in capsys.readouterr().err
+    # Nothing was read, so nothing is kept that would have to be continued.
+    assert not (out / ".alma-prep").exists()
+    path.write_bytes(content)
+    write_texts(tmp_path / "other.jsonl", 80, 2)
+    assert extend(out, tmp_path / "other.jsonl") == 0
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 28])  # a large and a small stream
+def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_prep, capsys, monkeypatch, limit):
+    write_texts(tmp_path / "old.jsonl", 150, 0)
+    write_texts(tmp_path / "new.jsonl", 80, 1)
+    out, exact = tmp_path / "out", ["--text-field", "story", "--duplicates", "exact"]
+    assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=exact) == 0
+    monkeypatch.setattr(extending, "READ_HERE_BYTES", limit)
+    path = out / "dedup" / "0000.keys"
+    content = path.read_bytes()
+    path.write_bytes(content[:-16])
+    capsys.readouterr()
+    assert extend(out, tmp_path / "new.jsonl") == 2
+    assert f"{path} has changed since alma-prep wrote it. Restore it" in capsys.readouterr().err
+    path.unlink()
+    assert extend(out, tmp_path / "new.jsonl") == 2
+    assert f"{path} is missing. Restore it" in capsys.readouterr().err
+    path.write_bytes(content)
+    # Only the files of the stream count as its size.
+    monkeypatch.setattr(extending, "READ_HERE_BYTES", 1 << 28)
+    monkeypatch.setattr(extending, "digests_of", None)
+    with open(out / "notes.txt", "wb") as file:
+        file.truncate(1 << 29)
+    assert extend(out, tmp_path / "new.jsonl") == 0
     path.write_bytes(content)
     assert extend(out, tmp_path / "new.jsonl") == 0
     assert load(out)["num_mega_batches"] == 3

@@ -6,7 +6,8 @@ A marker is an HTML comment on the line before a block of bash, python or yaml:
     <!-- test: run | updates=1000 -> updates=2 -->  run it with replacements; each must occur in the block
     <!-- test: save NAME -->                        write it to the file NAME of that folder
     <!-- test: check -->                            parse its commands and compose their settings; run nothing
-    <!-- test: slurm | --mem=16G -> --mem=8G -->    as check; the slow tests of Slurm run it, with replacements
+    <!-- test: slurm | --mem=16G -> --mem=8G -->    like `check`; in addition, the slow Slurm tests run it with these
+                                                    replacements
     <!-- test: skip | REASON -->                    do nothing, for a reason that is given
 
 A marker `<!-- test files: NAME -->` anywhere in a page calls the function NAME of files.py before the first block.

@@ -1,5 +1,8 @@
 """Pairs of near copies that are kept in a cache."""
 
+import os
+import socket
+
 import numpy as np
 
 from data_prep.copies.stored_pairs import stored_pairs
@@ -32,6 +35,22 @@ def test_pairs_are_searched_for_once_whatever_the_order_of_the_documents(tmp_pat
     stored_pairs(str(tmp_path / "cache"), *documents([0, 1, 2, 3], exact=(1,)), find)
     stored_pairs(None, *documents([0, 1, 2, 3]), find)
     assert len(calls) == 4
+
+
+def test_pairs_are_found_although_the_cache_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "near_copies").write_text("a file instead of a folder")
+    assert stored_pairs(str(tmp_path), *documents([0, 1]), lambda: PAIRS)[0].tolist() == [0, 0, 1]
+    assert "not stored in the cache" in capsys.readouterr().err
+
+
+def test_the_temporary_file_is_named_after_the_host_and_removed(tmp_path, monkeypatch):
+    def fail(aside, path):
+        assert f".{socket.gethostname()}.{os.getpid()}." in aside.name
+        raise OSError("full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    stored_pairs(str(tmp_path), *documents([0, 1]), lambda: PAIRS)
+    assert not list((tmp_path / "near_copies").iterdir())
 
 
 def test_no_pairs_are_stored_too_and_damaged_pairs_are_searched_for_again(tmp_path):

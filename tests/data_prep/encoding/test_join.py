@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from data_prep.encoding import encode as encoding
+from data_prep.encoding import join as joining
+from data_prep.reading.index import ENTRY
 from data_prep.running import tasks, work_folder
+from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.workers import Local
 
 
@@ -69,6 +72,21 @@ def test_a_split_that_was_altered_or_lost_is_encoded_again(
     assert alma_prep(tmp_path / "out", f"books:{books}") == 0
     assert alma_prep(tmp_path / "new", f"books:{books}") == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "new")
+
+
+def test_the_texts_of_a_split_are_counted_slice_by_slice_with_a_heartbeat(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining, "_ROWS", 3)
+    passages = np.zeros(8, ENTRY)
+    passages["document"] = [bytes([number]) * 16 for number in (5, 1, 1, 5, 2, 7, 1, 5)]
+    passages["num_words"], passages["num_bytes"] = range(8), 10
+    with Heartbeat(tmp_path / "alive") as heartbeat:
+        monkeypatch.setattr(heartbeat, "beat", lambda place: beats.append(place))
+        beats: list[str] = []
+        counts = joining._text_counts(passages, heartbeat)
+        nothing = joining._text_counts(passages[:0], heartbeat)
+    assert counts == {"documents": 4, "passages": 8, "words": 28, "bytes": 80}
+    assert nothing == dict.fromkeys(counts, 0)
+    assert len(beats) == 3
 
 
 def test_another_vocabulary_does_not_use_what_was_joined(tmp_path, books, alma_prep, stopped_run, folder_bytes):

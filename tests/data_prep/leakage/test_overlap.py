@@ -29,8 +29,9 @@ def write_texts(folder, texts):
     return Texts(str(folder / "index.npy"), sha256_of(folder / "index.npy"), str(folder), 0, len(texts))
 
 
-@pytest.mark.parametrize(("maker", "space"), [(english, " "), (chinese, "")])
-def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space):
+@pytest.mark.parametrize(("maker", "space", "table_parts"), [(english, " ", 8), (chinese, "", 8), (english, " ", 1)])
+def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space, table_parts):
+    monkeypatch.setattr("data_prep.leakage.overlap._MAX_TABLE_PARTS", table_parts)
     rng = random.Random(0)
     held_out = [maker(rng, 150) for _ in range(300)]
     training = [maker(rng, 150) for _ in range(400)]

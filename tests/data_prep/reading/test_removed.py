@@ -6,8 +6,11 @@ import shutil
 import pytest
 
 from data_prep.cleaning.cleaner import known_languages
+from data_prep.reading.removed import keep_removed, removed_path
+from data_prep.running.work_folder import WorkFolder
 from data_prep.sources import Source
 from tests.data_prep.cleaning.test_cleaner import GERMAN, of_words
+from tests.data_prep.copies.test_duplicates import Here
 from tests.data_prep.files import read_all, read_all_documents
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -64,6 +67,16 @@ def test_every_removed_document_is_kept_with_its_reason(tmp_path, alma_prep, cap
     assert reasons.count("exact copy") == 100
     assert reasons.count("language") == 21  # one of the new ones too
     assert {"en", "de"} <= known_languages()
+
+
+def test_a_file_that_a_killed_call_left_is_not_part_of_the_stream(tmp_path):
+    work = WorkFolder(tmp_path)
+    work.spool.mkdir()
+    for shard, files in enumerate(({}, {"000001.removed.jsonl.zst": {"bytes": 5, "sha256": ""}})):
+        (work.spool / f"{shard:06d}.done").write_text(json.dumps({"files": files}))
+        removed_path(work.spool, shard).write_text("stale")
+    keep_removed(work, 2, 0, Here())
+    assert [path.name for path in work.shards()] == ["0000-000001.jsonl.zst"]
 
 
 @pytest.mark.slow
