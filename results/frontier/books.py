@@ -26,6 +26,7 @@ SEEDS = (0, 1, 2, 3, 4)
 ROWS = (
     Row("books_anytime", (*SM, *CONSTANT, *AVERAGE, UNIFORM), seeds=SEEDS),
     Row("books_iid_average", (*IID, "schedule=constant", *AVERAGE), "updates_per_mega_batch", seeds=SEEDS),
+    Row("books_half", (*SM, *CONSTANT, *AVERAGE, "replay=0.5"), seeds=SEEDS),
     Row("books_replay", (*SM, UNIFORM), seeds=SEEDS),
     Row("books_no_replay", (*SM, *CONSTANT, *AVERAGE), seeds=SEEDS),
     Row("books_no_average", (*SM, *CONSTANT, UNIFORM), seeds=SEEDS),
@@ -38,6 +39,7 @@ TEXTS = {
     "sm_w4_4_4x": "SM on all data at once (i.i.d.)",
     "books_anytime": "**constant rate, average, `replay=uniform`**",
     "books_iid_average": "constant rate and average on all data at once (i.i.d.)",
+    "books_half": "**constant rate, average, `replay=0.5`**",
     "books_replay": "SM, wait 1, `replay=uniform`",
     "books_no_replay": "constant rate, average, no replay",
     "books_no_average": "constant rate, `replay=uniform`, no average",
