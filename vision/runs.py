@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
     """Train and evaluate the learner for each seed of the settings, and return the ledger of each seed.
 
-    If `settings.out` contains an interrupted run with the same settings, continue that run. Finished stages are not
-    trained again.
+    If `settings.out` contains an interrupted run with the same settings, continue that run from its last save. A save
+    is at most about a second older than the last finished step.
 
     Args:
         settings: settings of the runs. There is one run per seed.
@@ -180,7 +180,7 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
             raise
         raise RunError(
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
-            f"Finished stages are kept: to continue, run the same command on a machine with more memory. Or start a "
+            f"To continue from the last save, run the same command on a machine with more memory. Or start a "
             f"new run that needs less memory: set out= to a new folder, and use fewer members or a smaller value of "
             f"width= (now {settings.width}), batch_size= (now {settings.recipe.batch_size}) or seeds= (now "
             f"{settings.seeding.seeds})."

@@ -35,7 +35,7 @@ class Arrivals:
 
     Args:
         folder: the run folder.
-        durable: if True, the disk must have stored a decision before `add` returns.
+        durable: if True, the disk must have stored the decisions before `write` returns.
 
     Raises:
         RunError: if one of the files is damaged.
@@ -49,10 +49,11 @@ class Arrivals:
         """Digest of each mega-batch of the stream, in order."""
         # Earlier versions stored the decisions in arrivals.json. They stay there.
         self._decisions = {int(t): Decision(due) for t, due in self._stored.get("decisions", {}).items()}
+        self.unwritten: list[dict[str, Any]] = []
+        """Lines for decisions.jsonl that `write` will append."""
         for number, line in enumerate(self._lines.values(), start=1):
             try:
-                ahead = Prequential.from_json(line)
-                self._decisions[int(line["t"])] = Decision(bool(line["due"]), ahead, line.get("reason"))
+                self._decisions.update([_decision_of(line)])
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(f"{self._lines.path}, line {number} is damaged ({error!r}): restore the file") from error
 
@@ -68,15 +69,27 @@ class Arrivals:
         return self._decisions.get(t)
 
     def add(self, t: int, decision: Decision) -> None:
-        """Append the decision at arrival t to decisions.jsonl."""
-        # Append one line instead of writing all decisions again: with B arrivals, that would write O(B^2) bytes.
+        """Store the decision at arrival t. It is only in memory until `write` is called."""
         scores = decision.prequential.to_json() if decision.prequential else {}
         reason = {"reason": decision.reason} if decision.reason else {}
-        self._lines.append({"t": t, "due": decision.due, **reason, **scores})
+        self.unwritten.append({"t": t, "due": decision.due, **reason, **scores})
         self._decisions[t] = decision
 
-    def remove_after(self, t: int) -> None:
-        """Remove the decisions of later arrivals than t from decisions.jsonl."""
-        if any(one > t for one in self._decisions):
-            self._lines.keep_if(lambda line: line["t"] <= t)
-            self._decisions = {one: decision for one, decision in self._decisions.items() if one <= t}
+    def restore(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Add those decisions that are not stored yet. `lines` are lines of decisions.jsonl."""
+        for t, decision in map(_decision_of, lines):
+            stored = self._decisions.get(t)
+            if stored is None or (decision.due and not stored.due):  # see `RunRecord.decision`
+                self.add(t, decision)
+
+    def write(self) -> None:
+        """Append the decisions that are only in memory to decisions.jsonl."""
+        # Append lines instead of writing all decisions again: with B arrivals, that would write O(B^2) bytes.
+        if self.unwritten:
+            self._lines.append(*self.unwritten)
+            self.unwritten = []
+
+
+def _decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
+    ahead = Prequential.from_json(line)
+    return int(line["t"]), Decision(bool(line["due"]), ahead, line.get("reason"))

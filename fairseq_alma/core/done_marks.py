@@ -1,7 +1,8 @@
 """Done marks: files with the results of finished steps, such as RUN/stages/stage_001/train.done.json.
 
 A step grows, trains or evaluates the learner in one stage. If several seeds are trained together, the result is a list
-with one entry per seed.
+with one entry per seed. Then the mark may also contain a log: ledger rows and decisions that must be written to the
+files of each seed (see `fairseq_alma.core.stack_record`).
 """
 
 from dataclasses import asdict
@@ -12,6 +13,9 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.ledger import Scores, Spent
 
+Log = list[dict[str, Any]]
+"""For each seed: "rows", lines of ledger.jsonl, and "decisions", lines of decisions.jsonl."""
+
 RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
 
@@ -20,23 +24,27 @@ def mark_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.done.json"
 
 
-def write_mark(path: Path, result: Any, durable: bool) -> None:
+def write_mark(path: Path, result: Any, durable: bool, log: Log | None = None) -> None:
     """Write a done mark. For `durable`, see `fairseq_alma.core.files.written_aside`."""
-    write_json(path, [asdict(part) for part in result] if isinstance(result, list) else asdict(result), durable)
+    value = [asdict(part) for part in result] if isinstance(result, list) else asdict(result)
+    write_json(path, value if log is None else {"result": value, "log": log}, durable)
 
 
-def read_mark(path: Path) -> Any:
-    """Return the result of a finished step.
+def read_mark(path: Path) -> tuple[Any, Log]:
+    """Return the result of a finished step, and the log, which may be empty.
 
     Raises:
         RunError: if the done mark is damaged or was written by an incompatible version of ALMA.
     """
     kind: Any = RESULT_OF_STEP[path.name.partition(".")[0]]
     try:
-        value = read_json(path)
-        return [kind(**part) for part in value] if isinstance(value, list) else kind(**value)
-    except (TypeError, ValueError) as error:
+        value, log = read_json(path), []
+        if "log" in value:
+            value, log = value["result"], list(value["log"])
+        return [kind(**part) for part in value] if isinstance(value, list) else kind(**value), log
+    except (TypeError, ValueError, KeyError, RunError) as error:
         raise RunError(
             f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
-            f"restore the file from a backup, or start a new run"
+            f"restore the file from a backup, or start a new run. If you delete the file, alma-vision continues from "
+            f"the save before"
         ) from error

@@ -26,8 +26,8 @@ class JsonLines:
         self._num_bytes = -1
         """Size of the file after the last `append` of this object; -1 before the first one."""
 
-    def append(self, value: dict[str, Any]) -> None:
-        """Append an object as one line. First remove an incomplete last line, which a killed process may have left."""
+    def append(self, *values: dict[str, Any]) -> None:
+        """Append each object as a line. First remove an incomplete last line, which a killed process may have left."""
         is_new = not self.path.exists()
         if is_new:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ class JsonLines:
             if file.seek(0, os.SEEK_END) != self._num_bytes:
                 file.seek(0 if is_new else len(self.complete_lines()))
                 file.truncate()
-            file.write((json.dumps(value) + "\n").encode())
+            file.write("".join(json.dumps(value) + "\n" for value in values).encode())
             self._num_bytes = file.tell()
             if self._durable:
                 file.flush()

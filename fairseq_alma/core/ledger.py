@@ -167,8 +167,7 @@ _SPENT = tuple(f.name for f in fields(Spent))
 class Ledger:
     """The ledger file of a run, with one row (JSON object) per line. Rows are appended and never changed.
 
-    Exceptions: the last row is removed if a stage is trained at this arrival after all (see `RunRecord.decision`). The
-    rows of stages whose networks a killed process has not saved are removed, because these stages are trained again.
+    Exception: the last row is removed if a stage is trained at this arrival after all (see `RunRecord.decision`).
 
     The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
 
@@ -216,9 +215,9 @@ class Ledger:
         """Remove the row of arrival t and all later ones."""
         self._lines.keep_if(lambda row: row["t"] < t)
 
-    def append(self, row: LedgerRow) -> None:
-        """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""
-        self._lines.append(row.to_json())
+    def append(self, *rows: LedgerRow) -> None:
+        """Append rows to the file. First remove an incomplete last line, which a killed process may have left."""
+        self._lines.append(*(row.to_json() for row in rows))
 
     def _read_complete_lines(self) -> bytes:
         if self.path.suffix != ".gz":

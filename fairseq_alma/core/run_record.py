@@ -13,15 +13,16 @@ RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/sta
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 
 A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json. Runs of
-alma-vision keep only those of the last save (see `fairseq_alma.core.stack_record`).
+alma-vision have one only for each save, and keep those of the last saves (see `fairseq_alma.core.stack_record`).
 """
 
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fairseq_alma.core.arrivals import Arrivals, Decision
 from fairseq_alma.core.done_marks import mark_of, read_mark, write_mark
@@ -50,14 +51,14 @@ class RunRecord:
         stages: folder that contains the folders of all stages. The default is RUN/stages. Runs with different seeds
             that are trained together share one such folder (see StackRecord).
         durable: if True, the disk must have stored the result of a step before the next step begins. Use False if a
-            stage takes only milliseconds. With False, a power failure may destroy results, but no result is lost if
-            the process is killed, and summary.json is written at most once a second.
+            stage takes only milliseconds. With False, a power failure may destroy results, and summary.json is written
+            at most once a second. What a killed process has written is kept.
         cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
         forkable: names of settings that may be changed by a fork.
         fork: if True, and only settings in `forkable` differ from those of the run, the run is forked: it gets the new
             settings from its first unfinished stage on. What that stage has trained so far is deleted. The ledger row
             of that stage records the change, and so does the key "forks" in settings.json.
-        on_rows: function that is called whenever a row is added to the ledger, for example to show progress. Its
+        on_rows: function that is called whenever rows are written to the ledger, for example to show progress. Its
             argument is the list of all rows so far. In a continued run, the function is first called with the existing
             rows.
 
@@ -91,7 +92,11 @@ class RunRecord:
         self._forks: dict[str, dict[str, list[Any]]] = (
             read_json(settings_file).get("forks", {}) if settings_file.exists() else {}
         )
+        self.defers = False
+        """Whether new rows and decisions stay in memory until `write` is called. If False, they are written at once."""
         self._rows = self.ledger.rows()
+        self._unwritten: list[LedgerRow] = []
+        """The last rows of `_rows`, if they are only in memory."""
         self.num_mega_batches = len(digests)
         fork_at = self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
         self._arrivals = Arrivals(self.folder, durable)
@@ -152,7 +157,7 @@ class RunRecord:
         if mark.exists():
             if name != "evaluate":
                 learner.load(folder / name)
-            return read_mark(mark)
+            return cast(T, read_mark(mark)[0])
         result = do()
         if name != "evaluate":
             learner.save(folder / name)
@@ -189,6 +194,8 @@ class RunRecord:
         if stored is None:
             stored = Decision(due.due, self._measured.pop(t, None), due.reason)
             self._arrivals.add(t, stored)
+        if not self.defers:
+            self._arrivals.write()
         return Due(stored.due, stored.reason)
 
     def arrival(
@@ -219,17 +226,6 @@ class RunRecord:
         """Return all ledger rows so far."""
         return list(self._rows)
 
-    def remove_after(self, k: int) -> None:
-        """Remove the rows of all stages after stage k from the ledger, and the decisions at later arrivals.
-
-        The decision at the next arrival is kept: the predictor that it scored may be the one of stage k.
-        """
-        kept = [row for row in self._rows if row.stage <= k]
-        if len(kept) < len(self._rows):
-            self.ledger.remove_from(len(kept))
-            self._rows = kept
-        self._arrivals.remove_after(len(kept))
-
     def append(self, row: LedgerRow) -> None:
         """Add a row to the ledger and update summary.json. If the ledger already has the row, do not add it again.
 
@@ -240,22 +236,52 @@ class RunRecord:
         Raises:
             RunError: if the ledger has a different row for this arrival.
         """
-        if row.t < len(self._rows):
-            if self._rows[row.t] != row:
-                raise RunError(
-                    f"{self.ledger.path}, arrival t={row.t} does not match the done marks in {self.folder / 'stages'}: "
-                    f"one of these files was changed by hand; restore it or start a new run"
-                )
-        else:
-            self.ledger.append(row)
+        if row.t == len(self._rows):
             self._rows.append(row)
+            self._unwritten.append(row)
+        known = self._rows[row.t]
+        if self.defers:  # then a stage may have been trained again, in another time
+            row = replace(row, spent=replace(row.spent, train_seconds=known.spent.train_seconds))
+        if known != row:
+            raise RunError(
+                f"{self.ledger.path}, arrival t={row.t} does not match the results in {self.folder / 'stages'}: "
+                f"one of these files was changed by hand; restore it or start a new run"
+            )
+        if not self.defers:
+            self.write()
+
+    def write(self) -> None:
+        """Write the rows and decisions that are only in memory, and update summary.json."""
+        self._arrivals.write()
+        if self._unwritten:
+            self.ledger.append(*self._unwritten)
+            self._unwritten = []
             if self._on_rows:
                 self._on_rows(self._rows)
-        now, is_last = time.monotonic(), row.t == len(self._arrivals.digests)
-        if row.t < len(self._rows) - 1 or row.t <= self._num_summarized:
-            return
-        if self.durable or is_last or now - self._summary_written > 1:
+        last, now = self._rows[-1].t if self._rows else 0, time.monotonic()
+        is_finished = last == len(self._arrivals.digests)
+        if last > self._num_summarized and (self.durable or is_finished or now - self._summary_written > 1):
             self._write_summary(self._rows)
+
+    def unwritten(self) -> dict[str, Any]:
+        """Return the rows and decisions that are only in memory, for `restore`."""
+        return {"rows": [row.to_json() for row in self._unwritten], "decisions": self._arrivals.unwritten}
+
+    def restore(self, unwritten: Mapping[str, Any]) -> None:
+        """Add the rows and decisions that `unwritten` returned in an earlier process, unless the files have them.
+
+        They are only in memory until `write` is called.
+
+        Raises:
+            RunError: if the ledger lacks rows before them.
+        """
+        for row in map(LedgerRow.from_json, unwritten["rows"]):
+            if row.t > len(self._rows):
+                raise RunError(f"{self.ledger.path} lacks the rows from t={len(self._rows)} on: restore the file")
+            if row.t == len(self._rows):
+                self._rows.append(row)
+                self._unwritten.append(row)
+        self._arrivals.restore(unwritten["decisions"])
 
     def _write_summary(self, rows: Sequence[LedgerRow]) -> None:
         """Write summary.json, with the metrics of these rows."""

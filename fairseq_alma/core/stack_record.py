@@ -4,8 +4,15 @@ Each run has its own run folder and ledger. The runs share the saved learner and
 of finished steps).
 
 A stage may take only milliseconds, so the learner is not saved at each stage but at most once in SAVE_SECONDS, and at
-the end. The ledgers get their rows at once. If the process is killed, the next one continues from the last save: it
-removes the rows of later stages, and trains these stages again, with the same result.
+the end. Ledger rows and decisions of stages that are not saved yet stay in memory. A save writes, in this order:
+
+1. the learner;
+2. a done mark, which also contains the rows and decisions that are only in memory;
+3. these rows and decisions, to the files of each run.
+
+If the process is killed before 2, the next process continues from the save before. If it is killed later, the next
+process first adds the rows and decisions of the done mark that the files lack. So a row is never ahead of the saved
+learner, and no row is ever removed.
 """
 
 import time
@@ -42,54 +49,96 @@ class StackRecord:
 
     Args:
         records: one RunRecord per seed. All of them must use the same `stages` folder.
-        delete_old: function that deletes what the learner saved before its last save, as far as it is not needed.
+        delete_old: function that deletes what the learner saved before its last but one save after a training, as far
+            as it is not needed.
+
+    Raises:
+        RunError: if the done mark of the last save is damaged, or if a ledger lacks rows before those in this mark.
     """
 
     def __init__(self, records: Sequence[RunRecord], delete_old: Callable[[], None] = lambda: None):
         self.records, self._delete_old = list(records), delete_old
         self._stages = self.records[0].stages
-        self._saved: Step = max(map(_step_of, self._marks("grow", "train")), default=(0, "train"))
+        self._marks = set(self._stages.glob("stage_*/*.done.json"))
+        """The done marks that may be deleted later."""
+        of_learner = [_step_of(mark) for mark in self._marks if not mark.match("evaluate.*")]
+        self._saved: Step = max(of_learner, default=(0, "train"))
         """The step after which the learner was saved last; stage 0 if it was never saved."""
-        self._is_loaded = self._saved[0] == 0
-        """Whether the learner has the state of the last save, or a later one."""
-        self._unsaved: tuple[Step, list[Spent], Stored] | None = None
-        """The last step, its cost and the learner, if the learner has not been saved since."""
+        self._stage_before = self._saved[0]
+        """The stage of the last save after a training; at first, of the last save."""
+        self._last = self._of_learner = (0, "train")
+        """The last step that `step` was called for, and the step after which the learner has its present state."""
+        self._learner: Stored | None = None
+        self._unsaved: list[Spent] | None = None
+        """The cost of the last step, if the learner has not been saved since."""
         self._saved_at = time.monotonic()
-        k, name = self._saved
-        for record in self.records:
-            record.remove_after(k if name == "train" else k - 1)
+        self._restore()
         ledgers = [{row.stage: row for row in rows if row.updated or row.t == 0} for rows in self.rows()]
+        is_finished = all(
+            len(rows) > record.num_mega_batches for rows, record in zip(self.rows(), records, strict=True)
+        )
         self._known = {
-            stage: [ledger[stage] for ledger in ledgers] for stage in ledgers[0] if all(stage in one for one in ledgers)
+            stage: [ledger[stage] for ledger in ledgers]
+            for stage in ledgers[0]
+            if all(stage in one for one in ledgers)
+            and (is_finished or not of_learner or (stage, "train") <= self._saved)
         }
-        """For each stage whose results are in all ledgers, the row of each seed."""
+        """For each stage whose results are in all ledgers, the row of each seed.
+
+        If a newer save was removed by hand, the ledgers may have rows after the last save. These stages are trained
+        again, unless the ledgers are complete."""
+
+    def _restore(self) -> None:
+        """Add the rows and decisions in the done mark of the last save that the files lack."""
+        mark = self._mark(*self._saved)
+        for record in self.records:
+            compressed = record.ledger.path.with_name(f"{record.ledger.path.name}.gz")
+            if compressed.exists() and not record.ledger.path.exists():
+                raise RunError(f"{compressed} is compressed, so the run cannot be continued: decompress it with gunzip")
+        for record, log in zip(self.records, read_mark(mark)[1] if mark.exists() else [], strict=False):
+            record.defers = True
+            record.restore(log)
+        for record in self.records:
+            record.defers = True
+            record.write()
 
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k, which may not exist. All seeds share this folder."""
         return self._stages / f"stage_{k:03d}"
 
+    def _mark(self, k: int, name: str) -> Path:
+        return mark_of(self.stage_folder(k), name)
+
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
         """Run a step for all seeds together, or return its results if it is finished.
 
-        If the learner was saved after this step, load it.
+        If something must be computed after the steps of earlier processes, load the learner.
 
         Raises:
             ValueError: if the step does not return one result per seed.
             RunError: if a done mark is damaged, or if a ledger lacks a row.
         """
-        if not self._is_loaded and (k, name) == self._saved:
-            learner.load(self.stage_folder(k) / name)
-            self._is_loaded = True
+        self._learner = learner
+        if self._saved == (k, "grow") and name == "train":  # earlier versions also saved learners that never grow
+            self._last = self._saved
         results: Any = self._recorded(k, name)
-        if results is None:
-            self._check_loaded(k)
-            results = do()
+        if results is not None:
+            self._last = self._last if name == "evaluate" else (k, name)
+            return cast(T, results)
+        self._load()
+        began, results = time.monotonic(), do()
         count = len(results) if isinstance(results, list) else 1
         if not isinstance(results, list) or count != len(self.records):
             raise ValueError(f"step {name!r} of stage {k} returned {count} results for {len(self.records)} seeds")
-        if name != "evaluate" and (k, name) > self._saved:
-            self._unsaved = ((k, name), self._with_unsaved_growth(k, results), learner)
-            if time.monotonic() - self._saved_at >= SAVE_SECONDS:
+        if name != "evaluate":
+            growth = self._unsaved if self._last == (k, "grow") else None
+            self._unsaved = [a + b for a, b in zip(growth, results, strict=True)] if growth else results
+            self._last = self._of_learner = (k, name)
+            if name == "grow":
+                is_due = time.monotonic() - began >= SAVE_SECONDS
+            else:
+                is_due = self._is_due() or self._saved == (k, "grow")
+            if is_due:
                 self._save()
         return cast(T, results)
 
@@ -99,48 +148,56 @@ class StackRecord:
             # A row has the cost of the whole stage. So all of it is returned for the training, and nothing for growth.
             of_row = {"evaluate": lambda row: row.scores, "train": lambda row: row.spent, "grow": lambda row: Spent()}
             return [of_row[name](row) for row in rows]
-        if k > self._saved[0]:
-            return None
-        if (mark := mark_of(self.stage_folder(k), name)).exists():
-            return read_mark(mark)
+        if k <= self._saved[0] and self._mark(k, name).exists():
+            return cast(list[Any], read_mark(self._mark(k, name))[0])
         # The done mark of the training includes the cost of growth, unless growth has a done mark.
         return [Spent() for _ in self.records] if (k, name) == (self._saved[0], "grow") else None
 
-    def _check_loaded(self, k: int) -> None:
-        """Raise RunError if something must be computed in stage k, but the learner was saved in a later stage."""
-        if not self._is_loaded:
-            raise RunError(
-                f"{self.records[0].folder} contains the networks of stage {self._saved[0]}, but not all results up to "
-                f"this stage (stage {k}): restore ledger.jsonl and decisions.jsonl, or choose another out="
-            )
+    def _load(self) -> None:
+        """Load the learner, if something must be computed and it does not have the state after the last step.
 
-    def _with_unsaved_growth(self, k: int, costs: list[Spent]) -> list[Spent]:
-        """Return the costs of a step of stage k. If the stage has grown without a save since, add the costs of this."""
-        if self._unsaved is None or self._unsaved[0] != (k, "grow"):
-            return costs
-        return [growth + cost for growth, cost in zip(self._unsaved[1], costs, strict=True)]
+        Raises:
+            RunError: if no save has this state.
+        """
+        if self._last >= self._saved and self._of_learner == self._last:
+            return
+        if self._learner is None or self._last != self._saved:
+            raise RunError(
+                f"the networks in {self._stages} are those of stage {self._saved[0]}, but {self.records[0].folder} "
+                f"does not contain exactly the results up to this stage: restore ledger.jsonl, decisions.jsonl and the "
+                f"folder {self._stages.name} from a backup, or choose another out="
+            )
+        k, name = self._saved
+        self._learner.load(self.stage_folder(k) / name)
+        self._of_learner = self._saved
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved_at >= SAVE_SECONDS
 
     def _save(self) -> None:
-        """Save the learner, and write the done mark of its last step."""
-        if self._unsaved is None:
-            return
-        (k, name), costs, learner = self._unsaved
-        folder = self.stage_folder(k)
-        learner.save(folder / name)
-        write_mark(mark_of(folder, name), costs, durable=False)
-        self._saved, self._unsaved, self._saved_at = (k, name), None, time.monotonic()
+        """Save the learner, and then write the rows and decisions that are only in memory."""
+        assert self._learner is not None and self._unsaved is not None
+        k, name = self._last
+        mark = self._mark(k, name)
+        self._learner.save(self.stage_folder(k) / name)
+        log = [record.unwritten() for record in self.records]
+        write_mark(mark, self._unsaved, durable=False, log=log)
+        self._saved, self._unsaved = (k, name), None
+        self._write()
+        self._marks.add(mark)
         if name == "train":  # after growth, predictor.json still names the files of the stage before
-            self._delete_earlier()
+            for old in [mark for mark in self._marks if _step_of(mark)[0] < self._stage_before]:
+                old.unlink(missing_ok=True)
+                self._marks.remove(old)
+            self._stage_before = k
+            self._delete_old()
+        self._saved_at = time.monotonic()
 
-    def _delete_earlier(self) -> None:
-        """Delete the done marks of the stages before that of the last save, and what the learner saved with them."""
-        for mark in self._marks("grow", "train", "evaluate"):
-            if _step_of(mark)[0] < self._saved[0]:
-                mark.unlink()
-        self._delete_old()
-
-    def _marks(self, *names: str) -> list[Path]:
-        return [mark for name in names for mark in self._stages.glob(mark_of(Path("stage_*"), name).as_posix())]
+    def _write(self) -> None:
+        """Write the rows and decisions that are only in memory, if the saved learner is not behind them."""
+        if self._unsaved is None and self._last >= self._saved:
+            for record in self.records:
+                record.write()
 
     def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
         """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
@@ -153,7 +210,7 @@ class StackRecord:
         def of_seed(number: int) -> Prequential:
             # Measure the scores of all seeds together, and only if they are needed.
             if not measured:
-                self._check_loaded(self._saved[0])
+                self._load()
                 measured.extend(do())
             return measured[number]
 
@@ -167,6 +224,7 @@ class StackRecord:
         """
         for record in self.records:
             due = record.decision(t, due)
+        self._write()
         return due
 
     def arrival(
@@ -180,16 +238,16 @@ class StackRecord:
     ) -> None:
         """Add the row of arrival t to the ledger of each seed.
 
-        At the last arrival, save the learner before, because a run counts as finished when its ledger is complete.
+        If the learner has changed since the last save, the row is written with the next one.
         """
-        if t == self.records[0].num_mega_batches and len(self.records[-1].rows()) <= t:
-            self._save()
-            self._delete_earlier()  # again, because a killed process may not have done it after its last save
         for number, record in enumerate(self.records):
             # All costs in `spent` are lists with one entry per seed. isinstance() is needed only by the type checker.
             of_seed = [step[number] for step in spent if isinstance(step, list)]
             ahead = prequential[number] if prequential else None
             record.arrival(t, stage, updated, scores[number], of_seed, ahead)
+        if self._unsaved is not None and (self._is_due() or t == self.records[0].num_mega_batches):
+            self._save()
+        self._write()
 
     def rows(self) -> list[list[LedgerRow]]:
         """Return one list per seed, with the rows that the ledger of this seed has so far."""

@@ -86,13 +86,23 @@ class Child:
 
 
 def content(out: Path) -> dict[str, object]:
-    """All that equal runs agree in, by path: networks to the bit; of hidden files a kill may leave a few."""
+    """All that equal runs agree in, by path: networks to the bit; of hidden files a kill may leave a few.
+
+    Of the saves, only the last one: its time decides which one is before it.
+    """
     found: dict[str, object] = {}
+    predicts = {
+        one["path"] for path in out.rglob("predictor.json") for one in json.loads(path.read_text())["checkpoints"]
+    }
+    last = max((path.parent / "train" for path in out.rglob("stage_*/train.done.json")), default=out)
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
         if not path.is_file() or path.name[0] == "." or path.name == "provenance.json":
             continue
         if path.parent.name == "tensorboard":  # events hold the time
+            continue
+        is_saved = path.suffix == ".pt" or path.name == "learner.json" or path.name.endswith(".done.json")
+        if is_saved and last not in path.parents and not any(name.endswith(name_of(path)) for name in predicts):
             continue
         if path.name == "ledger.jsonl":
             found[name] = ledger(path.parent)
@@ -104,6 +114,10 @@ def content(out: Path) -> dict[str, object]:
         else:
             found[name] = path.read_bytes()
     return found
+
+
+def name_of(path: Path) -> str:
+    return "/".join(path.parts[-4:])
 
 
 def without_clocks(value: object) -> object:
@@ -220,9 +234,9 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, setting
     small_run(old, **settings)
     for path in (tmp_path / "whole").rglob("ledger.jsonl"):
         assert ledger(old / path.parent.relative_to(tmp_path / "whole")) == ledger(path.parent)
-    for path in (tmp_path / "whole").rglob("networks.pt"):
+    for path in (tmp_path / "whole").rglob("stage_004/*/networks.pt"):
         assert (old / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
-    assert len(list(old.rglob("learner.json"))) == 1  # the old ones are deleted
+    assert len(list(old.rglob("learner.json"))) == 2  # the older ones are deleted
 
 
 def sweep(out: Path, num_runs: int) -> None:

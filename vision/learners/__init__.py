@@ -5,7 +5,7 @@ A learner decides which networks a stage trains, from which parameters the train
 base.py       the base class
 registry.py   the registry, in which each learner has a name
 average.py    the predictor of predict_with=average
-files.py      the files of a learner: its networks after each growth and each training, and predictor.json
+files.py      the files of a learner: its networks at each save, and predictor.json
 ensembles.py  SM, Ens, UMix, gEns
 mixtures.py   MoE, gMoE, gMoE with a flat gate, ensemble of mixtures
 firefly.py    FF

@@ -25,7 +25,7 @@ from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners.average import AveragedPredictor, average_of
-from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, StackFile, delete_files
+from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
 from vision.reservoir import num_kept_examples
@@ -85,9 +85,10 @@ class VisionLearner:
         It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
         None."""
         self._file = StackFile()
-        self._saved_in: Path | None = None
-        """Folder in which the learner was saved last."""
         out = Path(settings.out)
+        self._saved_files = SavedFiles(
+            out / "stages", (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
+        )
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._average: AveragedPredictor | None = None
@@ -323,13 +324,14 @@ class VisionLearner:
         if folder.name == "train":
             self._write_predictor(None)
         write_json(folder / STATE, state, durable=False)
-        self._saved_in = folder
+        self._saved_files.saved(self._needed_files(folder))
 
     def _write_networks(self, folder: Path) -> dict[str, Any]:
         """Write the networks to `folder` if no file contains them yet, and return what learner.json says about them."""
         self._file.write(self.stack, folder / NETWORKS)
         assert self._file.current is not None
         averaged = self._average.save(folder) if self._average else {}
+        self._saved_files.wrote(folder / NETWORKS, folder / AVERAGED)
         return {"networks": os.path.relpath(self._file.current, self.settings.out), **averaged}
 
     def _write_predictor(self, stage_index: int | None) -> None:
@@ -339,11 +341,13 @@ class VisionLearner:
 
     def delete_old(self) -> None:
         """Delete the files of earlier calls of `save` that are not needed. With keep_stages=true, keep all networks."""
-        names = (STATE,) if self.settings.keep_stages else (NETWORKS, AVERAGED, STATE)
-        needed = [self._file.current, self._saved_in and self._saved_in / STATE, *self.predictor_files()]
-        if self._average is not None:
-            needed += self._average.window_files(self.stage_index)
-        delete_files(Path(self.settings.out) / "stages", names, needed)
+        self._saved_files.delete_old(self.stage_index)
+
+    def _needed_files(self, folder: Path) -> list[Path]:
+        """Return the files that `load` and the predictor need, if the learner has been saved to `folder`."""
+        assert self._file.current is not None
+        window = self._average.window_files(self.stage_index) if self._average is not None else []
+        return [self._file.current, folder / STATE, *self.predictor_files(), *window]
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
@@ -352,7 +356,7 @@ class VisionLearner:
             RunError: if learner.json is damaged.
         """
         state = read_json(folder / STATE)
-        self._stack, self._saved_in = None, folder
+        self._stack = None
         self._file.current = Path(self.settings.out) / state["networks"]
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
@@ -361,6 +365,7 @@ class VisionLearner:
         if self._average is not None:
             self._average.load(state, self.device, self._prepared)
         self.set_extra_state(state)
+        self._saved_files.saved(self._needed_files(folder))
 
     def _prepared(self, stack: Stack) -> Stack:
         """Make a stack compute in the data type of the setting `precision`, and return the stack."""

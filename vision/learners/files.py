@@ -42,17 +42,48 @@ class StackFile:
             self.current = path
 
 
-def delete_files(stages: Path, names: Collection[str], needed: Collection[Path | None]) -> None:
-    """Delete the files of a learner with these names in the folders of all stages, except the files in `needed`.
+class SavedFiles:
+    """The files of the saves of a learner. It deletes those that are not needed any more.
 
-    Folders that become empty are deleted, too.
+    After the training of a stage, the files of the last two such saves are needed. A power failure may damage those of
+    the last one, and a reader may have read predictor.json just before this save.
+
+    Args:
+        stages: folder that contains the folders of all stages. It is searched only once, for files of earlier
+            processes.
+        names: names of the files that may be deleted.
     """
-    for path in stages.glob("stage_*/*/*"):
-        if path.name in names and path not in needed:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):  # a folder is not empty
-                path.parent.rmdir()
-                path.parent.parent.rmdir()
+
+    def __init__(self, stages: Path, names: Collection[str]):
+        self._names = names
+        self._found = {path for path in stages.glob("stage_*/*/*") if path.name in names}
+        self._before: set[Path] = set()
+        self._needed: set[Path] = set()
+        """The files of the saves since the last but one save after a training, and since the last one."""
+
+    def wrote(self, *paths: Path) -> None:
+        """Take note of files that may be deleted later. They need not exist."""
+        self._found.update(path for path in paths if path.name in self._names)
+
+    def saved(self, paths: Collection[Path]) -> None:
+        """Take note of the files that the last save needs."""
+        self._needed.update(paths)
+        self.wrote(*paths)
+
+    def delete_old(self, stage: int) -> None:
+        """After a save that follows the training of a stage: delete the files that are not needed.
+
+        Folders that become empty are deleted, too. Files of later stages are kept: they belong to another process, if
+        that process has taken over the lease.
+        """
+        for path in self._found - self._needed - self._before:
+            if int(path.parts[-3].removeprefix("stage_")) <= stage:
+                self._found.remove(path)
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a folder is not empty
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
+        self._before, self._needed = self._needed, set()
 
 
 class PredictorFile:

@@ -8,6 +8,3 @@ class EarlierRecord(StackRecord):
 
     def step(self, k, name, learner, do):
         return self.records[0].step(k, name, learner, do)
-
-    def _delete_earlier(self):
-        pass

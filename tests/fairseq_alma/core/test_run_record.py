@@ -226,7 +226,7 @@ def test_a_mark_changed_by_hand_is_found_at_its_arrival(run_folder, mark, key, v
     path = run_folder / "stages" / f"{mark}.done.json"
     write_json(path, {**read_json(path), key: value})
     ledger = (run_folder / "ledger.jsonl").read_bytes()
-    with pytest.raises(RunError, match=f"arrival t={t} does not match the done marks .* changed by hand"):
+    with pytest.raises(RunError, match=f"arrival t={t} does not match the results .* changed by hand"):
         tiny_run(run_folder)
     assert (run_folder / "ledger.jsonl").read_bytes() == ledger
 

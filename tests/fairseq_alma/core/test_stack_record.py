@@ -1,7 +1,9 @@
 """Seeds in lock step: saved together, a ledger each. The learner is the one of tiny_learner.py, S at a time."""
 
+import gzip
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,20 +72,22 @@ def files_in_stages(folder):
 def test_quick_stages_are_saved_once_at_the_end_with_the_costs_of_both_seeds(tmp_path):
     stack_run(tmp_path)
     assert files_in_stages(tmp_path) == ["stage_002/train.done.json", "stage_002/train/model.json"]
-    costs = read_json(tmp_path / "stages/stage_002/train.done.json")
+    costs = read_json(tmp_path / "stages/stage_002/train.done.json")["result"]
     assert [(spent["num_updates"], spent["validation_flops"]) for spent in costs] == [(1, 7), (2, 7)]  # 7 is of growth
     assert find_runs(tmp_path) == [tmp_path / "seed_5", tmp_path / "seed_6"]
 
 
 def test_a_slow_step_is_saved_at_once_and_the_marks_of_earlier_stages_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
-    stack_run(tmp_path)
+    stack_run(tmp_path, wait=2, num_mega_batches=6)
     assert [name for name in files_in_stages(tmp_path) if name.endswith(".done.json")] == [
-        "stage_002/grow.done.json",
+        "stage_002/grow.done.json",  # the save before: a power failure may damage the last one
         "stage_002/train.done.json",
+        "stage_003/grow.done.json",
+        "stage_003/train.done.json",
     ]
-    costs = read_json(tmp_path / "stages/stage_002/train.done.json")
-    assert [(spent["num_updates"], spent["validation_flops"]) for spent in costs] == [(1, 0), (2, 0)]
+    costs = read_json(tmp_path / "stages/stage_003/train.done.json")["result"]
+    assert [(spent["num_updates"], spent["validation_flops"]) for spent in costs] == [(2, 0), (3, 0)]
 
 
 def share_met_by_both(learner, mega_batch):
@@ -101,8 +105,11 @@ def attempt(folder, monkeypatch, kill_at=None, **more):
         patch.setattr(os, "replace", executioner.around(os.replace))
         patch.setattr(os, "fsync", lambda descriptor: executioner.moment())
         unlink = Path.unlink
-        watched = executioner.around(unlink)  # of done marks; written_aside also deletes its own file
-        patch.setattr(Path, "unlink", lambda path, **kw: (watched if path.match("*.done.json") else unlink)(path, **kw))
+        # Only of done marks: written_aside also deletes its own file.
+        watched = executioner.around(lambda path: unlink(path, missing_ok=True))
+        patch.setattr(
+            Path, "unlink", lambda path, **kw: watched(path) if path.match("*.done.json") else unlink(path, **kw)
+        )
         try:
             stack_run(folder, 2, learner, num_mega_batches=5, prequential=share_met_by_both, **more)
         except Killed:
@@ -130,7 +137,9 @@ def test_killed_at_any_moment_the_same_command_finishes_the_run(tmp_path, monkey
         attempt(folder, monkeypatch, kill_at)
         attempt(folder, monkeypatch)
         assert numbers_of(folder) == numbers_of(tmp_path / "whole"), f"killed at moment {kill_at}"
-        assert files_in_stages(folder) == files_in_stages(tmp_path / "whole"), f"killed at moment {kill_at}"
+        # Which earlier saves are left depends on the kill.
+        last = [[name for name in files_in_stages(one) if "003" in name] for one in (folder, tmp_path / "whole")]
+        assert last[0] == last[1], f"killed at moment {kill_at}"
 
 
 def test_killed_while_it_saves_now_and_then_the_run_ends_all_the_same(tmp_path, monkeypatch):
@@ -241,18 +250,153 @@ def test_a_finished_run_of_several_seeds_is_passed_over(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content
 
 
-@pytest.mark.parametrize("rows_left", range(4))
-def test_a_ledger_that_has_lost_rows_of_saved_stages_is_named(tmp_path, rows_left):
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
+@pytest.mark.parametrize("damage", ["missing", "cut to 1", "cut to 2", "compressed"])
+def test_a_ledger_that_has_lost_rows_of_saved_stages_is_named_and_nothing_is_changed(
+    tmp_path, monkeypatch, damage, save_seconds
+):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", save_seconds)
     stack_run(tmp_path)
     path = tmp_path / "seed_6/ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:rows_left]))
-    with pytest.raises(
-        RunError, match=r"contains the networks of stage 2, but not all results .*: restore ledger\.jsonl"
-    ):
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "compressed":
+        (tmp_path / "seed_6/ledger.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink() if damage[:3] != "cut" else path.write_bytes(b"".join(lines[: int(damage[-1])]))
+    before = content_of(tmp_path)
+    with pytest.raises(RunError, match=r"gunzip" if damage == "compressed" else r"ledger\.jsonl.*"):
         stack_run(tmp_path)
+    assert content_of(tmp_path) == before
 
 
-@pytest.mark.parametrize("rows_left", [4, 5])
+def test_a_finished_run_whose_stages_are_gone_stays_as_it_is(tmp_path):
+    rows = stack_run(tmp_path)
+    shutil.rmtree(tmp_path / "stages")
+    before, learner = content_of(tmp_path), TwoLearners()
+    assert stack_run(tmp_path, learner=learner) == rows
+    assert (learner.calls, content_of(tmp_path)) == ([], before)
+    with pytest.raises(RunError, match=r"restore ledger\.jsonl, decisions\.jsonl and the folder stages"):
+        stack_run(tmp_path, num_mega_batches=7)  # it would have to train more
+
+
+def test_an_unfinished_run_whose_stages_are_gone_is_not_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    with pytest.raises(Killed):
+        stack_run(tmp_path, learner=DiesInStage2())
+    shutil.rmtree(tmp_path / "stages")
+    before = content_of(tmp_path)
+    with pytest.raises(RunError, match="are those of stage 0"):
+        stack_run(tmp_path)
+    assert content_of(tmp_path) == before
+
+
+def test_without_the_last_save_a_run_continues_from_the_one_before(tmp_path, monkeypatch):
+    """As after a power failure. Nothing that is written changes, although two stages are trained again."""
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    stack_run(tmp_path / "whole", 2, num_mega_batches=7)
+    folder, learner = tmp_path / "run", TwoLearners()
+    learner.train = lambda stage: dies_in_stage(4, learner, stage)
+    with pytest.raises(Killed):
+        stack_run(folder, 2, num_mega_batches=7, learner=learner)
+    (folder / "stages/stage_004/grow.done.json").write_text("")
+    ledger = (folder / "seed_5/ledger.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"grow\.done\.json is not a valid done mark .* continues from the save before"):
+        stack_run(folder, 2, num_mega_batches=7)
+    for name in ("stage_004/grow", "stage_003/train", "stage_003/grow"):
+        (folder / f"stages/{name}.done.json").unlink()
+    learner = TwoLearners()
+    stack_run(folder, 2, num_mega_batches=7, learner=learner)
+    assert learner.calls == [("grow", 3), ("train", 3), ("grow", 4), ("train", 4)]
+    assert (folder / "seed_5/ledger.jsonl").read_bytes().startswith(ledger)
+    for seed in SEEDS:
+        for read in (ledger_without_seconds, lambda one: (one / "decisions.jsonl").read_text()):
+            assert read(folder / f"seed_{seed}") == read(tmp_path / f"whole/seed_{seed}")
+
+
+def dies_in_stage(k, learner, stage):
+    if stage.index == k:
+        raise Killed
+    return TwoLearners.train(learner, stage)
+
+
+class NeverGrows(TwoLearners):
+    can_grow = False
+
+
+def test_an_earlier_version_saved_growth_steps_of_learners_that_never_grow(tmp_path, monkeypatch):
+    stack_run(tmp_path / "whole", learner=NeverGrows())
+    learner = NeverGrows()
+    learner.can_grow, learner.grow = True, lambda stage: [Spent(), Spent()]
+    learner.train = lambda stage: dies_in_stage(2, learner, stage)
+    with pytest.raises(Killed):
+        stack_run(tmp_path / "run", learner=learner, kind=EarlierRecord)
+    assert (tmp_path / "run/stages/stage_002/grow.done.json").exists()
+    learner = NeverGrows()
+    stack_run(tmp_path / "run", learner=learner)
+    assert learner.calls == [("train", 2)]
+    for seed in SEEDS:
+        assert len({str(ledger_without_seconds(tmp_path / name / f"seed_{seed}")) for name in ("whole", "run")}) == 1
+
+
+def test_rows_are_reported_when_they_are_written_and_curves_survive_a_kill(tmp_path, monkeypatch):
+    """No row is reported that the ledger lacks, and each process reports all rows from the first one on."""
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", math.inf)
+
+    def run(learner, seen):
+        record = RunRecord(
+            tmp_path / "seed_5", {}, tiny_stream(6).digests, stages=tmp_path / "stages",
+            on_rows=lambda rows: seen.append(
+                (len(rows), len((tmp_path / "seed_5/ledger.jsonl").read_text().splitlines()))
+            ),
+        )  # fmt: skip
+        evaluate = lambda learner: TwoScores()(learner)[:1]  # noqa: E731
+        run_stream(tiny_stream(6), learner, evaluate, StreamSettings(6, 2), StackRecord([record]))
+
+    learner, seen = OneLearner(), []
+    learner.train = lambda stage: dies_in_stage(3, learner, stage)[:1]
+    with pytest.raises(Killed):
+        run(learner, seen)
+    assert seen == [(1, 1), (2, 2)]  # the rows after stage 1 are not written, because the learner is not saved
+    assert not (tmp_path / "seed_5/summary.json").exists() or read_json(
+        tmp_path / "seed_5/summary.json"
+    )["num_arrivals"] == 1  # fmt: skip
+    seen.clear()
+    run(OneLearner(), seen)
+    assert seen == [(2, 2), (7, 7)]
+
+
+class OneLearner(TwoLearners):
+    def grow(self, stage):
+        return super().grow(stage)[:1]
+
+    def train(self, stage):
+        return super().train(stage)[:1]
+
+
+def test_a_learner_that_grows_is_saved_after_its_training_and_after_a_slow_growth_only(tmp_path, monkeypatch):
+    """Time stands still while a stage is trained, and passes while it is evaluated."""
+    now = [0.0]
+    monkeypatch.setattr(stack_record.time, "monotonic", lambda: now[0])
+    saved, learner, evaluate = [], TwoLearners(), TwoScores()
+    learner.save = lambda folder: (saved.append(str(folder)[-11:]), TwoLearners.save(learner, folder))
+
+    def slow_evaluation(learner):
+        now[0] += 0.6
+        return evaluate(learner)
+
+    def grow(stage):
+        now[0] += 5 * (stage.index == 4)
+        return TwoLearners.grow(learner, stage)
+
+    learner.grow = grow
+    stack_run(tmp_path, 1, learner=learner, evaluate=slow_evaluation, num_mega_batches=5)
+    assert [one.split("_")[-1] for one in saved] == ["001/train", "003/train", "004/grow", "004/train", "005/train"]
+
+
+@pytest.mark.parametrize("rows_left", [3, 4, 5])
 def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_left):
     """The first seed's row is there, the second's is not: the next process adds what is missing."""
     stack_run(tmp_path / "whole")
