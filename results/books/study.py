@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _books import BookStudy, Row, last_perplexity, mean_text, standard_error  # noqa: E402
+from _texts import BookStudy, Row, last_perplexity, mean_text, standard_error  # noqa: E402
 
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
 

@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _books import BookStudy, Row, mean_text, standard_error  # noqa: E402
+from _texts import BookStudy, Row, mean_text, standard_error  # noqa: E402
 
 SEEDS = (0, 1, 2, 3, 4)
 T_95 = 2.776

@@ -15,8 +15,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _books import standard_error  # noqa: E402
 from _grid import Job, Study  # noqa: E402
+from _texts import standard_error  # noqa: E402
 
 WIDE = {32: 141, 64: 260, 4: 20}
 """For each width, that of one network with about as many parameters as five networks."""

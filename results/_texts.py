@@ -1,11 +1,12 @@
-"""Train grids of alma-lm runs on nine books, at a size for two CPU cores, and copy their ledgers into results/.
+"""Train grids of alma-lm runs on text, at a size for two CPU cores, and copy their ledgers into results/.
 
-results/books/study.py, results/frontier/books.py and results/frontier/growth.py use this module. A run whose ledger is
-committed is skipped, and a run that was killed is continued. results/rebuild.py makes the tables from the ledgers.
+results/books/study.py and the studies of text in results/frontier/ use this module. A run whose ledger is committed is
+skipped, and a run that was killed is continued. results/rebuild.py makes the tables from the ledgers.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -16,17 +17,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from _grid import copy_results
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
 
-MEGA_BATCHES = 4
-"""Number of mega-batches that are trained on."""
 SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
 SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
-            f"mega_batches={MEGA_BATCHES}", "parallel=1")  # fmt: skip
+            "parallel=1")  # fmt: skip
 """Settings of every run of every study."""
 LEFT_OUT = "gitenberg_moby_dick"
 """The beginning of the name of a book file that is skipped, because it is a second copy of Moby-Dick."""
@@ -48,8 +47,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class BookStudy:
-    """A grid of runs on a stream of the books.
+class TextStudy:
+    """A grid of runs on one stream. A subclass says how to make the stream.
 
     The ledger of a row ROW with seed SEED is committed as `ledgers`/ROW/seed_SEED.
     """
@@ -60,50 +59,65 @@ class BookStudy:
     """Folder of the committed ledgers."""
     settings: tuple[str, ...] = ("dropout=0.2",)
     """Arguments of alma-lm that all rows have, besides SETTINGS."""
-    parts: int = 50
-    """Number of mega-batches into which alma-prep cuts the books. Only the first MEGA_BATCHES are trained on. The test
-    set is as large as a mega-batch."""
-    passes: int = 5
+    mega_batches: int = 4
+    """Number of mega-batches that are trained on."""
+    passes: float = 5
     """Passes over a mega-batch in each stage."""
+    data: ClassVar[str]
+    """Name of the folder with the text of the study, in the folder that ALMA_DATA names. The option --NAME replaces
+    it."""
 
-    def main(self, description: str | None, out: str) -> None:
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        """Return the arguments of alma-prep that make the stream, without its folder.
+
+        Args:
+            data: the folder with the text.
+            out: the folder of the runs.
+        """
+        raise NotImplementedError
+
+    def main(self, description: str | None, out: str, subfolder: str = "") -> None:
         """Read the command line, train the runs that are missing and copy their ledgers.
 
         Args:
             description: text for --help.
             out: default folder of the runs.
+            subfolder: name of a folder in this folder, for a script that has several streams.
         """
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("what", choices=["run"], help="run what is missing")
-        parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
+        help_text = f"folder of the text (ALMA_DATA/{self.data} by default)"
+        parser.add_argument(f"--{self.data}", type=Path, dest="data", metavar="FOLDER", help=help_text)
         parser.add_argument("--out", type=Path, default=Path(out), help=f"folder of the runs (default: {out})")
         parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time, one thread each")
         parser.add_argument("--only", default="", help="run only rows whose name starts with this")
         parser.add_argument("--seeds", type=int, default=99, help="number of seeds (default: all of the study)")
         parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
         arguments = parser.parse_args()
-        if arguments.books is None and "ALMA_DATA" not in os.environ:
-            sys.exit("no folder of books: give --books FOLDER, or set ALMA_DATA to the folder that contains books/")
+        if arguments.data is None and "ALMA_DATA" not in os.environ:
+            sys.exit(f"no text: give --{self.data} FOLDER, or set ALMA_DATA to the folder that contains {self.data}/")
         rows = [row for row in self.rows if row.name.startswith(arguments.only)]
         # Train all rows with one seed first, so that the table is complete even if time runs out.
         tasks = [(seed, row) for seed in range(arguments.seeds) for row in rows if seed in row.seeds]
         missing = [(seed, row) for seed, row in tasks if not (self._folder(row.name, seed) / "summary.json").exists()]
-        books = arguments.books or Path(os.environ["ALMA_DATA"]) / "books"
-        self._run(missing, books, arguments.out, arguments.side_by_side, arguments.hours)
+        data = arguments.data or Path(os.environ["ALMA_DATA"]) / self.data
+        if missing:
+            self._run(missing, data, arguments.out / subfolder, arguments.side_by_side, arguments.hours)
 
-    def _run(self, tasks: Sequence[tuple[int, Row]], books: Path, out: Path, side_by_side: int, hours: float) -> None:
+    def _run(self, tasks: Sequence[tuple[int, Row]], data: Path, out: Path, side_by_side: int, hours: float) -> None:
         deadline = time.monotonic() + 3600 * hours
-        stream, updates = self._make_stream(books, out)
+        stream, updates = self._make_stream(data, out)
 
         def run_row(task: tuple[int, Row]) -> None:
             seed, row = task
             if time.monotonic() > deadline:
                 return
             folder, started = out / row.name / f"seed_{seed}", time.monotonic()
-            words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *self.settings, *row.settings]
+            words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, f"mega_batches={self.mega_batches}"]
+            words += [*self.settings, *row.settings]
             words += [f"{row.steps}={updates}", f"seed={seed}", f"share={out / 'shared'}"]
             if _run_command(words, folder.with_suffix(".log")):
-                copy_results(folder, self._folder(row.name, seed), str(books))
+                copy_results(folder, self._folder(row.name, seed), str(data))
                 final = json.loads((folder / "summary.json").read_text())["final"]
                 seconds = time.monotonic() - started
                 print(f"{row.name} seed {seed}: final perplexity {final:.2f}, {seconds:.0f} s", flush=True)
@@ -111,20 +125,13 @@ class BookStudy:
         with ThreadPoolExecutor(side_by_side) as pool:
             list(pool.map(run_row, tasks))
 
-    def _make_stream(self, books: Path, out: Path) -> tuple[Path, int]:
+    def _make_stream(self, data: Path, out: Path) -> tuple[Path, int]:
         """Make the stream if it does not exist. Return its folder and the number of updates of `passes`.
 
         If the committed ledgers belong to another stream, this script exits.
         """
-        sources = out / "books"
-        sources.mkdir(parents=True, exist_ok=True)
-        for book in sorted(books.iterdir()):
-            if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
-                (link := sources / book.name).unlink(missing_ok=True)
-                link.symlink_to(book.absolute())
         stream = out / "stream"
-        options = ["--mega-batches", str(self.parts), "--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"]
-        if not _run_command(["alma-prep", str(stream), "--source", f"books:{sources}", *options], out / "stream.log"):
+        if not _run_command(["alma-prep", str(stream), *self.prepare(data, out)], out / "stream.log"):
             sys.exit(1)
         splits = json.loads((stream / "stream.json").read_text())["splits"]
         evaluated_on = [splits[split]["sha256"] for split in ("valid", "test")]
@@ -132,8 +139,8 @@ class BookStudy:
             for settings in self.ledgers.glob(f"{row.name}/*/settings.json"):
                 if json.loads(settings.read_text())["evaluated_on"] != evaluated_on:
                     sys.exit(f"{settings.parent} belongs to another stream than {stream}: remove it to run it again")
-        largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, MEGA_BATCHES + 1))
-        return stream, -(-self.passes * largest // (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
+        largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, self.mega_batches + 1))
+        return stream, math.ceil(self.passes * largest / (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
 
     def rows_by_seed(self, name: str) -> dict[int, list[LedgerRow]]:
         """Return the rows of the committed ledgers of a row of the study, by seed."""
@@ -150,6 +157,26 @@ class BookStudy:
 
     def _folder(self, name: str, seed: int) -> Path:
         return self.ledgers / name / f"seed_{seed}"
+
+
+@dataclass(frozen=True)
+class BookStudy(TextStudy):
+    """A grid of runs on a stream of nine books."""
+
+    parts: int = 50
+    """Number of mega-batches into which alma-prep cuts the books. Only the first ones are trained on. The test set is
+    as large as a mega-batch."""
+    data: ClassVar[str] = "books"
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        sources = out / "books"
+        sources.mkdir(parents=True, exist_ok=True)
+        for book in sorted(data.iterdir()):
+            if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
+                (link := sources / book.name).unlink(missing_ok=True)
+                link.symlink_to(book.absolute())
+        options = ["--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"]
+        return ["--source", f"books:{sources}", "--mega-batches", str(self.parts), *options]
 
 
 def _run_command(words: Sequence[str], log: Path) -> bool:

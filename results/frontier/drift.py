@@ -1,0 +1,147 @@
+"""Compare learners on two streams that drift: speeches of presidents since 1790, and Python's proposals since 1996.
+
+python results/frontier/drift.py run --dated FOLDER                     train what has no ledger, two runs at a time
+python results/frontier/drift.py run --dated FOLDER --only sotu --seeds 1      only the speeches, only seed 0
+
+FOLDER contains sotu.jsonl and peps.jsonl: one JSON object per line, with the fields text and date. Each is cut into
+five periods of equal length, which arrive one after another. A stage has as many updates as half a pass over its
+period. The settings are those of results/frontier/books.py. Nothing was tuned on these streams.
+
+Retraining starts from random weights at every arrival and trains on all periods so far, with as many updates per period
+as the others: three times the compute. The model that is trained once, on all periods, has the compute of the others;
+regrets compare with it.
+
+results/rebuild.py makes results/frontier/drift.md of the committed ledgers.
+"""
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _texts import Row, TextStudy, mean_text  # noqa: E402
+
+from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
+from fairseq_alma.core.metrics import averages_by_part, period_losses  # noqa: E402
+
+SEEDS = (0, 1, 2)
+PERIODS = 5
+AVERAGE = ("schedule=constant", "predict_with=average", "average_every=update", "average_decay=0.99")
+KEEP = (*AVERAGE, "optimizer_state=keep")
+LEARNERS = {
+    "anytime": ((*KEEP, "replay=uniform"), "updates", "**constant rate, average, `replay=uniform`**"),
+    "half": ((*KEEP, "replay=0.5"), "updates", "**constant rate, average, `replay=0.5`**"),
+    "sm": ((), "updates", "SM, wait 1"),
+    "once": (AVERAGE, "updates_per_mega_batch", "constant rate and average, trained once"),
+    "retrained": (
+        (*AVERAGE, "from_scratch=true", "replay=all"),
+        "updates_per_mega_batch",
+        "constant rate and average, retrained on everything",
+    ),
+    "no_replay": (KEEP, "updates", "constant rate, average, no replay"),
+    "sm_half": (("replay=0.5",), "updates", "SM, wait 1, `replay=0.5`"),
+}
+"""Name -> settings, the setting for the length of a stage, and the name in the table."""
+CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
+"""Name of the file -> heading."""
+PARTS = ("backward", "in_distribution", "forward")
+
+
+@dataclass(frozen=True)
+class DatedStudy(TextStudy):
+    """The runs on one of the corpora."""
+
+    corpus: str = "sotu"
+    data: ClassVar[str] = "dated"
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        cut = ["--partition", "chronological", "--mega-batches", str(PERIODS)]
+        return ["--source", f"text:{data / f'{self.corpus}.jsonl'}", *cut, "--vocab-size", "8000"]
+
+
+def _study(corpus: str) -> DatedStudy:
+    rows = []
+    for name, (more, steps, _) in LEARNERS.items():
+        wait = f"wait={PERIODS if name == 'once' else 1}"
+        rows.append(Row(f"{corpus}_{name}", ("learner=sm", "experts=4", wait, *more), steps, SEEDS))
+    settings = ("dropout=0.2", "precision=bfloat16")
+    return DatedStudy(rows, HERE / "ledgers", settings, PERIODS, passes=0.5, corpus=corpus)
+
+
+STUDIES = {corpus: _study(corpus) for corpus in CORPORA}
+
+
+def tables() -> dict[str, str]:
+    """Return file name -> tables of both corpora, with the rows whose ledgers are committed; {} without ledgers."""
+    lines = ["# Streams that drift", ""]
+    for corpus, heading in CORPORA.items():
+        lines += _table(corpus, heading)
+    if len(lines) == 2:
+        return {}
+    note = (
+        "Perplexities are averages over the periods that arrived earlier (backward), over the period that has just "
+        "arrived (in-distribution), and over those that arrive later (forward). In brackets: regret against the model "
+        "that was trained once, in nats per token. FLOPs are relative to SM at wait 1."
+    )
+    return {"drift.md": "\n".join([*lines, note, ""])}
+
+
+def _table(corpus: str, heading: str) -> list[str]:
+    study = STUDIES[corpus]
+    found = {name: study.rows_by_seed(f"{corpus}_{name}") for name in LEARNERS}
+    if not found["sm"]:
+        return []
+    lines = [
+        f"## {heading}",
+        "",
+        "| learner | backward | in-distribution | forward | after the last arrival | seeds | training FLOPs |",
+        "|:---|---:|---:|---:|---:|---:|---:|",
+    ]
+    base = _flops(found["sm"])
+    for name, runs in found.items():
+        if not runs:
+            continue
+        # A model that is trained once has no matrix: it has seen no text before the last arrival.
+        parts = [""] * len(PARTS) if name == "once" else [_part(runs, found["once"], part) for part in PARTS]
+        final = mean_text([_perplexity(rows) for rows in runs.values()])
+        cells = [LEARNERS[name][2], *parts, final, str(len(runs)), f"{_flops(runs) / base:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _part(runs: dict[int, list[LedgerRow]], once: dict[int, list[LedgerRow]], part: str) -> str:
+    """Return the perplexity over a part of the matrix, and in brackets the regret, as text.
+
+    The regret of a seed compares with the run of the same seed that was trained once. It is left out if there is none.
+    """
+    losses, regrets = {}, []
+    for seed, rows in runs.items():
+        matrix = {row.t: period_losses(row) for row in rows if row.t >= 1}
+        losses[seed] = averages_by_part(matrix)[part]
+        if seed in once:
+            reference = period_losses(once[seed][-1])
+            differences = {t: [a - b for a, b in zip(row, reference, strict=True)] for t, row in matrix.items()}
+            regrets.append(averages_by_part(differences)[part])
+    regret = f" ({statistics.mean(regrets):+.3f})" if regrets else ""
+    return mean_text([math.exp(loss) for loss in losses.values()]) + regret
+
+
+def _perplexity(rows: Sequence[LedgerRow]) -> float:
+    """Return the geometric mean of the perplexities on all periods, after the last arrival."""
+    return math.exp(statistics.mean(period_losses(rows[-1])))
+
+
+def _flops(runs: dict[int, list[LedgerRow]]) -> float:
+    """Return the training FLOPs of a run, averaged over the seeds."""
+    return statistics.mean(sum(row.spent.train_flops for row in rows) for rows in runs.values())
+
+
+if __name__ == "__main__":
+    for name, study in STUDIES.items():
+        study.main(__doc__, out="runs/drift", subfolder=name)
