@@ -1,0 +1,101 @@
+"""A grid of alma-vision runs at several widths, and a table of each width that compares them with the best SM.
+
+results/frontier/mnist.py and results/frontier/cifar10.py use this module.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _grid import Job, Study
+from _texts import standard_error
+
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of each table."""
+
+    name: str
+    """Name of the run folder, without the width."""
+    settings: tuple[str, ...]
+    """Arguments of alma-vision besides the width."""
+    text: str
+    """How the table names the row."""
+    is_wide: bool = False
+    """Whether the network has about as many parameters as five networks of the width."""
+
+
+@dataclass(frozen=True)
+class CerStudy:
+    """The runs of one dataset. The ledgers of a row ROW at width W are committed in `folder`/ledgers/ROW_PREFIXW."""
+
+    folder: Path
+    dataset: str
+    heading: str
+    """Name of the dataset in headings."""
+    widths: Mapping[int, int]
+    """For each width, that of one network with about as many parameters as five networks."""
+    rows: Sequence[Row]
+    """The rows, the most telling ones first."""
+    prefix: str
+    """The letter before the width in names of folders."""
+    num_first: int
+    """Number of rows that are run at each width before the others are run."""
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs: the first rows at each width, then the others."""
+        for rows in (self.rows[: self.num_first], self.rows[self.num_first :]):
+            for width, wide in self.widths.items():
+                for row in rows:
+                    settings = [*row.settings, f"width={wide if row.is_wide else width}"]
+                    yield Job(f"{row.name}_{self.prefix}{width}", settings, seeds=SEEDS)
+
+    def main(self, description: str) -> None:
+        """Read the command line and run every job that has no committed ledger."""
+        Study(self.folder, self.dataset, list(self.jobs())).main(description)
+
+    def tables(self) -> dict[str, str]:
+        """Return file name -> table of one width as Markdown, with the rows whose ledgers are committed."""
+        named = {f"{self.dataset}_{self.prefix}{width}.md": self._table(width) for width in sorted(self.widths)}
+        return {name: table for name, table in named.items() if table}
+
+    def _table(self, width: int) -> str:
+        found = {row: self._summary(row, width) for row in self.rows}
+        fixed = {row: seeds for row, seeds in found.items() if row.name.startswith("sm_w") and seeds}
+        if not fixed:
+            return ""
+        best = min(fixed, key=lambda row: _mean(fixed[row], "cer"))
+        lines = [
+            f"# {self.heading}, width {width}",
+            "",
+            "| learner | CER | against the best SM | final error | training FLOPs | of the best SM |",
+            "|:---|---:|---:|---:|---:|---:|",
+        ]
+        for row, seeds in sorted(found.items(), key=lambda one: _mean(one[1], "cer")):
+            if seeds:
+                lines.append(_line(row.text, seeds, fixed[best]))
+        waits = ", ".join(str(wait) for wait in sorted(int(row.name[4:]) for row in fixed))
+        return "\n".join([*lines, "", f"The best SM is {best.text}, of the waits {waits}.", ""])
+
+    def _summary(self, row: Row, width: int) -> list[dict]:
+        """Return the summary of each seed of a row, or [] if its ledgers are not committed."""
+        path = self.folder / "ledgers" / f"{row.name}_{self.prefix}{width}" / "summary.json"
+        return json.loads(path.read_text())["per_seed"] if path.exists() else []
+
+
+def _line(text: str, row: list[dict], base: list[dict]) -> str:
+    """Return a line of the table. Differences are paired over seeds, with their standard error."""
+    cers = [one["cer"] for one in row]
+    ratios = [one["cer"] / other["cer"] - 1 for one, other in zip(row, base, strict=True)]
+    change = f"{100 * statistics.mean(ratios):+.1f}% ± {100 * standard_error(ratios):.1f}" if row is not base else ""
+    cost = _mean(row, "comp") / _mean(base, "comp")
+    error = f"{statistics.mean(cers):.2f} ± {standard_error(cers):.2f}"
+    return f"| {text} | {error} | {change} | {100 * _mean(row, 'final'):.2f}% | {_mean(row, 'comp'):.3g} | {cost:.2f} |"
+
+
+def _mean(row: list[dict], key: str) -> float:
+    return statistics.mean(one[key] for one in row) if row else float("inf")

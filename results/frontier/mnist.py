@@ -1,0 +1,49 @@
+"""Compare one averaged model that replays with the paper's learners on MNIST, B = 500, 5 seeds.
+
+.venv/bin/python results/frontier/mnist.py run --data-root DATA       runs what is missing, two runs at a time
+
+The settings of preset=anytime were chosen on other streams: seed 100, width 32. The study reports seeds 0 to 4.
+results/rebuild.py makes results/frontier/mnist_hWIDTH.md of the ledgers.
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _cer_tables import CerStudy, Row  # noqa: E402
+
+CONSTANT = ("preset=anytime", "epochs=100", "extra_epochs=0")
+"""The recipe with as many epochs as preset=paper, so that the compute of a run is that of SM."""
+ROWS = (
+    Row("sm_w10", ("learner=sm", "wait=10"), "SM, wait 10"),
+    Row("anytime", ("preset=anytime",), "**anytime**"),
+    Row("ens_w10", ("learner=ens", "wait=10"), "Ens of 5, wait 10"),
+    Row("anytime_wide", ("preset=anytime",), "**anytime**, as many parameters as Ens of 5", is_wide=True),
+    Row("anytime_100", CONSTANT, "anytime, 100 epochs"),
+    Row("geometric", ("learner=sm", "wait=geometric"), "SM, geometric waits"),
+    Row("sm_w5", ("learner=sm", "wait=5"), "SM, wait 5"),
+    Row("sm_w25", ("learner=sm", "wait=25"), "SM, wait 25"),
+    Row(
+        "no_average",
+        (*CONSTANT, "predict_with=last", "average_power=0"),
+        "anytime, 100 epochs, without the average",
+    ),
+    Row("no_replay", (*CONSTANT, "replay=false"), "anytime, 100 epochs, without replay"),
+    Row("only_replay_share", (*CONSTANT, "replay=0.75"), "anytime, 100 epochs, replay=0.75"),
+    Row("memory_5000", (*CONSTANT, "replay_memory=5000"), "anytime, 100 epochs, at most 5,000 stored examples"),
+    Row(
+        "geometric_uniform",
+        ("learner=sm", "wait=geometric", "replay=uniform"),
+        "SM, geometric waits, replay=uniform",
+    ),
+    Row("sm_w1", ("learner=sm", "wait=1"), "SM, wait 1"),
+    Row("ens_w25", ("learner=ens", "wait=25"), "Ens of 5, wait 25"),
+)
+STUDY = CerStudy(HERE, "mnist", "MNIST", {32: 141, 64: 260, 4: 20}, ROWS, prefix="h", num_first=6)
+tables = STUDY.tables
+
+
+if __name__ == "__main__":
+    STUDY.main(__doc__.splitlines()[0])
