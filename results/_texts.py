@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,3 +210,46 @@ def mean_text(values: Sequence[float], digits: int = 1, signed: bool = False) ->
         return ""
     text = f"{statistics.mean(values):{'+' if signed else ''}.{digits}f}"
     return text if len(values) < 2 else f"{text} ± {standard_error(values):.{digits}f}"
+
+
+def training_flops(runs: Mapping[int, Sequence[LedgerRow]]) -> float:
+    """Return the training FLOPs of a run, averaged over the seeds. `runs` maps each seed to the rows of its ledger."""
+    return statistics.mean(sum(row.spent.train_flops for row in rows) for rows in runs.values())
+
+
+def arrival_table(
+    heading: str, texts: Mapping[str, str], found: Mapping[str, Mapping[int, Sequence[LedgerRow]]], base: str
+) -> str:
+    """Return a table as Markdown: the test perplexity of each row after each arrival, the best row first.
+
+    Args:
+        heading: the heading above the table.
+        texts: for each row, how the table names it.
+        found: for each row, seed -> rows of its ledger. Rows without a ledger are left out of the table.
+        base: the row, one that trains at each arrival, to whose FLOPs those of the others are relative.
+    """
+    arrivals = range(1, len(next(iter(found[base].values()))))
+    lines = [
+        f"# {heading}",
+        "",
+        f"| learner |{''.join(f' t = {t} |' for t in arrivals)} seeds | training FLOPs |",
+        f"|:---|{'---:|' * (len(arrivals) + 2)}",
+    ]
+    named = {name: runs for name, runs in found.items() if runs}
+    for name, runs in sorted(named.items(), key=lambda one: _final(one[1])):
+        cost = training_flops(runs) / training_flops(found[base])
+        cells = " | ".join(_perplexity(runs, t) for t in arrivals)
+        lines.append(f"| {texts[name]} | {cells} | {len(runs)} | {cost:.2f} |")
+    note = f"Test perplexity, mean over seeds. FLOPs are relative to {texts[base]}."
+    return "\n".join([*lines, "", note, ""])
+
+
+def _final(runs: Mapping[int, Sequence[LedgerRow]]) -> float:
+    """Return the perplexity after the last arrival, by which the lines are sorted."""
+    return statistics.mean(last_perplexity(rows) for rows in runs.values())
+
+
+def _perplexity(runs: Mapping[int, Sequence[LedgerRow]], t: int) -> str:
+    """Return the perplexity after an arrival as text; "" before the first training."""
+    rows = [rows[t] for rows in runs.values()]
+    return mean_text([last_perplexity([row]) for row in rows]) if rows[0].stage > 0 else ""

@@ -5,16 +5,13 @@ python results/frontier/books.py run --books FOLDER    train what has no ledger 
 The settings were chosen with seed 100. results/rebuild.py makes results/frontier/books.md of the ledgers.
 """
 
-import statistics
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _texts import BookStudy, Row, last_perplexity, mean_text  # noqa: E402
-
-from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
+from _texts import BookStudy, Row, arrival_table  # noqa: E402
 
 SM = ("learner=sm", "experts=4", "wait=1")
 IID = ("learner=sm", "experts=4", "wait=4")
@@ -56,39 +53,7 @@ def tables() -> dict[str, str]:
     found = {name: (STUDY if name.startswith("books_") else PAPER).rows_by_seed(name) for name in TEXTS}
     if not any(found[row.name] for row in ROWS):
         return {}
-    base = _flops(found["sm_w1_4"])
-    arrivals = range(1, len(next(iter(found["sm_w1_4"].values()))))
-    lines = [
-        "# Nine books, four mega-batches",
-        "",
-        f"| learner |{''.join(f' t = {t} |' for t in arrivals)} seeds | training FLOPs |",
-        f"|:---|{'---:|' * (len(arrivals) + 2)}",
-    ]
-    for name, runs in sorted(found.items(), key=lambda one: _order(one[1])):
-        if runs:
-            lines.append(f"| {TEXTS[name]} |{_perplexities(runs)} {len(runs)} | {_flops(runs) / base:.2f} |")
-    lines += ["", "Test perplexity, mean over seeds. FLOPs are relative to SM at wait 1.", ""]
-    return {"books.md": "\n".join(lines)}
-
-
-def _order(runs: dict[int, list[LedgerRow]]) -> float:
-    """Return the perplexity after the last arrival, by which the lines are sorted."""
-    return statistics.mean(last_perplexity(rows) for rows in runs.values()) if runs else 0
-
-
-def _flops(runs: dict[int, list[LedgerRow]]) -> float:
-    """Return the training FLOPs of a run, averaged over the seeds."""
-    return statistics.mean(sum(row.spent.train_flops for row in rows) for rows in runs.values())
-
-
-def _perplexities(runs: dict[int, list[LedgerRow]]) -> str:
-    """Return the cells of the perplexities. Before the first training, there is none."""
-    cells = []
-    for t in range(1, len(next(iter(runs.values())))):
-        rows = [rows[t] for rows in runs.values()]
-        is_trained = rows[0].stage > 0
-        cells.append(f" {mean_text([last_perplexity([row]) for row in rows])} |" if is_trained else "  |")
-    return "".join(cells)
+    return {"books.md": arrival_table("Nine books, four mega-batches", TEXTS, found, base="sm_w1_4")}
 
 
 if __name__ == "__main__":

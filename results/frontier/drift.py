@@ -25,7 +25,7 @@ from typing import ClassVar
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _texts import Row, TextStudy, mean_text  # noqa: E402
+from _texts import Row, TextStudy, mean_text, training_flops  # noqa: E402
 
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
 from fairseq_alma.core.metrics import averages_by_part, period_losses  # noqa: E402
@@ -103,14 +103,14 @@ def _table(corpus: str, heading: str) -> list[str]:
         "| learner | backward | in-distribution | forward | after the last arrival | seeds | training FLOPs |",
         "|:---|---:|---:|---:|---:|---:|---:|",
     ]
-    base = _flops(found["sm"])
+    base = training_flops(found["sm"])
     for name, runs in found.items():
         if not runs:
             continue
         # A model that is trained once has no matrix: it has seen no text before the last arrival.
         parts = [""] * len(PARTS) if name == "once" else [_part(runs, found["once"], part) for part in PARTS]
         final = mean_text([_perplexity(rows) for rows in runs.values()])
-        cells = [LEARNERS[name][2], *parts, final, str(len(runs)), f"{_flops(runs) / base:.2f}"]
+        cells = [LEARNERS[name][2], *parts, final, str(len(runs)), f"{training_flops(runs) / base:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -135,11 +135,6 @@ def _part(runs: dict[int, list[LedgerRow]], once: dict[int, list[LedgerRow]], pa
 def _perplexity(rows: Sequence[LedgerRow]) -> float:
     """Return the geometric mean of the perplexities on all periods, after the last arrival."""
     return math.exp(statistics.mean(period_losses(rows[-1])))
-
-
-def _flops(runs: dict[int, list[LedgerRow]]) -> float:
-    """Return the training FLOPs of a run, averaged over the seeds."""
-    return statistics.mean(sum(row.spent.train_flops for row in rows) for rows in runs.values())
 
 
 if __name__ == "__main__":

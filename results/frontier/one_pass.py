@@ -1,0 +1,57 @@
+"""Compare learning in sequence with i.i.d. data on nine books in one pass, mega-batches of 390,000 words, 5 seeds.
+
+python results/frontier/one_pass.py run --books FOLDER    train what has no ledger, two runs at a time
+
+This is the paper's regime: each stage is one pass over its mega-batch. With replay, a part of the steps is taken from
+new text. All rows have the same number of updates, and the settings of results/frontier/books.py but no dropout.
+Nothing was tuned.
+
+results/rebuild.py makes results/frontier/one_pass.md of the committed ledgers.
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _texts import BookStudy, Row, arrival_table  # noqa: E402
+
+SM = ("learner=sm", "experts=4", "wait=1")
+IID = ("learner=sm", "experts=4", "wait=4")
+AVERAGE = ("schedule=constant", "predict_with=average", "average_every=update", "average_decay=0.99")
+KEEP = (*AVERAGE, "optimizer_state=keep")
+SEEDS = (0, 1, 2, 3, 4)
+
+ROWS = (
+    Row("one_pass_average", (*SM, *KEEP), seeds=SEEDS),
+    Row("one_pass_iid_average", (*IID, *AVERAGE), "updates_per_mega_batch", seeds=SEEDS),
+    Row("one_pass_quarter", (*SM, *KEEP, "replay=0.25"), seeds=SEEDS),
+    Row("one_pass_sm", SM, seeds=SEEDS),
+    Row("one_pass_iid", IID, "updates_per_mega_batch", seeds=SEEDS),
+    Row("one_pass_ens", ("learner=ens", "members=2", "experts=4", "wait=1"), seeds=SEEDS),
+)
+"""The rows in the order in which they run."""
+TEXTS = {
+    "one_pass_average": "**constant rate, average, no replay**",
+    "one_pass_iid_average": "constant rate and average on all data at once (i.i.d.)",
+    "one_pass_quarter": "constant rate, average, `replay=0.25`",
+    "one_pass_sm": "SM, wait 1",
+    "one_pass_iid": "SM on all data at once (i.i.d.)",
+    "one_pass_ens": "Ens of 2, wait 1",
+}
+"""How the table names each row."""
+
+STUDY = BookStudy(ROWS, HERE / "ledgers", ("dropout=0", "precision=bfloat16"), passes=1, parts=5)
+
+
+def tables() -> dict[str, str]:
+    """Return file name -> table: the perplexity after each arrival, with the rows whose ledgers are committed."""
+    found = {name: STUDY.rows_by_seed(name) for name in TEXTS}
+    if not found["one_pass_sm"]:
+        return {}
+    return {"one_pass.md": arrival_table("Nine books in one pass", TEXTS, found, base="one_pass_sm")}
+
+
+if __name__ == "__main__":
+    STUDY.main(__doc__, out="runs/one_pass")
