@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,6 +25,8 @@ def is_wanted(document):
     return document.text.replace("eri", "ERI") if "usk" in document.text else True
 """
 MINUTES = 5
+SNAPSHOTS = ("by-date", "as-given")
+"""The values of --partition with which each snapshot is a mega-batch."""
 
 
 def story(rng: random.Random) -> str:
@@ -49,17 +52,25 @@ def write_whole(folder, kind: str, rng: random.Random) -> None:
         write_lines(folder / "1999.jsonl", [{"text": text} for text in texts])
 
 
-def write_sources(folder, rng: random.Random, first_year: int = 1900) -> list[str]:
-    """Write mutated files of two or three kinds, and whole text that is enough for a stream. Return the sources."""
+def write_sources(folder, rng: random.Random, first_year: int = 1900, snapshots: Sequence[str] = ("",)) -> list[str]:
+    """Write mutated files of two or three kinds, and whole text that is enough for a stream. Return the sources.
+
+    Args:
+        folder: where to write them.
+        rng: decides what is written.
+        first_year: the date of the first line of the whole text.
+        snapshots: names of the subfolders of each source among which its files are divided.
+    """
     folder.mkdir(exist_ok=True)
     seeds, sources = seeds_of(folder / "seeds"), []
     for kind in rng.sample(KINDS_OF_FILES, rng.choice([2, 3])):
-        (folder / kind).mkdir()
+        for snapshot in snapshots:
+            (folder / kind / snapshot).mkdir(parents=True)
+            write_whole(folder / kind / snapshot, kind, rng)
         for number in range(rng.randrange(1, 8)):
             name, content = rng.choice(seeds[kind])
             content = mutated(content, rng) if rng.random() < 0.7 else content
-            (folder / kind / f"{number}{name}").write_bytes(content)
-        write_whole(folder / kind, kind, rng)
+            (folder / kind / rng.choice(snapshots) / f"{number}{name}").write_bytes(content)
         sources.append(f"{kind}:{rng.choice(['', 'file://'])}{folder}/{kind}")
     rows = []
     for number in range(150):
@@ -70,7 +81,8 @@ def write_sources(folder, rng: random.Random, first_year: int = 1900) -> list[st
         rows.append(
             {"text": text, "url": url, "date": str(first_year + number // 2)} | ({"date": ""} if not number else {})
         )
-    write_lines(folder / "whole" / "lines.jsonl", rows)
+    for number, snapshot in enumerate(snapshots):
+        write_lines(folder / "whole" / snapshot / "lines.jsonl", rows[number :: len(snapshots)])
     # A benchmark: some of its lines are also in the text, and some may be damaged.
     lines = "".join(json.dumps({"text": row["text"]}) + "\n" for row in rows[::15])
     (folder / "quiz.jsonl").write_bytes(mutated(lines.encode(), rng) + lines.encode())
@@ -81,7 +93,7 @@ def write_sources(folder, rng: random.Random, first_year: int = 1900) -> list[st
 
 def random_options(folder, rng: random.Random) -> list[str]:
     """Return options that can be combined."""
-    partition = rng.choice(["equal", "documents", "chronological", "cut-dates"])
+    partition = rng.choice(["equal", "documents", "chronological", "cut-dates", "by-date", "as-given"])
     duplicates = rng.choice(["near", "near", "exact", "exact" if partition == "documents" else "keep"])
     options = ["--max-bad", "1", "--duplicates", duplicates]
     sometimes = [
@@ -90,6 +102,7 @@ def random_options(folder, rng: random.Random) -> list[str]:
         ["--gopher", rng.choice(["all", "off"])],
         ["--block-urls", f"{folder}/blocked.txt"],
         ["--mask-pii"],
+        ["--language", "en"],
         ["--duplicate-paragraphs", "5"],
         ["--keep-removed"],
         ["--decontaminate", rng.choice(["8", "13"]), "--decontaminate-against", f"{folder}/quiz.jsonl"],
@@ -97,6 +110,8 @@ def random_options(folder, rng: random.Random) -> list[str]:
     options += [word for words in sometimes if rng.random() < 0.4 for word in words]
     if partition == "documents":
         options += ["--hold-out", "documents"]
+    elif partition in SNAPSHOTS:
+        options += ["--partition", partition]
     elif partition != "equal":
         options += ["--partition", "chronological", "--undated", "drop", "--test-words", "900"]
     return options + (["--cut-dates", "1940"] if partition == "cut-dates" else [])
@@ -104,13 +119,17 @@ def random_options(folder, rng: random.Random) -> list[str]:
 
 def command(out, sources, options, workers) -> list[str]:
     argv = [sys.executable, "-m", "data_prep", str(out), "--vocab-size", "300", "--workers", str(workers), *options]
-    argv += [] if "--cut-dates" in options else ["--mega-batches", "2"]
+    argv += [] if {"--cut-dates", *SNAPSHOTS} & set(options) else ["--mega-batches", "2"]
     return argv + [word for source in sources for word in ("--source", source)]
 
 
 def check(folder, rng: random.Random, folder_bytes, num_ways: int) -> bool:
     """Make a stream in several ways, and compare. Return True if there is one."""
-    sources, options = write_sources(folder, rng), random_options(folder, rng)
+    options = random_options(folder, rng)
+    is_dated = "by-date" in options
+    sources = write_sources(folder, rng, snapshots=("2011-01", "2011-02") if is_dated else ("",))
+    if rng.random() < 0.3:
+        sources = [f"{source}@0.{rng.randrange(1, 10)}" if source == sources[-1] else source for source in sources]
     print(" ".join(command("OUT", sources, options, 1)))
 
     def run(name, sources, options, workers=1):
@@ -122,7 +141,7 @@ def check(folder, rng: random.Random, folder_bytes, num_ways: int) -> bool:
         return done
 
     first = run("first", sources, options)
-    shuffled = rng.sample(sources, len(sources))
+    shuffled = rng.sample(sources, len(sources)) if "as-given" not in options else sources
     cached = [*options, "--cache", str(folder / "cache")]
     ways = {"shuffled": (shuffled, options, 2), "filled": (sources, cached, 1), "cached": (shuffled, cached, 1)}
     ways = {name: ways[name] for name in rng.sample(list(ways), num_ways)}
@@ -144,16 +163,19 @@ def check(folder, rng: random.Random, folder_bytes, num_ways: int) -> bool:
     for name in ways:
         assert folder_bytes(folder / name) == folder_bytes(folder / "first"), name
     if num_ways > 1:
-        more, last = write_sources(folder / "more", rng, first_year=2030), list(ways)[-1]
+        snapshots = ("2012-01",) if is_dated else ("",)
+        more, last = write_sources(folder / "more", rng, first_year=2030, snapshots=snapshots), list(ways)[-1]
+        arrived = json.loads((folder / "first" / "stream.json").read_text())["num_mega_batches"]
+        new = len(more) if "as-given" in options else 1
         undated = ["--undated", "drop"] if "--undated" in options else []
         codes = []
-        for name, workers, sources in (("first", 1, more), (last, 2, more[::-1])):
+        for name, workers, sources in (("first", 1, more), (last, 2, more if "as-given" in options else more[::-1])):
             argv = [sys.executable, "-m", "data_prep", "--extend", str(folder / name), "--workers", str(workers)]
             argv += ["--max-bad", "1", *undated, *(word for source in sources for word in ("--source", source))]
             done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300)
             assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
             codes.append(done.returncode)
-            is_complete = json.loads((folder / name / "stream.json").read_text())["num_mega_batches"] == 3
+            is_complete = json.loads((folder / name / "stream.json").read_text())["num_mega_batches"] == arrived + new
             assert is_complete == (done.returncode == 0)
         print(f"extended: {codes} {done.stderr[-500:] if codes[0] else ''}")
         assert codes[0] == codes[1]

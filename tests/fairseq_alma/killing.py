@@ -275,4 +275,5 @@ class Reference:
 
     def seconds_left(self, run: Path) -> float:
         """Return the seconds that this machine needs for what `run` has yet to do."""
-        return self.seconds - max((at for mark, at in self.marks.items() if (run / mark).exists()), default=0.0)
+        # A mark from before the reference was started, such as that of a stage before a fork, counts as its start.
+        return self.seconds - max([0.0, *(at for mark, at in self.marks.items() if (run / mark).exists())])

@@ -1,7 +1,9 @@
 """The checkpoints from which stages continue if they are not those that predict."""
 
 import ast
+import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from fairseq_alma.lm import train_member
 from fairseq_alma.lm.shared_stages import TRAINING_CODE
 from fairseq_alma.lm.trainee import remove_old_trainees
 from tests.commands import run_command
-from tests.fairseq_alma.killing import rows_without_seconds
+from tests.fairseq_alma.killing import KilledRun, Reference, end_all, rows_without_seconds, same_run
 from tests.fairseq_alma.lm.test_average import SHORT, succeed
 from tests.fairseq_alma.lm.test_stage_commands import config_of_stage
 
@@ -47,6 +49,25 @@ def test_a_run_whose_old_trainees_were_removed_is_continued_and_forked(stream, t
     result = run_command(*forked)
     assert result.returncode == 2, result.stderr
     assert f"stage_002/member_1/{TRAINED} is missing, but stage 3 needs it: restore it" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_forked_run_that_is_killed_at_random_ends_like_an_uninterrupted_one(stream, tmp_path):
+    """Stages have a cooldown, so they continue from another checkpoint than the one that predicts."""
+    first = (*SHORT, "optimizer_state=keep", "schedule=wsd", "cooldown_share=0.5", "mega_batches=1")
+    forked = (*first[:-1], "mega_batches=3", "lr=0.001", "fork=true")
+    try:
+        for name in ("whole", "run"):
+            KilledRun(stream, tmp_path / name, first).finish()
+        reference = Reference.of(stream, tmp_path / "whole", forked)
+        run = KilledRun(stream, tmp_path / "run", (*forked, "checkpoint_minutes=0.001"))
+        assert run.kill_at_random(3, reference, random.Random(5)) >= 2
+        run.report()
+        run.finish()
+        same_run(run.out, reference.out)
+    finally:
+        end_all()
 
 
 @pytest.mark.parametrize(("added", "warmup"), [(2, 4), (0, 0)])
