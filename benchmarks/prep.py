@@ -37,6 +37,8 @@ from _random_text import RandomText
 SMALL_MB = 50
 ARCHIVE = "aut-example.warc.gz"
 ARCHIVE_VOCABULARY = 5_000  # the archive has too few words for VOCABULARY symbols
+CLEANING = ["--language", "en", "--gopher", "all"]
+"""Options of a stream whose plain text is cleaned."""
 SCRIPT = "benchmarks/prep.py --data-root DATA"
 PARTS = {
     "encoding": f"{SMALL_MB} MB of text to fairseq's files",
@@ -134,26 +136,32 @@ def seconds_of_bare_tokenizer(tokenizer: Path, texts: Path) -> float:
 # Part cache: what a second stream from the same files costs
 
 
-def measure_cache(random_text: RandomText, archives: Path, scratch: Path) -> list[str]:
+def measure_cache(random_text: RandomText, data: Path, scratch: Path) -> list[str]:
     """Make pairs of streams from the same files with one cache, and return the lines of the report about it.
 
     Args:
         random_text: makes the plain text.
-        archives: folder that contains the WARC file ARCHIVE.
+        data: folder that contains warc/ARCHIVE and wikipedia/.
         scratch: folder for temporary files.
     """
     text = scratch / "cached.txt"
     random_text.write(SMALL_MB * 10**6, text, seed=2)
+    plain, few = f"{SMALL_MB} MB of plain text", ["--vocab-size", ARCHIVE_VOCABULARY]
+    few_symbols = f"{ARCHIVE_VOCABULARY:,} symbols"
+    sources: tuple[tuple[str, str, list], ...] = (
+        (plain, f"text:{text}", []),
+        (f"{plain}, `{' '.join(CLEANING)}`", f"text:{text}", CLEANING),
+        (f"{ARCHIVE} ({few_symbols})", f"common-crawl:{data / 'warc' / ARCHIVE}", few),
+        (f"a dump of Wikipedia ({few_symbols})", f"wikipedia:{data / 'wikipedia'}/enwiki-latest*.bz2", few),
+    )
     rows = []
-    plain, archive = f"{SMALL_MB} MB of plain text", f"{ARCHIVE} ({ARCHIVE_VOCABULARY:,} symbols)"
-    for name, source in ((plain, f"text:{text}"), (archive, f"common-crawl:{archives / ARCHIVE}")):
-        folder = scratch / f"cached_{len(rows)}"
-        vocabulary = [] if name == plain else ["--vocab-size", ARCHIVE_VOCABULARY]
-        same_tokenizer = ["--tokenizer", folder / "0" / "tokenizer.json"]
+    for number, (name, source, more) in enumerate(sources):
+        folder = scratch / f"cached_{number}"
+        tokenizers = ([], [], ["--tokenizer", folder / "0" / "tokenizer.json"])
         seconds = []
-        for seed, more in enumerate((vocabulary, vocabulary, same_tokenizer)):
+        for seed, tokenizer in enumerate(tokenizers):
             common = ["--workers", 1, "--seed", seed, "--cache", folder / "cache"]
-            run = MeasuredRun(alma_prep(folder / str(seed), source, *common, *more))
+            run = MeasuredRun(alma_prep(folder / str(seed), source, *common, *more, *tokenizer))
             seconds.append(run.total_cpu)
         first, own, shared = seconds
         for kind, second in (("a tokenizer of its own", own), ("the tokenizer of the first stream", shared)):
@@ -177,7 +185,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> Iterator[tuple[str,
         "encoding": lambda: measure_encoding(random_text, scratch, arguments.repeats),
         "archives": lambda: measure_archives(data / "warc", scratch, arguments.repeats),
         "rates": lambda: measure_rates(data, arguments.repeats),
-        "cache": lambda: measure_cache(random_text, data / "warc", scratch),
+        "cache": lambda: measure_cache(random_text, data, scratch),
         "sizes": lambda: measure_sizes(random_text, arguments.sizes, scratch),
     }
     for part in PARTS:
