@@ -72,14 +72,14 @@ class CerStudy:
         lines = [
             f"# {self.heading}, width {width}",
             "",
-            "| learner | CER | against the best SM | final error | training FLOPs | of the best SM |",
+            f"| learner | CER | against {best.text} | final error | training FLOPs | of {best.text} |",
             "|:---|---:|---:|---:|---:|---:|",
         ]
         for row, seeds in sorted(found.items(), key=lambda one: _mean(one[1], "cer")):
             if seeds:
                 lines.append(_line(row.text, seeds, fixed[best]))
         waits = ", ".join(str(wait) for wait in sorted(int(row.name[4:]) for row in fixed))
-        return "\n".join([*lines, "", f"The best SM is {best.text}, of the waits {waits}.", ""])
+        return "\n".join([*lines, "", f"The best SM with a fixed wait is {best.text}, of the waits {waits}.", ""])
 
     def _summary(self, row: Row, width: int) -> list[dict]:
         """Return the summary of each seed of a row, or [] if its ledgers are not committed."""
