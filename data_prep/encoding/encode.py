@@ -114,7 +114,12 @@ class EncodeTask(Task):
         long: list[list[int]] = []
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
             for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
-                encoded = tokenizer.encode([read_text(spool, passage) for passage in passages[first:last]])
+                texts = []
+                for passage in passages[first:last]:
+                    # A read can take long on a shared file system, and a batch can have thousands of short passages.
+                    heartbeat.beat("text encoding")
+                    texts.append(read_text(spool, passage))
+                encoded = tokenizer.encode(texts)
                 # Add 1 to each length, because </s> is stored after each passage.
                 passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
                 tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)
@@ -127,7 +132,6 @@ class EncodeTask(Task):
                 for which in np.flatnonzero(passage_tokens > MAX_SEQUENCE_TOKENS).tolist():
                     long.append([first + which, len(sequence_sizes(passage_tokens[which : which + 1]))])
                 counts += np.bincount(tokens, minlength=self.num_symbols)
-                heartbeat.beat("text encoding")
         counts.tofile(f"{prefix}.counts")
         return {"long": long}
 
