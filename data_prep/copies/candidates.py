@@ -15,7 +15,7 @@ more than about a thousand pages are found less often than other near copies, bu
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +57,9 @@ _ROWS_PER_TASK = 1 << 24
 """Approximate number of documents or anchors that one task loads. They take about 50 bytes each."""
 _ROWS_OF_SMALL_TASK = 1 << 18
 """Number of documents, times bands, that is too small to be divided among several tasks."""
-_CHUNK_PAIRS = 1 << 13
-"""Number of pairs whose sketches are compared at a time."""
+_CHUNK_PAIRS = 1 << 15
+"""Number of pairs whose sketches, 512 bytes, are compared at a time. The documents are in random order, so the larger
+this number, the more sketches are read from a file each time that the file is opened."""
 
 
 class Corpus:
@@ -84,9 +85,14 @@ class Corpus:
         """Return the index of the file, and the index in the file, of documents given by their numbers by priority."""
         return self._sketches.place(self._by_priority[numbers].astype(np.int64))
 
-    def sketches(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the sketches of documents, uint8 [n, SKETCH_BYTES], given by their numbers by priority."""
-        return self._sketches.read(self._by_priority[numbers].astype(np.int64))
+    def sketches(self, numbers: np.ndarray, beat: Callable[[], None] = lambda: None) -> np.ndarray:
+        """Return the sketches of documents, uint8 [n, SKETCH_BYTES].
+
+        Args:
+            numbers: the numbers of the documents by priority.
+            beat: called for each file that is read.
+        """
+        return self._sketches.read(self._by_priority[numbers].astype(np.int64), beat)
 
     def numbers(self) -> Iterator[tuple[SignatureFiles, np.ndarray]]:
         """Yield each file with the numbers by priority of its documents."""
@@ -200,7 +206,8 @@ class _Finder:
             chunk = slice(start, start + _CHUNK_PAIRS)
             new = np.flatnonzero(worse[chunk] >= self._corpus.num_known)
             left, right = better[chunk][new], worse[chunk][new]
-            similarity = estimate_similarity(self._corpus.sketches(left), self._corpus.sketches(right))
+            sketches = self._corpus.sketches(np.concatenate([left, right]), self._heartbeat.beat)
+            similarity = estimate_similarity(sketches[: len(left)], sketches[len(left) :])
             in_stream = left < self._corpus.num_known
             sure = similarity >= np.where(in_stream, SURE_IN_STREAM, SURE)
             possible = sure | ((similarity >= POSSIBLE) & ~in_stream)

@@ -22,12 +22,12 @@ from data_prep.copies.near_copies import find_near_copies
 from data_prep.copies.stored_pairs import stored_pairs
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.read import Spooled, source_name
-from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SignatureFiles, Sketches
+from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SKETCH_BYTES, SignatureFiles
 from data_prep.running.tasks import Executor
 from data_prep.running.work_folder import WorkFolder
 
-_ROWS = 1 << 13
-"""Number of sketches that are copied at a time."""
+_SORTED_ROWS = 1 << 18
+"""Number of sketches, 256 bytes, that are sorted at a time. Sorting copies them."""
 
 
 def remove_copies(
@@ -209,10 +209,47 @@ def save_keys(
             hashes = np.concatenate([each.load_band(band) for each in signatures])[which]
             hashes[near[which]] = NO_BAND
             file.write(hashes.data)
-    sketches = Sketches(signatures)
-    with open(files.sketches, "wb") as file:
-        for start in range(0, len(which), _ROWS):
-            file.write(sketches.read(which[start : start + _ROWS]).data)
+    _write_sketches(files.sketches, which, signatures)
+
+
+def _write_sketches(path: Path, which: np.ndarray, signatures: Sequence[SignatureFiles]) -> None:
+    """Write the sketches of some documents into one file.
+
+    The documents are in random order, so reading them in this order would read a small piece of a file at a time.
+    Instead, the new file is divided into blocks. First, the sketches of each signature file are put into their blocks,
+    file by file. Then each block is sorted. So each sketch is read and written twice, and many together.
+
+    Args:
+        path: the file to write.
+        which: the indices of the documents, in the order in which their sketches are written.
+        signatures: the signature files of all documents.
+    """
+    counts = [each.num_documents for each in signatures]
+    place = np.full(sum(counts), -1, np.int32 if len(which) < 2**31 else np.int64)
+    place[which] = np.arange(len(which), dtype=place.dtype)
+    ends = _SORTED_ROWS * np.arange(-(-len(which) // _SORTED_ROWS))
+    start = 0
+    with open(path, "w+b") as file:
+        for each, count in zip(signatures, counts, strict=True):
+            block_of = place[start : start + count] // _SORTED_ROWS  # negative for documents that are not written
+            start += count
+            rows = np.argsort(block_of, kind="stable")
+            starts = np.searchsorted(block_of[rows], np.arange(len(ends) + 1))
+            sketches = each.map_sketches()
+            for block in np.flatnonzero(np.diff(starts)).tolist():
+                chosen = rows[starts[block] : starts[block + 1]]
+                file.seek(SKETCH_BYTES * int(ends[block]))
+                file.write(sketches[chosen].data)
+                ends[block] += len(chosen)
+        for first in range(0, len(which), _SORTED_ROWS):
+            # The sketches of a block are in the order of the documents.
+            order = np.argsort(which[first : first + _SORTED_ROWS])
+            file.seek(SKETCH_BYTES * first)
+            stored = np.frombuffer(file.read(SKETCH_BYTES * len(order)), np.uint8).reshape(-1, SKETCH_BYTES)
+            found = np.empty_like(stored)
+            found[order] = stored
+            file.seek(SKETCH_BYTES * first)
+            file.write(found.data)
 
 
 def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, list[SignatureFiles]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.copies.candidates import Corpus
+from data_prep.copies import candidates, deduplication
+from data_prep.copies.candidates import Corpus, save_corpus
 from data_prep.copies.deduplication import load_keys, remove_copies, save_keys
 from data_prep.copies.duplicates import find_duplicates, removed_copies
 from data_prep.copies.left_out import RANGE
@@ -18,7 +19,17 @@ from data_prep.errors import PrepError
 from data_prep.reading import ngrams
 from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.read import read_sources
-from data_prep.reading.signatures import NO_BAND, SignatureFiles, Signer, anchors, estimate_similarity, sign
+from data_prep.reading.signatures import (
+    NO_BAND,
+    NUM_BANDS,
+    SKETCH_BYTES,
+    SignatureFiles,
+    Signer,
+    anchors,
+    estimate_similarity,
+    sign,
+)
+from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import run_task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
@@ -207,8 +218,10 @@ def test_large_groups_of_copies_need_linear_time(tmp_path, monkeypatch):
     words = english(rng, 200)
     texts = [" ".join([*words, f"page {number} of many"]) for number in range(800)]
     counts = []
-    compare = Corpus.sketches
-    monkeypatch.setattr(Corpus, "sketches", lambda self, numbers: counts.append(len(numbers)) or compare(self, numbers))
+    read = Corpus.sketches
+    monkeypatch.setattr(
+        Corpus, "sketches", lambda self, *numbers: counts.append(len(numbers[0])) or read(self, *numbers)
+    )
     assert Copies(tmp_path, texts).near.sum() == 799
     assert sum(counts) < 800 * 30 * 2 * 3  # bands, sketches per pair, comparisons
 
@@ -289,6 +302,69 @@ def test_signature_files_are_read_band_by_band(tmp_path):
     with Signer(files):
         pass
     assert len(files.load_band(0)) == len(files.map_sketches()) == 0
+
+
+@pytest.fixture
+def random_signatures(tmp_path):
+    """The signature files of 4 x 50 documents, the first of which are near copies of the last, and all sketches."""
+    rng, files = np.random.default_rng(0), []
+    sketches = rng.integers(1, 255, (200, SKETCH_BYTES), np.uint8)
+    sketches[:80] = sketches[120:]
+    sketches[:80, :5] ^= 1
+    for number in range(4):
+        files.append(SignatureFiles(tmp_path / f"{number}"))
+        sketches[50 * number : 50 * (number + 1)].tofile(files[-1].sketches)
+        rng.integers(1, 3, (NUM_BANDS, 50), np.uint32).tofile(files[-1].bands)
+    return files, sketches
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """A list of the files with sketches that were mapped into memory."""
+    mapped: list[str] = []
+    map_sketches = SignatureFiles.map_sketches
+    monkeypatch.setattr(
+        SignatureFiles, "map_sketches", lambda self: mapped.append(self.prefix.name) or map_sketches(self)
+    )
+    return mapped
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_sketches_are_copied_file_by_file_and_sorted_block_by_block(
+    tmp_path, monkeypatch, random_signatures, mapped, rows
+):
+    monkeypatch.setattr(deduplication, "_SORTED_ROWS", rows)
+    files, sketches = random_signatures
+    rng = np.random.default_rng(1)
+    keys = np.frombuffer(rng.bytes(16 * 200), "V16")
+    for number, is_recorded in enumerate((rng.random(200) < 0.7, np.zeros(200, bool))):
+        mapped.clear()
+        save_keys(tmp_path / "dedup", number, keys, is_recorded, np.zeros(200, bool), files)
+        order = sorted(np.flatnonzero(is_recorded), key=lambda document: keys[document].tobytes())
+        saved = (tmp_path / "dedup" / f"{number:04d}.sketches").read_bytes()
+        assert saved == sketches[order].tobytes()
+        assert mapped == ["0", "1", "2", "3"]
+
+
+def test_a_file_with_sketches_is_opened_once_for_many_pairs(tmp_path, monkeypatch, random_signatures, mapped):
+    files, _ = random_signatures
+    numbers = np.arange(200, dtype=np.int32)
+    found, opened = [], []
+    for chunk, num_mapped in ((1, 256), (1 << 15, 256), (1 << 15, 1)):
+        monkeypatch.setattr(candidates, "_CHUNK_PAIRS", chunk)
+        monkeypatch.setattr("data_prep.reading.signatures._MAPPED_FILES", num_mapped)
+        mapped.clear()
+        save_corpus(tmp_path / "corpus", files, 0, numbers, numbers)
+        with Heartbeat(tmp_path / "alive") as heartbeat:
+            task = candidates.BandTask(str(tmp_path / "corpus"), f"{chunk} {num_mapped}", 0, 2, 0, 1)
+            num_compared = task.run(tmp_path / "task", heartbeat)["compared"]
+        found.append(np.load(tmp_path / "task.pairs.npy"))
+        opened.append(len(mapped))
+    assert len(found[0]) > 20 and num_compared > 2000
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    assert opened[:2] == [4, 4]
+    # Once for each search among representatives and neighbours in two bands.
+    assert opened[2] <= 4 * 2 * (candidates.NUM_REPRESENTATIVES + candidates.NUM_NEIGHBOURS)
 
 
 def test_memory_is_bounded_by_the_number_of_documents():
