@@ -241,8 +241,7 @@ class AnchorTask(Task):
         for files, numbers in corpus.numbers():
             heartbeat.beat()
             if files.anchors.is_file():
-                anchors = files.load_anchors()
-                anchors = anchors[(anchors["hash"] >= np.uint64(lowest)) & (anchors["hash"] < np.uint64(highest))]
+                anchors = files.load_anchors(lowest, highest)
                 documents = numbers[anchors["row"]].astype(np.int64)
                 chosen = documents >= 0
                 found.append((anchors["hash"][chosen], documents[chosen], anchors["needed"][chosen]))

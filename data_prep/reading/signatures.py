@@ -17,6 +17,7 @@ A document that is contained in a longer one has a low Jaccard similarity with i
 stored: those hashes of 13-grams that are below 2^64 / ANCHOR_RATE. The longer document has the same anchors.
 """
 
+import bisect
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -90,9 +91,14 @@ class SignatureFiles(NamedTuple):
             return np.empty((0, SKETCH_BYTES), np.uint8)
         return np.memmap(self.sketches, np.uint8, "r", shape=(count, SKETCH_BYTES))
 
-    def load_anchors(self) -> np.ndarray:
-        """Return all anchors (`ANCHOR`)."""
-        return np.fromfile(self.anchors, ANCHOR)
+    def load_anchors(self, lowest: int, highest: int) -> np.ndarray:
+        """Return the anchors (`ANCHOR`) with lowest <= hash < highest, sorted by hash. Only these are read."""
+        if not self.anchors.stat().st_size:
+            return np.empty(0, ANCHOR)
+        stored = np.memmap(self.anchors, ANCHOR, "r")
+        # numpy.searchsorted would copy the hashes of all anchors.
+        start, end = (bisect.bisect_left(stored["hash"], np.uint64(limit)) for limit in (lowest, highest))
+        return np.array(stored[start:end])
 
 
 class Sketches:
@@ -134,22 +140,23 @@ class Sketches:
 class Signer:
     """Computes signatures, and writes them to files. Use it as a context manager.
 
-    Sketches and anchors are written at once. The bands, 120 bytes per document, are kept in memory until the end,
-    because the file contains band after band.
+    Sketches are written at once. The bands, 120 bytes per document, are kept in memory until the end, because the file
+    contains band after band. The anchors, about 13 bytes per 16 words, are too, because the file is sorted by hash.
     """
 
     def __init__(self, files: SignatureFiles):
         self._files = files
         self._bands: list[np.ndarray] = []
+        self._anchors = [np.empty(0, ANCHOR)]
 
     def __enter__(self) -> Self:
         self._sketches: BinaryIO = open(self._files.sketches, "wb")
-        self._anchors: BinaryIO = open(self._files.anchors, "wb")
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._sketches.close()
-        self._anchors.close()
+        found = np.concatenate(self._anchors)
+        found[np.argsort(found["hash"], kind="stable")].tofile(self._files.anchors)
         np.array(self._bands, np.uint32).reshape(-1, NUM_BANDS).T.tofile(self._files.bands)
 
     def add(self, text: str) -> None:
@@ -157,9 +164,10 @@ class Signer:
         units = unit_hashes(text)
         bands, sketch = sign(units)
         found = anchors(units, len(self._bands))
+        if len(found):
+            self._anchors.append(found)
         self._bands.append(bands)
         self._sketches.write(sketch.data)
-        self._anchors.write(found.tobytes())
 
 
 def sign(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -367,6 +367,40 @@ def test_a_file_with_sketches_is_opened_once_for_many_pairs(tmp_path, monkeypatc
     assert opened[2] <= 4 * 2 * (candidates.NUM_REPRESENTATIVES + candidates.NUM_NEIGHBOURS)
 
 
+@pytest.mark.parametrize("num_parts", [1, 2, 7])
+def test_anchors_are_sorted_and_a_task_reads_only_its_own(tmp_path, monkeypatch, num_parts):
+    rng = random.Random(10)
+    longer = [english(rng, 600) for _ in range(12)]
+    files, expected = [], set()
+    for number, texts in enumerate((longer, [words[100:400] for words in longer], [["short"]], [])):
+        files.append(SignatureFiles(tmp_path / f"{number}"))
+        with Signer(files[-1]) as signer:
+            for row, words in enumerate(texts):
+                signer.add(" ".join(words))
+                of_text = anchors(unit_hashes(" ".join(words)), row)
+                expected |= {(number, *anchor) for anchor in of_text.tolist()}
+    numbers = np.arange(25, dtype=np.int32)
+    save_corpus(tmp_path / "corpus", files, 0, numbers, numbers)
+    read, load = [], SignatureFiles.load_anchors
+
+    def record(self, lowest, highest):
+        found = load(self, lowest, highest)
+        assert (found["hash"][1:] >= found["hash"][:-1]).all()
+        read.extend((int(self.prefix.name), *anchor) for anchor in found.tolist())
+        return found
+
+    monkeypatch.setattr(SignatureFiles, "load_anchors", record)
+    matches = []
+    for part in range(num_parts):
+        with Heartbeat(tmp_path / "alive") as heartbeat:
+            task = candidates.AnchorTask(str(tmp_path / "corpus"), f"{num_parts} anchor parts", part, num_parts)
+            task.run(tmp_path / "task", heartbeat)
+        matches.append(np.load(tmp_path / "task.matches.npy"))
+    assert len(read) == len(expected) > 500 and set(read) == expected
+    pairs = candidates.possible_containers(np.concatenate(matches))
+    assert list(zip(pairs["better"].tolist(), pairs["worse"].tolist(), strict=True)) == [(n, n + 12) for n in range(12)]
+
+
 def test_memory_is_bounded_by_the_number_of_documents():
     count = 400_000
     rng = np.random.default_rng(0)
