@@ -15,7 +15,7 @@ more than about a thousand pages are found less often than other near copies, bu
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,8 @@ _ROWS_PER_TASK = 1 << 24
 """Approximate number of documents or anchors that one task loads. They take about 50 bytes each."""
 _ROWS_OF_SMALL_TASK = 1 << 18
 """Number of documents, times bands, that is too small to be divided among several tasks."""
+_MIN_MERGED = 1 << 20
+"""Number of records, of about 20 bytes, from which it is worthwhile to sort them before all are there."""
 _CHUNK_PAIRS = 1 << 15
 """Number of pairs whose sketches, 512 bytes, are compared at a time. The documents are in random order, so the larger
 this number, the more sketches are read from a file each time that the file is opened."""
@@ -261,15 +263,15 @@ class AnchorTask(Task):
         return {}
 
 
-def possible_containers(matches: np.ndarray) -> np.ndarray:
+def possible_containers(matches: Iterable[np.ndarray]) -> np.ndarray:
     """Return the pairs (`PAIR`) with enough equal anchors, sorted.
 
     Args:
-        matches: the results of all AnchorTasks, one after another (`MATCH`).
+        matches: the results of all AnchorTasks (`MATCH`).
     """
-    matches, counts = sorted_unique(matches)
-    matches = matches[counts >= matches["needed"]]
-    return _pairs(matches["better"], matches["worse"], np.zeros(len(matches), bool))
+    found, counts = merged(matches, MATCH)
+    found = found[counts >= found["needed"]]
+    return _pairs(found["better"], found["worse"], np.zeros(len(found), bool))
 
 
 def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Sequence[AnchorTask]]:
@@ -294,18 +296,51 @@ def chunks_of_pairs(pairs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + most, len(pairs))
 
 
-def sorted_unique(records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merged(arrays: Iterable[np.ndarray], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different records of several structured arrays, sorted, and how often each occurs.
+
+    The arrays are taken one by one. The memory that is needed is a small multiple of that of the result.
+
+    Args:
+        arrays: the arrays.
+        dtype: their type.
+    """
+    found, counts, waiting = np.empty(0, dtype), np.empty(0, np.int32), [np.empty(0, dtype)]
+    for array in arrays:
+        waiting.append(array)
+        # Sorting everything after each array would take time that grows with the square of the number of arrays. So
+        # wait for as many records as were found before: then each record is sorted about twice.
+        if sum(map(len, waiting)) >= max(len(found), _MIN_MERGED):
+            found, counts = _add(found, counts, waiting)
+            waiting = [np.empty(0, dtype)]
+    return _add(found, counts, waiting)
+
+
+def _add(found: np.ndarray, counts: np.ndarray, new: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different records of `found`, which occur `counts` times, and of `new`, and how often each occurs."""
+    added = np.concatenate(new)
+    return sorted_unique(np.concatenate([found, added]), np.concatenate([counts, np.ones(len(added), np.int32)]))
+
+
+def sorted_unique(records: np.ndarray, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the different records of a structured array, sorted, and how often each occurs.
 
     This is numpy.unique, but ten times as fast, because it compares one field at a time.
+
+    Args:
+        records: the records.
+        counts: how often each of them occurs; None: once.
     """
     names = records.dtype.names
     assert names is not None
-    records = records[np.lexsort([records[name] for name in reversed(names)])]
+    order = np.lexsort([records[name] for name in reversed(names)])
+    records = records[order]
     is_new = np.ones(len(records), bool)
     is_new[1:] = np.any([records[name][1:] != records[name][:-1] for name in names], axis=0)
     starts = np.flatnonzero(is_new)
-    return records[starts], np.diff(starts, append=len(records))
+    if counts is None:
+        return records[starts], np.diff(starts, append=len(records))
+    return records[starts], np.add.reduceat(counts[order], starts)
 
 
 def _buckets(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

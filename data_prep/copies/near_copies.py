@@ -16,10 +16,12 @@ import numpy as np
 
 from data_prep.copies.candidates import (
     ENOUGH_COPIES,
+    PAIR,
     Corpus,
     candidate_tasks,
     chunks_of_pairs,
     load_corpus,
+    merged,
     possible_containers,
     sorted_unique,
 )
@@ -53,12 +55,10 @@ def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np
     step = Step(work / "find_pairs", [*bands, *anchors])
     with Bar("find similar documents", len(step.tasks), "tasks") as bar:
         step.run(executor, lambda number: bar.advance(1))
-    pairs = np.load(f"{step.prefix(0)}.pairs.npy")
-    for number in range(1, len(bands)):
-        pairs, _ = sorted_unique(np.concatenate([pairs, np.load(f"{step.prefix(number)}.pairs.npy")]))
-    matches = [np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks))]
+    pairs, _ = merged((np.load(f"{step.prefix(number)}.pairs.npy") for number in range(len(bands))), PAIR)
+    matches = (np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks)))
     sure = pairs[pairs["sure"]]
-    containers = possible_containers(np.concatenate(matches))
+    containers = possible_containers(matches)
     unsure, _ = sorted_unique(np.concatenate([pairs[~pairs["sure"]], containers]))
     # The text of documents that are already in the stream cannot be read again.
     unsure = unsure[unsure["better"] >= corpus.num_known]

@@ -397,8 +397,25 @@ def test_anchors_are_sorted_and_a_task_reads_only_its_own(tmp_path, monkeypatch,
             task.run(tmp_path / "task", heartbeat)
         matches.append(np.load(tmp_path / "task.matches.npy"))
     assert len(read) == len(expected) > 500 and set(read) == expected
-    pairs = candidates.possible_containers(np.concatenate(matches))
+    pairs = candidates.possible_containers(matches)
     assert list(zip(pairs["better"].tolist(), pairs["worse"].tolist(), strict=True)) == [(n, n + 12) for n in range(12)]
+
+
+@pytest.mark.parametrize("least", [1, 50, 1 << 20])
+def test_records_are_merged_in_few_steps(monkeypatch, least):
+    monkeypatch.setattr(candidates, "_MIN_MERGED", least)
+    rng = np.random.default_rng(0)
+    arrays = [np.zeros(rng.integers(0, 60), candidates.MATCH) for _ in range(100)]
+    for array in arrays:
+        array["better"], array["worse"] = rng.integers(0, 40, (2, len(array)))
+    sort, lengths = candidates.sorted_unique, []
+    monkeypatch.setattr(candidates, "sorted_unique", lambda *given: lengths.append(len(given[0])) or sort(*given))
+    found, counts = candidates.merged(iter(arrays), candidates.MATCH)
+    expected, expected_counts = np.unique(np.concatenate(arrays), return_counts=True)
+    assert found.tolist() == expected.tolist()
+    assert counts.tolist() == expected_counts.tolist()
+    assert sum(lengths) <= 2 * sum(map(len, arrays)) + len(expected)
+    assert [len(each) for each in candidates.merged(iter([]), candidates.MATCH)] == [0, 0]
 
 
 def test_memory_is_bounded_by_the_number_of_documents():
