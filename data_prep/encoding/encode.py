@@ -6,6 +6,7 @@ tokens of a split into the files of the split (see `join`).
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 from data_prep.encoding.join import join_step, join_tokens, remove_outdated, tasks_to_join
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype, sequence_sizes
 from data_prep.reading.index import Index, byte_ranges, is_training, read_index
-from data_prep.reading.spool import read_text
+from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
 from data_prep.running.tasks import Executor, Step, Task
@@ -28,7 +29,9 @@ BATCH_BYTES = 1 << 20
 """Approximate number of bytes of text that a task encodes at a time."""
 TASK_BYTES = 16 << 20
 """Approximate number of bytes of text that one task processes. A task encodes passages, or cuts documents into
-passages."""
+passages. For a large corpus, a task that encodes processes more (see _MAX_TASKS)."""
+_MAX_TASKS = 4000
+"""Approximate largest number of tasks that encode, in addition to one for each split."""
 
 
 class Encoded(NamedTuple):
@@ -54,12 +57,13 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
+    task_bytes = max(TASK_BYTES, int(passages["num_bytes"].sum(dtype=np.int64)) // _MAX_TASKS)
     tokenizer_sha256 = sha256_of(tokenizer_file)
     tasks: list[EncodeTask] = []
     weights: list[int] = []
     tasks_of_split: dict[str, range] = {}
     for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
-        ranges = list(byte_ranges(passages["num_bytes"], start, end, TASK_BYTES))
+        ranges = list(byte_ranges(passages["num_bytes"], start, end, task_bytes))
         tasks_of_split[name] = range(len(tasks), len(tasks) + len(ranges))
         for first, last in ranges:
             where = (str(index.spool), str(index.path), index.sha256, first, last)
@@ -109,16 +113,10 @@ class EncodeTask(Task):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         tokenizer = _load_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
-        passages, spool = read_index(Path(self.index)), Path(self.spool)
         counts = np.zeros(self.num_symbols, np.int64)
         long: list[list[int]] = []
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
-            for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
-                texts = []
-                for passage in passages[first:last]:
-                    # A read can take long on a shared file system, and a batch can have thousands of short passages.
-                    heartbeat.beat("text encoding")
-                    texts.append(read_text(spool, passage))
+            for first, texts in self._batches(heartbeat):
                 encoded = tokenizer.encode(texts)
                 # Add 1 to each length, because </s> is stored after each passage.
                 passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
@@ -134,6 +132,16 @@ class EncodeTask(Task):
                 counts += np.bincount(tokens, minlength=self.num_symbols)
         counts.tofile(f"{prefix}.counts")
         return {"long": long}
+
+    def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[str]]]:
+        """Yield the texts of about BATCH_BYTES bytes of passages, with the index of the first of them."""
+        passages, spool = read_index(Path(self.index)), Path(self.spool)
+        for start, end in byte_ranges(passages["num_bytes"], self.start, self.end, READ_BYTES):
+            # A read can take long on a shared file system, so show progress for each passage.
+            texts = read_texts(spool, passages[start:end], lambda: heartbeat.beat("text encoding"))
+            for first, last in byte_ranges(passages["num_bytes"], start, end, BATCH_BYTES):
+                yield first, texts[first - start : last - start]
+            del texts  # before the next texts are read
 
 
 @functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer

@@ -9,6 +9,7 @@ document or passage by file and byte offset, in any order, without keeping the c
 
 import functools
 import hashlib
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ from fairseq_alma.core.files import sha256_of
 
 NO_DATE = "no date"
 """The reason for which a chronological stream leaves out documents without a date."""
+READ_BYTES = 64 << 20
+"""Approximate number of bytes of text to read at a time with `read_texts`. The larger this number, the more passages
+are read from a spool file each time that the file is opened. In memory, a text can take four times its bytes."""
 _UNDATED_SHOWN = 3
 """Number of documents without a date that the result of a task names."""
 
@@ -173,6 +177,23 @@ def read_text(folder: Path, entry: np.void) -> str:
         entry: the index entry (`index.ENTRY`) of the document or passage. It gives the file and the position.
     """
     return _read(_open_shard(folder, int(entry["shard"])), int(entry["offset"]), int(entry["num_bytes"]))
+
+
+def read_texts(folder: Path, entries: np.ndarray, beat: Callable[[], None]) -> list[str]:
+    """Return the texts of many documents or passages, in the order of `entries`.
+
+    The spool files are read one after another, each from its start to its end, because passages are in random order.
+
+    Args:
+        folder: the spool folder, which contains plain text files.
+        entries: the index entries (`index.ENTRY`) of the documents or passages.
+        beat: called before each text is read.
+    """
+    entries, texts = np.asarray(entries), [""] * len(entries)  # a memory-mapped array is slower
+    for number in np.lexsort((entries["offset"], entries["shard"])).tolist():
+        beat()
+        texts[number] = read_text(folder, entries[number])
+    return texts
 
 
 def read_range(path: Path, offset: int, num_bytes: int) -> str:

@@ -1,12 +1,18 @@
-"""The task that encodes passages: how it reads them."""
+"""The tasks that encode passages: how many there are, and how they read."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_prep.encoding import encode
 from data_prep.encoding.encode import EncodeTask
+from data_prep.encoding.join import join_tokens
+from data_prep.reading import spool
 from data_prep.reading.index import ENTRY
 from data_prep.reading.spool import text_path
 from data_prep.running.heartbeat import Heartbeat
+from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 
@@ -39,3 +45,38 @@ def test_a_task_beats_for_each_passage_that_it_reads(tmp_path, encoding_task, mo
         beats: list[str] = []
         encoding_task.run(tmp_path / "out", heartbeat)
     assert beats == ["text encoding"] * len(TEXTS)
+
+
+def test_passages_are_read_in_the_order_of_the_spool(tmp_path, encoding_task, monkeypatch):
+    opened, found, open_shard = [], [], spool._open_shard
+    monkeypatch.setattr(spool, "_open_shard", lambda *place: opened.append(place[1]) or open_shard(*place))
+    monkeypatch.setattr(encode, "BATCH_BYTES", 120)
+    for num_bytes in (1, 500, 1 << 20):
+        monkeypatch.setattr(encode, "READ_BYTES", num_bytes)
+        opened.clear()
+        with Heartbeat(tmp_path / "alive") as heartbeat:
+            encoding_task.run(tmp_path / "out", heartbeat)
+        found.append([(tmp_path / f"out.{ending}").read_bytes() for ending in ("tokens", "sizes", "counts")])
+    assert found[0] == found[1] == found[2]
+    assert opened == sorted(opened) and set(opened) == {0, 1, 2}
+    tokens = np.frombuffer(found[0][0], np.uint16).tolist()
+    tokenizer = load_tokenizer(Path(encoding_task.tokenizer_file))
+    expected = [[*(ids + NUM_SPECIAL).tolist(), EOS] for ids in tokenizer.encode(TEXTS)]
+    assert tokens == [token for ids in expected for token in ids]
+
+
+def test_tasks_grow_with_the_corpus(tmp_path, books, alma_prep, monkeypatch, folder_bytes):
+    num_tasks: list[int] = []
+
+    def join(step, *more):
+        num_tasks.append(len(step.tasks))
+        return join_tokens(step, *more)
+
+    monkeypatch.setattr(encode, "join_tokens", join)
+    monkeypatch.setattr(encode, "TASK_BYTES", 8_000)
+    for number, most in enumerate((4000, 5)):
+        monkeypatch.setattr(encode, "_MAX_TASKS", most)
+        assert alma_prep(tmp_path / str(number), f"books:{books}") == 0
+    assert num_tasks[0] > 10
+    assert num_tasks[1] <= 5 + 5 + 1
+    assert folder_bytes(tmp_path / "0") == folder_bytes(tmp_path / "1")
