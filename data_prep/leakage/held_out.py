@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.errors import Unworkable
-from data_prep.leakage.overlap import Texts
+from data_prep.leakage.texts import Texts
 from data_prep.reading.entries import Shard, make_entries
 from data_prep.reading.index import ENTRY
 from data_prep.reading.provenance import reading_digest

@@ -5,71 +5,40 @@ The work is divided into tasks:
 1. NgramsTask    hashes the n-grams of a part of the held-out text.
 2. MergeTask     combines the hashes of all parts into sorted files, one for each range of hashes.
 3. ScanTask      looks up the n-grams of a part of the training text in these files. So the training text is read once.
+                 If the files have more than about 256 MB, `sorted_lookup` takes its place.
 4. CoverTask     counts the held-out words that are part of an n-gram that was found. Only for the report.
 
-Memory: a task holds the hashes of its own text, and one of the sorted files at a time, which has up to 32 MB. No
-process holds all hashes of the held-out text. `ngrams` defines words and n-grams.
+Memory: a task holds the hashes of its own text, and one of the sorted files at a time, which has up to 32 MB, or more
+if more than 50 GB of text are held out. No process holds all hashes of the held-out text. `ngrams` defines words and
+n-grams.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.reading.index import byte_ranges, read_index
-from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes_of
-from data_prep.reading.spool import read_text
+from data_prep.leakage.sorted_lookup import look_up_sorted
+from data_prep.leakage.texts import Texts, TextsTask, batches, contains_ordered, load_part, ngrams_of, range_of
+from data_prep.reading.ngrams import distinct
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
 from data_prep.running.tasks import Executor, Step, Task
 from fairseq_alma.core.files import sha256_of
 
-TASK_BYTES = 32 << 20
-"""Approximate number of bytes of text that one task reads. It needs about 6 times as much memory."""
-_BATCH_BYTES = 1 << 16
-"""Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
 _MERGED_NGRAMS = 1 << 22
-"""Approximate number of hashes in a sorted file."""
+"""Approximate number of hashes in a sorted file, unless there would be more than _MAX_PARTS files."""
+_MAX_PARTS = 2000
 _TABLE_BITS = 25
 """Number of bits of a hash that are looked up first. The table takes 32 MB. Each sorted file fills up to an eighth of
 it."""
 _TABLE_SHIFT = np.uint64(64 - _TABLE_BITS)
 _MAX_TABLE_PARTS = 8
-"""The table is used only for up to this many sorted files. With more, few hashes could be left out."""
-
-
-class Texts(NamedTuple):
-    """Some texts: every `step`-th entry from `start` (included) to `end` (excluded) of an index file."""
-
-    path: str
-    """Path of the index file, which contains an index entry (`index.ENTRY`) per text."""
-    sha256: str
-    """SHA-256 digest of the index file."""
-    spool: str
-    """Path of the spool folder, which contains the texts."""
-    start: int
-    end: int
-    step: int = 1
-
-    def entries(self) -> np.ndarray:
-        """Return the index entry of each text."""
-        return read_index(Path(self.path))[self.start : self.end : self.step]
-
-    def divided(self) -> list["Texts"]:
-        """Divide the texts into parts of about TASK_BYTES bytes each."""
-        num_bytes = read_index(Path(self.path))["num_bytes"]
-        # Each part begins at a multiple of `step`, so that together the parts contain the same texts.
-        ranges = byte_ranges(num_bytes[self.start : self.end : self.step], 0, self._count(), TASK_BYTES)
-        return [
-            self._replace(start=self.start + first * self.step, end=min(self.start + last * self.step, self.end))
-            for first, last in ranges
-        ]
-
-    def _count(self) -> int:
-        return len(range(self.start, self.end, self.step))
+"""The table is used only for up to this many sorted files. With more, few hashes could be left out, and each task would
+read more bytes of hashes than of text. Then the hashes of the training text are sorted, too (see `sorted_lookup`)."""
 
 
 class Found(NamedTuple):
@@ -97,7 +66,7 @@ def find_overlaps(
     hashing = [NgramsTask(texts, size) for part in held_out for texts in part.divided()]
     step = Step(folder / "ngrams", hashing)
     counts = [result["ngrams"] for result in step.run(executor)]
-    num_parts = max(1, -(-sum(counts) // _MERGED_NGRAMS))
+    num_parts = min(max(1, -(-sum(counts) // _MERGED_NGRAMS)), _MAX_PARTS)
     # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
     merge = Step(
@@ -105,34 +74,45 @@ def find_overlaps(
         [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)],
     )
     merge.run(executor)
-    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in training.divided()]
-    scan = Step(folder / "scan", scanning)
-    with Bar("search for held-out text", len(scanning), "tasks") as bar:
+    look_up = _scan if num_parts <= _MAX_TABLE_PARTS else look_up_sorted
+    place = (str(merge.folder), num_parts, stamp)
+    found, overlaps = look_up(folder, size, training.divided(), place, executor)
+    ngrams = _merged(found) if keep_ngrams else np.empty(0, np.uint64)
+    return Found(ngrams, overlaps)
+
+
+def _scan(
+    folder: Path, size: int, training: Sequence[Texts], held_out: tuple[str, int, str], executor: Executor
+) -> tuple[Iterable[np.ndarray], np.ndarray]:
+    """Do the same as `look_up_sorted`, but each task reads all hashes of held-out n-grams."""
+    scan = Step(folder / "scan", [ScanTask(texts, size, *held_out) for texts in training])
+    with Bar("search for held-out text", len(scan.tasks), "tasks") as bar:
         scan.run(executor, lambda number: bar.advance(1))
-    ngrams = np.empty(0, np.uint64)
-    for number in range(len(scanning) if keep_ngrams else 0):
-        ngrams = distinct(np.concatenate([ngrams, np.fromfile(f"{scan.prefix(number)}.found", np.uint64)]))
-    texts = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
-    return Found(ngrams, np.concatenate([np.empty(0, bool), *texts]))
+    found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scan.tasks)))
+    overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scan.tasks))]
+    return found, np.concatenate([np.empty(0, bool), *overlaps])
 
 
-class _TextsTask(Task):
-    """A task whose field `texts` is a `Texts` object."""
-
-    @classmethod
-    def from_fields(cls, values: dict) -> "_TextsTask":
-        return cls(**values | {"texts": Texts(*values["texts"])})
+def _merged(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the different hashes of several arrays, sorted."""
+    found, waiting = np.empty(0, np.uint64), [np.empty(0, np.uint64)]
+    for array in arrays:
+        waiting.append(array)
+        # Sorting everything after each array would take time that grows with the square of the number of arrays.
+        if sum(map(len, waiting)) > len(found):
+            found, waiting = distinct(np.concatenate([found, *waiting])), waiting[:1]
+    return distinct(np.concatenate([found, *waiting]))
 
 
 @dataclass(frozen=True)
-class NgramsTask(_TextsTask):
+class NgramsTask(TextsTask):
     """Task that writes the hashes of all n-grams of some texts, sorted, uint64, to PREFIX.ngrams."""
 
     texts: Texts
     size: int
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        hashes, _ = _ngrams_of(self.texts, self.size, heartbeat)
+        hashes, _ = ngrams_of(self.texts, self.size, heartbeat)
         with heartbeat.computing():  # sorting takes long
             hashes = distinct(hashes)
         hashes.tofile(f"{prefix}.ngrams")
@@ -157,7 +137,7 @@ class MergeTask(Task):
             path = Path(self.folder) / f"{number:06d}.ngrams"
             if path.stat().st_size:
                 hashes = np.memmap(path, np.uint64, "r")
-                found.append(np.array(hashes[_range_of(hashes, self.part, self.num_parts)]))
+                found.append(np.array(hashes[range_of(hashes, self.part, self.num_parts)]))
         with heartbeat.computing():  # sorting takes long
             merged = distinct(np.concatenate([np.empty(0, np.uint64), *found]))
         merged.tofile(f"{prefix}.ngrams")
@@ -165,7 +145,7 @@ class MergeTask(Task):
 
 
 @dataclass(frozen=True)
-class ScanTask(_TextsTask):
+class ScanTask(TextsTask):
     """Task that looks for held-out n-grams in some training texts.
 
     It writes two files. PREFIX.found: the hashes of the held-out n-grams that occur in these texts, sorted, uint64.
@@ -180,16 +160,13 @@ class ScanTask(_TextsTask):
     stamp: str
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        hashes, text_of = _ngrams_of(self.texts, self.size, heartbeat)
-        if self.num_parts <= _MAX_TABLE_PARTS:
-            # Most hashes are not in the held-out text. A table says which first bits occur among the held-out hashes.
-            # Other hashes are left out before the rest is sorted.
-            is_possible = np.zeros(1 << _TABLE_BITS, bool)
-            for part in range(self.num_parts):
-                heartbeat.beat()
-                is_possible[self._held_out(part) >> _TABLE_SHIFT] = True
-            chosen = np.flatnonzero(is_possible[hashes >> _TABLE_SHIFT])
-            hashes, text_of = hashes[chosen], text_of[chosen]
+        # Most hashes are not in the held-out text. A table says which first bits occur among the held-out hashes. Other
+        # hashes are left out at once, so that they take no memory and are not sorted.
+        is_possible = np.zeros(1 << _TABLE_BITS, bool)
+        for part in range(self.num_parts):
+            heartbeat.beat()
+            is_possible[load_part(self.folder, part) >> _TABLE_SHIFT] = True
+        hashes, text_of = ngrams_of(self.texts, self.size, heartbeat, lambda found: is_possible[found >> _TABLE_SHIFT])
         with heartbeat.computing():  # sorting takes long
             order = np.argsort(hashes)
         hashes, text_of = hashes[order], text_of[order]
@@ -197,20 +174,16 @@ class ScanTask(_TextsTask):
         with open(f"{prefix}.found", "wb") as file:
             for part in range(self.num_parts):
                 heartbeat.beat()
-                of_part = _range_of(hashes, part, self.num_parts)
-                is_found = _contains_ordered(self._held_out(part), hashes[of_part])
+                of_part = range_of(hashes, part, self.num_parts)
+                is_found = contains_ordered(load_part(self.folder, part), hashes[of_part])
                 overlaps[text_of[of_part][is_found]] = True
                 distinct(hashes[of_part][is_found]).tofile(file)
         np.save(f"{prefix}.overlaps.npy", overlaps)
         return {}
 
-    def _held_out(self, part: int) -> np.ndarray:
-        """Return the hashes in one of the sorted files."""
-        return np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
-
 
 @dataclass(frozen=True)
-class CoverTask(_TextsTask):
+class CoverTask(TextsTask):
     """Task that counts the words of held-out texts that are part of an n-gram in a file.
 
     It writes the documents of all texts, and of the texts with such n-grams (the entry `document` in `index.ENTRY`),
@@ -227,7 +200,7 @@ class CoverTask(_TextsTask):
         ngrams, entries = np.fromfile(self.ngrams, np.uint64), self.texts.entries()
         num_words = num_covered = 0
         overlapping = np.zeros(len(entries), bool)
-        for batch in _batches(self.texts, self.size, heartbeat):
+        for batch in batches(self.texts, self.size, heartbeat):
             num_words += batch.num_units
             found = contains(ngrams, batch.hashes)
             covered = np.zeros(batch.num_units, bool)
@@ -284,64 +257,5 @@ def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return a bool array: True for each element of `wanted` that is in `sorted_hashes`."""
     order = np.argsort(wanted)  # the search is faster if neighbouring elements are close to each other
     is_found = np.empty(len(wanted), bool)
-    is_found[order] = _contains_ordered(sorted_hashes, wanted[order])
+    is_found[order] = contains_ordered(sorted_hashes, wanted[order])
     return is_found
-
-
-def _contains_ordered(sorted_hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Do the same as `contains`, for wanted hashes that are sorted."""
-    if not len(sorted_hashes):
-        return np.zeros(len(ordered), bool)
-    position = np.searchsorted(sorted_hashes, ordered)
-    return sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == ordered
-
-
-def _range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
-    """Return the slice of sorted hashes that belongs to one of `num_parts` equal ranges of hashes."""
-    start = np.searchsorted(sorted_hashes, np.uint64(2**64 * part // num_parts))
-    if part + 1 == num_parts:
-        return slice(int(start), len(sorted_hashes))
-    return slice(int(start), int(np.searchsorted(sorted_hashes, np.uint64(2**64 * (part + 1) // num_parts))))
-
-
-def _ngrams_of(texts: Texts, size: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all n-grams of some texts, uint64, and the index of the text of each n-gram, int32."""
-    hashes, text_of = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
-    for batch in _batches(texts, size, heartbeat):
-        hashes.append(batch.hashes)
-        text_of.append(batch.text_of)
-    return np.concatenate(hashes), np.concatenate(text_of)
-
-
-class _Batch(NamedTuple):
-    """The n-grams of some of the texts."""
-
-    num_units: int
-    """Number of words of these texts."""
-    hashes: np.ndarray
-    """Hash of each n-gram, uint64."""
-    starts: np.ndarray
-    """Index of the first word of each n-gram, in the sequence of the words of these texts."""
-    text_of: np.ndarray
-    """Index of the text of each n-gram, in the sequence of all texts, int32."""
-
-
-def _batches(texts: Texts, size: int, heartbeat: Heartbeat) -> Iterator[_Batch]:
-    """Yield the n-grams of all texts, in order. Short texts are hashed together, because that is several times as fast.
-
-    Args:
-        texts: the texts.
-        size: number of words of an n-gram, n.
-        heartbeat: the heartbeat of the task.
-    """
-    entries, spool = texts.entries(), Path(texts.spool)
-    for first, last in byte_ranges(entries["num_bytes"], 0, len(entries), _BATCH_BYTES):
-        read = []
-        for entry in entries[first:last]:
-            heartbeat.beat()
-            read.append(read_text(spool, entry))
-        units, counts = unit_hashes_of(read)
-        text_of = np.repeat(np.arange(first, last, dtype=np.int32), counts)
-        # An n-gram that begins in one text and ends in the next is none.
-        starts = np.flatnonzero(text_of[: max(0, len(units) - size + 1)] == text_of[size - 1 :])
-        yield _Batch(len(units), ngram_hashes(units, size)[starts], starts, text_of[starts])
