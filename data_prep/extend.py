@@ -81,7 +81,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         The content of stream.json.
 
     Raises:
-        PrepError: if the stream is missing or damaged, or if the files were added before with other settings.
+        PrepError: if the stream is missing or damaged, if the files were added before with other settings, or if
+            another call of alma-prep has just extended the stream.
     """
     out = settings.out
     if finished is None:
@@ -106,7 +107,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
     base = BaseStream(out, stream, keys, signatures, load_ranges(out / "dedup", number))
     recorded = identity | {"versions": versions(), "extension": number}
-    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
+    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
         with open_executor(settings) as executor:
             if not is_small:
                 _check_with_tasks(out, what_to_do, work, executor)

@@ -72,7 +72,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     recorded = identity | {"versions": versions()}
     with (
         full_disk_reported(settings.out),
-        work_folder(settings.out, recorded, settings.reading_settings(), extend=False) as work,
+        work_folder(settings.out, recorded, settings.reading_settings()) as work,
     ):
         with open_executor(settings) as executor:
             stream = build_stream(settings, files, work, executor)

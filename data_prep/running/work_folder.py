@@ -103,7 +103,9 @@ class WorkFolder(NamedTuple):
 
 
 @contextmanager
-def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: bool) -> Iterator[WorkFolder]:
+def work_folder(
+    out: Path, settings: Mapping, reading: Collection[str], base: Mapping | None = None
+) -> Iterator[WorkFolder]:
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
     The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
@@ -118,21 +120,17 @@ def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: 
         out: the stream folder.
         settings: the settings of this call of alma-prep, and the versions of the libraries.
         reading: the names of the settings on which reading depends.
-        extend: True to extend the stream in `out`, False to make a new stream.
+        base: the content of stream.json of the stream in `out` that is extended; None: make a new stream.
 
     Raises:
-        PrepError: if another alma-prep is running in `out`, or if an interrupted call of alma-prep that reads other
-            text left a work folder there.
+        PrepError: if another alma-prep is running in `out` or has just finished there, or if an interrupted call of
+            alma-prep that reads other text left a work folder there.
     """
     out_existed = out.is_dir()
     work = WorkFolder(out / WORK)
     try:
         with _lease_held(out):
-            if (out / STREAM_FILE).exists() != extend:
-                raise PrepError(
-                    f"another alma-prep has just finished in {out}. Run the same command again: it only checks the "
-                    "finished stream and does not repeat the work."
-                )
+            _check_unchanged(out, base)
             resumes = _can_resume(out, settings, reading)
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
@@ -158,6 +156,32 @@ def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: 
             with suppress(OSError):
                 out.rmdir()
         raise
+
+
+def _check_unchanged(out: Path, base: Mapping | None) -> None:
+    """Check that no other alma-prep has finished a stream or an extension in `out` since this one looked at `out`.
+
+    This process must hold the lease, so that nothing can change after the check.
+
+    Args:
+        out: the stream folder.
+        base: the content of stream.json when this process read it; None if there was no stream.
+
+    Raises:
+        PrepError: if stream.json has changed.
+    """
+    try:
+        found = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = None
+    if found == base:
+        return
+    what_follows = (
+        "it only checks the finished stream and does not repeat the work."
+        if base is None
+        else "it extends the stream as it is now, or only checks it if these input files have been added."
+    )
+    raise PrepError(f"another alma-prep has just finished in {out}. Run the same command again: {what_follows}")
 
 
 @contextmanager
