@@ -136,7 +136,7 @@ def test_masking_does_not_depend_on_earlier_documents_and_takes_linear_time():
 
 def test_filters_of_the_user(my_filters):
     def by(name, text="- one 1", **more):
-        return clean(text, filters=((f"my_filters:{name}", ""),), **more)[:2]
+        return clean(text, filters=((f"my_filters:{name}", filter_sha256(f"my_filters:{name}")),), **more)[:2]
 
     assert by("no_lists") == ("- one 1", "my_filters:no_lists")
     assert by("no_lists", "one 1") == ("one 1", None)
@@ -194,6 +194,17 @@ def test_the_digest_of_a_filter_covers_the_modules_beside_it(my_filters):
     assert len({alone, *found}) == 5
     (my_filters / "other.py").write_text("\n")
     assert filter_sha256("my_filters:no_lists") == found[-1]
+
+
+def test_a_filter_that_was_changed_during_the_run_is_refused(my_filters):
+    """Each job of a cluster imports the filter anew."""
+    (my_filters / "my_filters.py").write_text(f"import words\n{FILTERS}")
+    (my_filters / "words.py").write_text("KNOWN = 1\n")
+    cleaning = Cleaning(filters=(("my_filters:no_lists", filter_sha256("my_filters:no_lists")),))
+    assert Cleaner(cleaning).clean(Document("- one")).reason == "my_filters:no_lists"
+    (my_filters / "words.py").write_text("KNOWN = 2\n")
+    with pytest.raises(PrepError, match=r"my_filters, or a file that it imports, was changed.*same command again"):
+        Cleaner(cleaning)
 
 
 def test_a_filter_that_fails_is_named_and_the_mended_one_continues(my_filters, alma_prep, capsys):
