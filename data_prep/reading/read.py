@@ -4,7 +4,6 @@ The spool is a folder of plain text files (see `spool`). Skipped content and rem
 stream.json.
 """
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from data_prep.reading.paragraphs import without_repeated
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.read_store import ReadStore, keep_finished, take_finished
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files
+from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files, stamp_of
 from data_prep.running.progress import Bar, note
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
@@ -159,7 +158,7 @@ def _spool_tasks(
             parts=[_absolute(part) for part in batch],
             cleaning=settings.cleaning(source.kind),
             sign=settings.duplicates == "near",
-            stamp=hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest(),
+            stamp=stamp_of(stamps[part.name] for part in batch),
             versions=reading_digest(),
             needs_date=chronological,
             keep_removed=settings.keep_removed,
