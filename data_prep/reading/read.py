@@ -131,7 +131,7 @@ def read_sources(
 def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
     """Do the reading tasks, except those whose results are stored already. Return the result of each task."""
     step = Step(work.spool, tasks)
-    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache)) if settings.cache else None
+    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache), is_cache=True) if settings.cache else None
     keep_finished(step, kept)
     take_finished(step, [kept, cache] if cache else [kept])
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
