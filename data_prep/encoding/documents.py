@@ -131,7 +131,9 @@ class DocumentsTask(Task):
         place[np.concatenate(order)] = np.arange(len(passages))
         known, number_of = np.unique(dates, return_inverse=True)
         texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
-        names = pyarrow.array(self.sources, pyarrow.string())
+        # Paths that are not valid UTF-8 contain halves of UTF-16 pairs, which pyarrow cannot encode.
+        encoded = [source.encode("utf-8", "backslashreplace") for source in self.sources]
+        names = pyarrow.array(encoded, pyarrow.string())
         columns = {
             "document": _hexadecimal(passages["document"]),
             "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place)),

@@ -1,11 +1,14 @@
 """--keep-removed: every document that is removed can be read, with the reason."""
 
 import json
+import os
 import shutil
 
+import pyarrow.parquet
 import pytest
 
 from data_prep.cleaning.cleaner import known_languages
+from data_prep.cli import main
 from data_prep.reading.removed import keep_removed, removed_path
 from data_prep.running.work_folder import WorkFolder
 from data_prep.sources import Source
@@ -58,8 +61,6 @@ def test_every_removed_document_is_kept_with_its_reason(tmp_path, alma_prep, cap
     (tmp_path / "more.jsonl").write_text((tmp_path / "pages.jsonl").read_text() + "\n".join(new))
     capsys.readouterr()
     extension = ["--extend", "--source", f"text:{tmp_path / 'more.jsonl'}", *more, "--workers", "1"]
-    from data_prep.cli import main
-
     assert main([str(out), *extension]) == 0, capsys.readouterr().err
     names = {path.name[:11] for path in (out / "removed").iterdir()}
     assert names == {"0001-000000", "0001-copies"}
@@ -94,3 +95,21 @@ def test_nothing_is_lost_if_the_run_is_interrupted(tmp_path, alma_prep, monkeypa
         assert alma_prep(tmp_path / "out", f"text:{tmp_path / 'pages.jsonl'}", **arguments) == 130
     assert alma_prep(tmp_path / "out", f"text:{tmp_path / 'pages.jsonl'}", **arguments) == 0
     assert len(read_all(Source("text", str(tmp_path / "out" / "removed")))[0]) == 60
+
+
+def test_names_that_are_not_utf8_are_escaped(tmp_path, alma_prep, capsys):
+    """As the names of files and folders on old disks."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    write_pages(folder / os.fsdecode(b"\xe9t\xe9.jsonl"))
+    more = ["--language", "en", "--keep-removed"]
+    assert alma_prep(tmp_path / "out", f"text:{folder}", num_mega_batches=1, more=more) == 0, capsys.readouterr().err
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "documents" / "mega_batch_1.parquet").to_pylist()
+    assert {row["source"] for row in rows} == {f"text:{tmp_path}/caf\\udce9"}
+    import zstandard
+
+    with zstandard.open(tmp_path / "out" / "removed" / "0000-000000.jsonl.zst", "rt", encoding="utf-8") as file:
+        assert {os.fsencode(json.loads(line)["file"]) for line in file} == {b"\xe9t\xe9.jsonl"}
+    assert alma_prep(tmp_path / "out", f"text:{folder}", num_mega_batches=1, more=more) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "out")]) == 0
