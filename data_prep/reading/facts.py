@@ -17,6 +17,8 @@ from typing import Self
 
 import numpy as np
 
+from data_prep.running.tasks import mark_of
+
 FACT = np.dtype(
     [
         ("offset", np.int64),  # start of the document's text in the spool file, in bytes
@@ -36,6 +38,24 @@ def facts_path(folder: Path, shard: int) -> Path:
 def ids_path(folder: Path, shard: int) -> Path:
     """Return the path of the file with the id of each document in spool file number `shard`."""
     return folder / f"{shard:06d}.ids.arrow"
+
+
+def facts_digest(spool: Path, num_shards: int) -> str:
+    """Return a digest of the dates and ids of all documents, for tasks that look them up.
+
+    The index file has neither dates nor ids. So a task that describes only the index file would not be done again if
+    the input files were corrected in them, and their text was not changed.
+
+    Args:
+        spool: the spool folder, in which all reading tasks are done.
+        num_shards: number of spool files.
+    """
+    digest = hashlib.sha256()
+    for shard in range(num_shards):
+        files = mark_of(spool, shard)["files"]
+        for path in (facts_path(spool, shard), ids_path(spool, shard)):
+            digest.update(f"{path.name} {files[path.name]['sha256']}\n".encode())
+    return digest.hexdigest()
 
 
 class FactsWriter:

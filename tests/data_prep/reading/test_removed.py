@@ -73,8 +73,10 @@ def test_every_removed_document_is_kept_with_its_reason(tmp_path, alma_prep, cap
 def test_a_file_that_a_killed_call_left_is_not_part_of_the_stream(tmp_path):
     work = WorkFolder(tmp_path)
     work.spool.mkdir()
-    for shard, files in enumerate(({}, {"000001.removed.jsonl.zst": {"bytes": 5, "sha256": ""}})):
-        (work.spool / f"{shard:06d}.done").write_text(json.dumps({"files": files}))
+    digest = {"bytes": 5, "sha256": ""}
+    for shard, files in enumerate(({}, {"000001.removed.jsonl.zst": digest})):
+        always = {f"{shard:06d}.facts.npy": digest, f"{shard:06d}.ids.arrow": digest}
+        (work.spool / f"{shard:06d}.done").write_text(json.dumps({"files": files | always}))
         removed_path(work.spool, shard).write_text("stale")
     keep_removed(work, 2, 0, Here())
     assert [path.name for path in work.shards()] == ["0000-000001.jsonl.zst"]
