@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_prep.cleaning.cleaner import Cleaning
@@ -142,6 +143,36 @@ def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, capsys
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert alma_prep(tmp_path / "out", source, num_mega_batches=3) == 0
     assert b"yyy" in (tmp_path / "out" / "tokenizer.json").read_bytes()
+
+
+def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
+    tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys
+):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    source, work = f"text:{lines}/a", work_of(tmp_path / "out")
+    assert alma_prep(tmp_path / "wanted", source, num_mega_batches=2) == 0
+    with monkeypatch.context() as context:
+        context.setattr("data_prep.pipeline.make_tokenizer", interrupt)
+        assert alma_prep(tmp_path / "out", source, num_mega_batches=2) == 130
+    # The other release shuffled the documents in another way.
+    path = work / "entries" / "000000.entries.npy"
+    entries = np.load(path)
+    entries["key"] = entries["key"][::-1]
+    np.save(path, entries)
+    mark = json.loads(path.with_name("000000.done").read_text())
+    mark["files"][path.name]["sha256"] = sha256_of(path)
+    path.with_name("000000.done").write_text(json.dumps(mark))
+    settings = json.loads((work / "settings.json").read_text())
+    (work / "settings.json").write_text(json.dumps(settings | {"code": "other"}))
+    spoil(lines)
+    capsys.readouterr()
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=2) == 0
+    message = capsys.readouterr().err
+    assert f"alma-prep has changed since the work in {work} was begun" in message
+    assert "Changed settings" not in message
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
 
 
 def num_entries(cache: Path) -> int:
