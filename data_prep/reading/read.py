@@ -153,10 +153,11 @@ def _spool_tasks(
     shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
     stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
     parts = split_into_parts(source, found, shard_bytes, settings.field_options())
+    cleaning = settings.cleaning(source.kind)  # once, because it computes digests of files
     return [
         SpoolTask(
             parts=[_absolute(part) for part in batch],
-            cleaning=settings.cleaning(source.kind),
+            cleaning=cleaning,
             sign=settings.duplicates == "near",
             stamp=stamp_of(stamps[part.name] for part in batch),
             versions=reading_digest(),

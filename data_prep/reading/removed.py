@@ -71,9 +71,9 @@ def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Execu
         path = work.folder / f"{name}_copies.npy"
         if path.exists():
             num_bytes = np.load(path, mmap_mode="r")["num_bytes"]
+            copies = (f"{name} copy", str(path), sha256_of(path))
             for start, end in byte_ranges(num_bytes, 0, len(num_bytes), _TASK_BYTES):
-                copies = (str(path), sha256_of(path), start, end)
-                tasks.append(CopiesTask(str(work.spool), digest, f"{name} copy", *copies))
+                tasks.append(CopiesTask(str(work.spool), digest, *copies, start, end))
     step = Step(work.folder / "removed", tasks)
     step.run(executor)
     for task in range(len(tasks)):

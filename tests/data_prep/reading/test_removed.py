@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from collections import Counter
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -12,6 +14,7 @@ from data_prep.cli import main
 from data_prep.reading.removed import keep_removed, removed_path
 from data_prep.running.work_folder import WorkFolder
 from data_prep.sources import Source
+from fairseq_alma.core.files import sha256_of
 from tests.data_prep.cleaning.test_cleaner import GERMAN, of_words
 from tests.data_prep.copies.test_duplicates import Here
 from tests.data_prep.files import read_all, read_all_documents
@@ -24,6 +27,7 @@ def write_pages(path):
     english = [f"The {n}th page. {of_words(60, n)}" for n in range(60)]
     texts = [*english, *(f"{n}. {GERMAN}" for n in range(20)), *english[:20]]
     texts += [f"{text} and more" for text in english[20:40]]
+    path.parent.mkdir(exist_ok=True)
     rows = [{"text": text, "id": f"page {n}", "date": "2020-01-01"} for n, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return texts
@@ -115,3 +119,23 @@ def test_names_that_are_not_utf8_are_escaped(tmp_path, alma_prep, capsys):
     assert alma_prep(tmp_path / "out", f"text:{folder}", num_mega_batches=1, more=more) == 0
     assert "nothing to do" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "out")]) == 0
+
+
+def test_the_number_of_tasks_does_not_matter_for_how_often_a_file_is_hashed(tmp_path, alma_prep, monkeypatch):
+    for number in range(2):
+        write_pages(tmp_path / "in" / f"{number}.jsonl")
+    (tmp_path / "spam.txt").write_text("spam.example\n")
+    counts = Counter()
+
+    def counted(path):
+        counts[Path(path).name] += 1
+        return sha256_of(path)
+
+    monkeypatch.setattr("data_prep.reading.read.MIN_SHARD_BYTES", 20_000)
+    monkeypatch.setattr("data_prep.reading.removed._TASK_BYTES", 9000)
+    monkeypatch.setattr("data_prep.settings.sha256_of", counted)
+    monkeypatch.setattr("data_prep.reading.removed.sha256_of", counted)
+    more = ["--block-urls", tmp_path / "spam.txt", "--duplicates", "exact", "--keep-removed"]
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path / 'in'}", num_mega_batches=1, more=more) == 0
+    assert len(list((tmp_path / "out" / "removed").iterdir())) >= 5
+    assert counts == {"spam.txt": 2, "exact_copies.npy": 1, "near_copies.npy": 1}  # the list also for stream.json
