@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.reading.facts import facts_digest, ids_path, rows_by_shard
+from data_prep.reading.facts import facts_digest, ids_of, rows_by_shard
 from data_prep.reading.index import Index, read_index
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
@@ -124,11 +124,8 @@ class DocumentsTask(Task):
         for shard, which, found in rows_by_shard(spool, passages):
             heartbeat.beat("describe passages")
             dates[which] = found["date"]
-            with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
-                table = pyarrow.ipc.open_file(file).read_all()
-                ids.append(table.column("id").take(pyarrow.array(found["offset"])).combine_chunks())
-                sources[which] = self.source_of_shard[shard]
-                del table  # it refers to the mapped file
+            ids.append(ids_of(spool, shard, found["offset"]))
+            sources[which] = self.source_of_shard[shard]
             order.append(which)
         place = np.empty(len(passages), np.int64)
         place[np.concatenate(order)] = np.arange(len(passages))
