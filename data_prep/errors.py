@@ -15,3 +15,11 @@ class Unworkable(PrepError):  # noqa: N818, the name needs no suffix
 
     alma-prep keeps the text that it has read in its work folder, so that the next call with other settings can use it.
     """
+
+
+class Passing(PrepError):  # noqa: N818, the name needs no suffix
+    """An error whose cause may pass, for example a server that does not answer or a machine without free memory.
+
+    On a cluster, the task is tried again, because another attempt or another node may succeed. On one machine, it ends
+    the run as every PrepError does.
+    """

@@ -15,7 +15,7 @@ from data_prep.copies.deduplication import load_keys
 from data_prep.copies.left_out import load_ranges
 from data_prep.errors import PrepError, Unworkable
 from data_prep.pipeline import BaseStream, build_stream
-from data_prep.reading.provenance import inputs, versions
+from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
 from data_prep.running.publish import publish
@@ -81,7 +81,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         The content of stream.json.
 
     Raises:
-        PrepError: if the stream is missing or damaged, or if the files were added before with other settings.
+        PrepError: if the stream is missing or damaged, if the files were added before with other settings, or if
+            another call of alma-prep has just extended the stream.
     """
     out = settings.out
     if finished is None:
@@ -105,8 +106,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
     keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
     base = BaseStream(out, stream, keys, signatures, load_ranges(out / "dedup", number))
-    recorded = identity | {"versions": versions(), "extension": number}
-    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
+    recorded = identity | {"versions": versions(), "code": code_digest(), "extension": number}
+    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
         with open_executor(settings) as executor:
             if not is_small:
                 _check_with_tasks(out, what_to_do, work, executor)

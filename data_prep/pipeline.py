@@ -90,6 +90,8 @@ def build_stream(
         Unworkable: if the settings cannot work on the text of the sources.
     """
     where = HeldOut(base and (base.folder, base.description), work, executor)
+    # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
+    digests = settings.digests() | settings.benchmark_digest()
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
     if base is not None:
         added = _encode_extension(plan, index, periods, base, spooled, table, work, executor)
@@ -107,7 +109,7 @@ def build_stream(
         "dictionary_size": num_symbols,
         "dtype": best_dtype(num_symbols),
         "tokenizer": _described_tokenizer(settings, tokenizer_file, dict_file),
-        "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
+        "settings": settings.recorded(digests, num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
         **_described(spooled, table, encoded.splits, periods),
         "leakage": measure_leakage(index, where),

@@ -15,7 +15,7 @@ from data_prep.checks import (
 )
 from data_prep.extend import extend, with_values_of_stream
 from data_prep.pipeline import build_stream
-from data_prep.reading.provenance import inputs, versions
+from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
 from data_prep.running.publish import publish
@@ -69,10 +69,10 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
         # Read the tokenizer now, so that an unreadable file raises an error at the start and not after hours of work.
         given_tokenizer(settings.tokenizer)
     identity = settings.identity()
-    recorded = identity | {"versions": versions()}
+    recorded = identity | {"versions": versions(), "code": code_digest()}
     with (
         full_disk_reported(settings.out),
-        work_folder(settings.out, recorded, settings.reading_settings(), extend=False) as work,
+        work_folder(settings.out, recorded, settings.reading_settings()) as work,
     ):
         with open_executor(settings) as executor:
             stream = build_stream(settings, files, work, executor)

@@ -57,14 +57,21 @@ class Cleaned(NamedTuple):
 
 
 class Cleaner:
-    """A document filter. Create one per process, not one per document, because importing datatrove takes a second."""
+    """A document filter. Create one per process, not one per document, because importing datatrove takes a second.
+
+    Args:
+        cleaning: what is done with each document.
+
+    Raises:
+        PrepError: if a filter of the user or the list of URLs was changed since its digest was computed.
+    """
 
     def __init__(self, cleaning: Cleaning):
         self._cleaning = cleaning
         self._language = cleaning.language
         self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
         self._rules = quality_rules(cleaning.rules, cleaning.language)
-        self._filters = [(name, load_filter(name)) for name, _ in cleaning.filters]
+        self._filters = [(name, load_filter(name, sha256)) for name, sha256 in cleaning.filters]
         self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
         self.num_without_url = 0
         """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""

@@ -202,11 +202,16 @@ def _with_imported_neighbours(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def load_filter(name: str) -> Callable[[Document], object]:
+def load_filter(name: str, sha256: str | None = None) -> Callable[[Document], object]:
     """Import the function of a filter MODULE:FUNCTION.
 
+    Args:
+        name: the name of the filter.
+        sha256: the digest that the source of the filter must have (see `filter_sha256`); None: any.
+
     Raises:
-        PrepError: if the module cannot be imported, or has no such function.
+        PrepError: if the module cannot be imported, has no such function, or has another digest, because it was changed
+            while alma-prep was running.
     """
     module, _, function = name.partition(":")
     _make_current_folder_importable()
@@ -219,6 +224,12 @@ def load_filter(name: str) -> Callable[[Document], object]:
         ) from error
     if not callable(found):
         raise PrepError(f"--filter {name}: the module {module} has no function {function}. Check the name.")
+    # After the import, so that a change just before it is noticed, too.
+    if sha256 is not None and filter_sha256(name) != sha256:
+        raise PrepError(
+            f"--filter {name}: the module {module}, or a file that it imports, was changed while alma-prep was "
+            "running. Run the same command again: it reads again what was read with the old one."
+        )
     return found
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.reading.facts import ids_path, rows_by_shard
+from data_prep.reading.facts import facts_digest, ids_of, rows_by_shard
 from data_prep.reading.index import Index, read_index
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
@@ -64,6 +64,7 @@ def write_documents(
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
+    read = (str(index.spool), facts_digest(index.spool, len(source_of_shard)), str(index.path), index.sha256)
     named = (list(sources), list(source_of_shard))
     tasks: list[DocumentsTask] = []
     tasks_of_split: dict[str, list[int]] = {}
@@ -74,7 +75,7 @@ def write_documents(
             bounds = np.searchsorted(num_sequences[:, 0], [first, last])
             long = num_sequences[slice(*bounds)].tolist()
             tasks_of_split[name].append(len(tasks))
-            tasks.append(DocumentsTask(str(index.spool), str(index.path), index.sha256, first, last, *named, long))
+            tasks.append(DocumentsTask(*read, first, last, *named, long))
     step = Step(work.folder / "documents", tasks)
     with Bar("describe passages", index.cuts[-1], "passages") as bar:
         step.run(executor, lambda number: bar.advance(tasks[number].end - tasks[number].start))
@@ -98,6 +99,8 @@ class DocumentsTask(Task):
 
     spool: str
     """Path of the spool folder, which contains the ids and dates of the documents."""
+    facts_sha256: str
+    """Digest of the ids and dates of all documents, see `facts.facts_digest`."""
     index: str
     """Path of the index file, which lists all passages."""
     index_sha256: str
@@ -121,17 +124,16 @@ class DocumentsTask(Task):
         for shard, which, found in rows_by_shard(spool, passages):
             heartbeat.beat("describe passages")
             dates[which] = found["date"]
-            with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
-                table = pyarrow.ipc.open_file(file).read_all()
-                ids.append(table.column("id").take(pyarrow.array(found["offset"])).combine_chunks())
-                sources[which] = self.source_of_shard[shard]
-                del table  # it refers to the mapped file
+            ids.append(ids_of(spool, shard, found["offset"]))
+            sources[which] = self.source_of_shard[shard]
             order.append(which)
         place = np.empty(len(passages), np.int64)
         place[np.concatenate(order)] = np.arange(len(passages))
         known, number_of = np.unique(dates, return_inverse=True)
         texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
-        names = pyarrow.array(self.sources, pyarrow.string())
+        # Paths that are not valid UTF-8 contain halves of UTF-16 pairs, which pyarrow cannot encode.
+        encoded = [source.encode("utf-8", "backslashreplace") for source in self.sources]
+        names = pyarrow.array(encoded, pyarrow.string())
         columns = {
             "document": _hexadecimal(passages["document"]),
             "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place)),

@@ -13,9 +13,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+
+from data_prep.running.tasks import mark_of
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FACT = np.dtype(
     [
@@ -25,7 +30,8 @@ FACT = np.dtype(
     ]
 )
 _IDS = 4096
-"""Number of ids that are kept in memory before they are written."""
+"""Number of ids that are kept in memory before they are written. Each record batch of a file has so many, except the
+last one."""
 
 
 def facts_path(folder: Path, shard: int) -> Path:
@@ -36,6 +42,24 @@ def facts_path(folder: Path, shard: int) -> Path:
 def ids_path(folder: Path, shard: int) -> Path:
     """Return the path of the file with the id of each document in spool file number `shard`."""
     return folder / f"{shard:06d}.ids.arrow"
+
+
+def facts_digest(spool: Path, num_shards: int) -> str:
+    """Return a digest of the dates and ids of all documents, for tasks that look them up.
+
+    The index file has neither dates nor ids. So a task that describes only the index file would not be done again if
+    the input files were corrected in them, and their text was not changed.
+
+    Args:
+        spool: the spool folder, in which all reading tasks are done.
+        num_shards: number of spool files.
+    """
+    digest = hashlib.sha256()
+    for shard in range(num_shards):
+        files = mark_of(spool, shard)["files"]
+        for path in (facts_path(spool, shard), ids_path(spool, shard)):
+            digest.update(f"{path.name} {files[path.name]['sha256']}\n".encode())
+    return digest.hexdigest()
 
 
 class FactsWriter:
@@ -95,17 +119,39 @@ def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.nd
 
     Yields:
         The number of the spool file, indices into `entries` of the documents or passages in this spool file, and for
-        each of them `FACT` of the document, with the row of the document in the field `offset`.
+        each of them `FACT` of the document, with the row of the document in the field `offset`. The rows are in
+        ascending order.
     """
     order = np.lexsort((entries["offset"], entries["shard"]))
     shards, first = np.unique(entries["shard"][order], return_index=True)
     for shard, which in zip(shards.tolist(), np.split(order, first[1:]), strict=True):
-        facts = np.load(facts_path(spool, shard))
+        facts = np.load(facts_path(spool, shard), mmap_mode="r")
         # A passage belongs to the document with the largest start that is not after the start of the passage.
         rows = np.searchsorted(facts["offset"], entries["offset"][which], "right") - 1
-        found = facts[rows]
+        found = np.array(facts[rows])
         found["offset"] = rows
         yield shard, which, found
+
+
+def ids_of(spool: Path, shard: int, rows: np.ndarray) -> "pyarrow.StringArray":
+    """Return the ids of some documents in a spool file; null for a document without an id.
+
+    Only the parts of the file with these documents are read, because a task looks up a small part of all documents.
+
+    Args:
+        spool: the spool folder.
+        shard: number of the spool file.
+        rows: the rows of the documents, in ascending order.
+    """
+    import pyarrow
+
+    batches, first = np.unique(rows // _IDS, return_index=True)
+    with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
+        reader = pyarrow.ipc.open_file(file)
+        return pyarrow.concat_arrays(
+            reader.get_batch(batch).column(0).take(pyarrow.array(some - batch * _IDS))
+            for batch, some in zip(batches.tolist(), np.split(rows, first[1:]), strict=True)
+        )
 
 
 def dates_of(spool: Path, entries: np.ndarray) -> np.ndarray:
@@ -118,13 +164,10 @@ def dates_of(spool: Path, entries: np.ndarray) -> np.ndarray:
 
 def names_of(spool: Path, entries: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Return the id ("" if there is none) and the date, int64, of each document or passage. See `rows_by_shard`."""
-    import pyarrow
-
     ids, dates = [""] * len(entries), np.zeros(len(entries), np.int64)
     for shard, which, found in rows_by_shard(spool, entries):
         dates[which] = found["date"]
-        with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
-            known = pyarrow.ipc.open_file(file).read_all().column("id").take(pyarrow.array(found["offset"])).to_pylist()
+        known = ids_of(spool, shard, found["offset"]).to_pylist()
         for place, identity in zip(which.tolist(), known, strict=True):
             ids[place] = identity or ""
     return ids, dates

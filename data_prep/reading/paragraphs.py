@@ -88,16 +88,12 @@ class ParagraphTask(ReadingTask):
     The file contains PAIR of each paragraph, sorted, without repetitions. PREFIX is the argument `prefix` of `run`.
     """
 
-    stamp: str
-    """Digest of the sizes and modification times of the input files, see `SpoolTask.stamp`."""
-    versions: str
-    """Digest of the code that reads documents, see `SpoolTask.versions`."""
     min_words: int
     """Number of words from which a line counts as a paragraph."""
     needs_date: bool
     """Whether documents without a date are left out."""
 
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         found = array("Q")
         for part in self.parts:

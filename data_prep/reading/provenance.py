@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.settings import PrepSettings
@@ -20,7 +21,7 @@ LIBRARIES = (
 # The modules of data_prep that determine which documents are read from a file, and their signatures.
 _READING_CODE = (
     "sources/*.py", "cleaning/*.py", "reading/facts.py", "reading/index.py", "reading/ngrams.py",
-    "reading/removed_file.py", "reading/signatures.py", "reading/spool.py",
+    "reading/paragraphs.py", "reading/removed_file.py", "reading/signatures.py", "reading/spool.py",
 )  # fmt: skip
 
 
@@ -30,9 +31,20 @@ def reading_digest() -> str:
 
     Documents that were read with another digest are not used again, because they could be different.
     """
-    digest = hashlib.sha256(json.dumps(versions()).encode())
+    return _digest_of(json.dumps(versions()), _READING_CODE)
+
+
+@functools.lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Return a digest of the code of data_prep. The results of steps that another code has begun are not used again."""
+    return _digest_of("", ("**/*.py",))
+
+
+def _digest_of(text: str, patterns: Sequence[str]) -> str:
+    """Return a digest of a text and of the modules of data_prep that match one of the patterns."""
+    digest = hashlib.sha256(text.encode())
     package = Path(__file__).parents[1]
-    for path in sorted(path for pattern in _READING_CODE for path in package.glob(pattern)):
+    for path in sorted(path for pattern in patterns for path in package.glob(pattern)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

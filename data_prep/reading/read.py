@@ -4,7 +4,6 @@ The spool is a folder of plain text files (see `spool`). Skipped content and rem
 stream.json.
 """
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from data_prep.reading.paragraphs import without_repeated
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.read_store import ReadStore, keep_finished, take_finished
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files
+from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files, stamp_of
 from data_prep.running.progress import Bar, note
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
@@ -132,7 +131,7 @@ def read_sources(
 def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
     """Do the reading tasks, except those whose results are stored already. Return the result of each task."""
     step = Step(work.spool, tasks)
-    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache)) if settings.cache else None
+    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache), is_cache=True) if settings.cache else None
     keep_finished(step, kept)
     take_finished(step, [kept, cache] if cache else [kept])
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
@@ -154,12 +153,13 @@ def _spool_tasks(
     shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
     stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
     parts = split_into_parts(source, found, shard_bytes, settings.field_options())
+    cleaning = settings.cleaning(source.kind)  # once, because it computes digests of files
     return [
         SpoolTask(
             parts=[_absolute(part) for part in batch],
-            cleaning=settings.cleaning(source.kind),
+            cleaning=cleaning,
             sign=settings.duplicates == "near",
-            stamp=hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest(),
+            stamp=stamp_of(stamps[part.name] for part in batch),
             versions=reading_digest(),
             needs_date=chronological,
             keep_removed=settings.keep_removed,

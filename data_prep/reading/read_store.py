@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep.reading.spool import SpoolTask
+from data_prep.running.progress import note
 from data_prep.running.task_list import read_all_tasks
 from data_prep.running.tasks import Step
 
@@ -39,18 +40,38 @@ class ReadStore:
 
     Args:
         folder: the folder. It is created when the first entry is stored.
+        is_cache: True if a run can go on when its text cannot be stored, because the step's folder contains the text.
     """
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, is_cache: bool = False):
+        self._folder, self._is_cache = folder, is_cache
+        self._has_failed = False
 
     def put(self, step: Step, number: int) -> None:
         """Store the result of a finished task. An entry that contains the same files already is not changed.
 
+        If the store is a cache, the first error of the system, such as a full disk, is printed, and then nothing more
+        is stored.
+
         Args:
             step: the step to which the task belongs.
             number: number of the task.
+
+        Raises:
+            OSError: if the files cannot be stored, and the store is not a cache.
         """
+        if self._has_failed:
+            return
+        try:
+            self._put(step, number)
+        except OSError as error:
+            if not self._is_cache:
+                raise
+            self._has_failed = True
+            note(f"no more text is stored in the cache {self._folder}: {error}")
+
+    def _put(self, step: Step, number: int) -> None:
+        """Store the result of a finished task, see `put`."""
         task, mark = step.tasks[number], step.mark(number)
         assert isinstance(task, SpoolTask), task
         if mark is None:
@@ -67,17 +88,17 @@ class ReadStore:
         try:
             for name, stored in names.items():
                 _link(step.folder / name, aside / stored)
+            files = {names[name]: digest for name, digest in mark["files"].items()}
+            (aside / _MARK).write_text(json.dumps({"files": files, "result": mark["result"]}))
+            # If the entry exists, its files differ from those of the finished task, so they are damaged. Another
+            # process may replace the same entry at the same time. Then that entry is as good as this one.
+            shutil.rmtree(entry, ignore_errors=True)
+            with suppress(OSError):
+                aside.rename(entry)
         except FileNotFoundError:  # an earlier call was killed while it removed the files of the task
+            pass
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
-            return
-        files = {names[name]: digest for name, digest in mark["files"].items()}
-        (aside / _MARK).write_text(json.dumps({"files": files, "result": mark["result"]}))
-        # If the entry exists, its files differ from those of the finished task, so they are damaged. Another process
-        # may replace the same entry at the same time. Then that entry is as good as this one.
-        shutil.rmtree(entry, ignore_errors=True)
-        with suppress(OSError):
-            aside.rename(entry)
-        shutil.rmtree(aside, ignore_errors=True)
 
     def take(self, step: Step, number: int) -> bool:
         """Copy the stored result of a task into the step's folder, as if the task had just finished.

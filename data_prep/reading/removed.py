@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.reading.facts import names_of
+from data_prep.reading.facts import facts_digest, names_of
 from data_prep.reading.index import ENTRY, byte_ranges
 from data_prep.reading.removed_file import RemovedFile
 from data_prep.reading.spool import read_text
@@ -66,12 +66,14 @@ def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Execu
         if digest is not None:
             work.add_shard(f"{FOLDER}/{number:04d}-{shard:06d}.jsonl.zst", path, digest)
     tasks = []
+    digest = facts_digest(work.spool, num_shards)
     for name in ("exact", "near"):
         path = work.folder / f"{name}_copies.npy"
         if path.exists():
             num_bytes = np.load(path, mmap_mode="r")["num_bytes"]
+            copies = (f"{name} copy", str(path), sha256_of(path))
             for start, end in byte_ranges(num_bytes, 0, len(num_bytes), _TASK_BYTES):
-                tasks.append(CopiesTask(str(work.spool), f"{name} copy", str(path), sha256_of(path), start, end))
+                tasks.append(CopiesTask(str(work.spool), digest, *copies, start, end))
     step = Step(work.folder / "removed", tasks)
     step.run(executor)
     for task in range(len(tasks)):
@@ -86,7 +88,9 @@ class CopiesTask(Task):
     """
 
     spool: str
-    """Path of the spool folder, which contains the text of the documents."""
+    """Path of the spool folder, which contains the text, the ids and the dates of the documents."""
+    facts_sha256: str
+    """Digest of the ids and dates of all documents, see `facts.facts_digest`."""
     reason: str
     copies: str
     """Path of the file with the index entry (`index.ENTRY`) of each copy."""

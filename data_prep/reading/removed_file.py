@@ -33,4 +33,6 @@ class RemovedFile:
             import zstandard
 
             self._file = zstandard.open(self._path, "wb")
-        self._file.write(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
+        # File names that are not valid UTF-8 contain halves of UTF-16 pairs. JSON can only express them as escapes.
+        text = json.dumps(fields, ensure_ascii=False)
+        self._file.write(text.encode("utf-8", "backslashreplace") + b"\n")

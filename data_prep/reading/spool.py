@@ -9,7 +9,9 @@ document or passage by file and byte offset, in any order, without keeping the c
 
 import functools
 import hashlib
-from collections.abc import Callable
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,17 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from data_prep.cleaning.cleaner import Cleaner, Cleaning
+from data_prep.errors import PrepError
 from data_prep.reading.facts import FactsWriter
 from data_prep.reading.index import SPOOLED
+from data_prep.reading.provenance import reading_digest
 from data_prep.reading.removed_file import RemovedFile
 from data_prep.reading.signatures import SignatureFiles, Signer
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Task
 from data_prep.sources import Document, Part, Skipped, read_documents_of
 from data_prep.sources.dates import UNDATED, date_in_path, parse_date
+from data_prep.sources.remote import is_remote
 from fairseq_alma.core.files import sha256_of
 
 NO_DATE = "no date"
@@ -52,14 +57,74 @@ def signature_files(folder: Path, shard: int) -> SignatureFiles:
     return SignatureFiles(folder / f"{shard:06d}")
 
 
+def stamp_of(states: Iterable[tuple[int, int]]) -> str:
+    """Return a digest of the sizes in bytes and the modification times in nanoseconds of files."""
+    return hashlib.sha256(repr(list(states)).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class ReadingTask(Task):
-    """Base class of tasks that read documents from parts of files, and clean them."""
+    """Base class of tasks that read documents from parts of files, and clean them.
+
+    Subclasses implement `read` instead of `run`. `run` checks that the task has read what it describes: jobs of a
+    cluster start hours after the files were listed, and import the code anew.
+    """
 
     parts: list[Part]
     """The parts of files to read. All parts are of one source, and their paths are absolute."""
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
+    stamp: str
+    """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
+    too. Then the task counts as a different task and is done again (see `tasks`)."""
+    versions: str
+    """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
+
+    @abstractmethod
+    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        """Do the task. For the arguments and the result, see `Task.run`."""
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        """Do the task. For the arguments and the result, see `Task.run`.
+
+        Raises:
+            PrepError: if the libraries, the code that reads documents, or an input file have changed since the task was
+                described.
+        """
+        if reading_digest() != self.versions:
+            raise PrepError(
+                "the libraries or the code that reads documents were changed while alma-prep was running. Do not "
+                "change the Python environment during a run. Run the same command again: it reads all documents with "
+                "the same code."
+            )
+        try:
+            result = self.read(prefix, heartbeat)
+        except OSError:
+            self._check_files()  # a file that was removed cannot be opened
+            raise
+        self._check_files()
+        return result
+
+    def _check_files(self) -> None:
+        """Raise PrepError if an input file has changed since it was listed. Files on other machines are not checked."""
+        if any(is_remote(part.path) for part in self.parts):
+            return
+        states: dict[str, os.stat_result] = {}
+        for part in self.parts:
+            try:
+                states[part.path] = Path(part.path).stat()
+            except FileNotFoundError as error:
+                raise PrepError(
+                    f"{part.path} was removed while alma-prep was running. Restore it, or run the same command again "
+                    "to read without it."
+                ) from error
+        if stamp_of((states[part.path].st_size, states[part.path].st_mtime_ns) for part in self.parts) != self.stamp:
+            newest = max(states, key=lambda path: states[path].st_mtime_ns)
+            others = f" (or another one of the {len(states)} files of this task)" if len(states) > 1 else ""
+            raise PrepError(
+                f"{newest}{others} was changed while alma-prep was running. Run the same command again when the files "
+                "no longer change: it reads the changed files again."
+            )
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -92,17 +157,12 @@ class SpoolTask(ReadingTask):
 
     sign: bool
     """Whether to compute signatures, which are used to find near-duplicates."""
-    stamp: str
-    """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
-    too. Then the task counts as a different task and is done again (see `tasks`)."""
-    versions: str
-    """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
     needs_date: bool = False
     """Whether documents without a date are left out."""
     keep_removed: bool = False
     """Whether to write the documents that cleaning removes to a file (see `removed`)."""
 
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         rows, skipped, offset = [], [], 0
         undated: list[list[str]] = []

@@ -6,7 +6,7 @@ a new job array:
 - Slurm itself starts a job again that was preempted, requeued, or whose node has failed. This is not counted.
 - A task that raises an exception, reaches its time limit, runs out of memory or hangs is started MAX_ERRORS times.
 - A task whose job ends in any other way, for example because its process was killed, is started MAX_STARTS times.
-- A PrepError ends the run at once, because the task would raise it again.
+- A PrepError ends the run at once, because the task would raise it again. Only Passing counts as other exceptions do.
 
 Slurm's commands fail sometimes, and a network file system shows files late. Therefore no single answer decides: a job
 counts as lost only if Slurm says that it has ended and its done mark still does not appear, or if Slurm has not known
@@ -168,7 +168,8 @@ class StepJobs:
                 f"{failure.message} (step {self._step.folder.name}, task {array.numbers[index]}, at {failure.place}; "
                 f"log: {array.folder}/{index}.log)"
             )
-        self._failed(array, index, f"failed on {failure.node} with {failure.message}", failure.place, is_error=True)
+        how = f"failed on {failure.node} with {failure.message.removesuffix('.')}"
+        self._failed(array, index, how, failure.place, is_error=True)
 
     def _look_at_queue(self) -> None:
         """Ask Slurm, from time to time, what has become of the jobs."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.errors import PrepError
+from data_prep.errors import Passing, PrepError
 from fairseq_alma.core.files import read_json, write_whole
 
 NUMBERS = "numbers.json"
@@ -30,7 +30,8 @@ class Failure(NamedTuple):
     message: str
     is_final: bool
     """Whether the task would fail again in the same way. True for the errors that alma-prep itself raises (PrepError),
-    such as a source that cannot be read. Other exceptions may come from a node, so the task is tried again."""
+    such as a filter that fails, except for Passing. Other exceptions may come from a node, so the task is tried again.
+    """
     errno: int | None
     """Error number of the operating system, for example if the disk is full."""
     place: str
@@ -40,8 +41,8 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: Exception, place: str) -> "Failure":
         """Return the failure that an exception means. `place` is what the task was working on."""
-        is_final = isinstance(error, PrepError)
-        message = str(error) if is_final else f"{type(error).__name__}: {error}"
+        is_final = isinstance(error, PrepError) and not isinstance(error, Passing)
+        message = str(error) if isinstance(error, PrepError) else f"{type(error).__name__}: {error}"
         node = os.environ.get("SLURMD_NODENAME", "an unknown node")
         return cls(message, is_final, error.errno if isinstance(error, OSError) else None, place, node)
 

@@ -30,12 +30,13 @@ _DIGESTS = "digests.jsonl"
 """Name of the file with the sizes and digests of the shards in the folder `stream`."""
 _UNWORKABLE = "unworkable"
 """Key in the settings file: the error message of a call whose settings did not fit the text."""
+_OF_READING = ("spool", "kept", "paragraphs")
+"""Names of the folders in the work folder with the results of reading tasks."""
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
 """Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file. These are
 temporary copies of the lease file, empty files whose times show the clock of the file system, and the folder
-.lease.claim, which exists while a process removes the lease of an
-ended process."""
+.lease.claim, which exists while a process removes the lease of an ended process."""
 
 
 class WorkFolder(NamedTuple):
@@ -103,7 +104,9 @@ class WorkFolder(NamedTuple):
 
 
 @contextmanager
-def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: bool) -> Iterator[WorkFolder]:
+def work_folder(
+    out: Path, settings: Mapping, reading: Collection[str], base: Mapping | None = None
+) -> Iterator[WorkFolder]:
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
     The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
@@ -116,23 +119,19 @@ def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: 
 
     Args:
         out: the stream folder.
-        settings: the settings of this call of alma-prep, and the versions of the libraries.
+        settings: the settings of this call of alma-prep, the versions of the libraries, and a digest of the code.
         reading: the names of the settings on which reading depends.
-        extend: True to extend the stream in `out`, False to make a new stream.
+        base: the content of stream.json of the stream in `out` that is extended; None: make a new stream.
 
     Raises:
-        PrepError: if another alma-prep is running in `out`, or if an interrupted call of alma-prep that reads other
-            text left a work folder there.
+        PrepError: if another alma-prep is running in `out` or has just finished there, or if an interrupted call of
+            alma-prep that reads other text left a work folder there.
     """
     out_existed = out.is_dir()
     work = WorkFolder(out / WORK)
     try:
         with _lease_held(out):
-            if (out / STREAM_FILE).exists() != extend:
-                raise PrepError(
-                    f"another alma-prep has just finished in {out}. Run the same command again: it only checks the "
-                    "finished stream and does not repeat the work."
-                )
+            _check_unchanged(out, base)
             resumes = _can_resume(out, settings, reading)
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
@@ -158,6 +157,30 @@ def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: 
             with suppress(OSError):
                 out.rmdir()
         raise
+
+
+def _check_unchanged(out: Path, base: Mapping | None) -> None:
+    """Check that no other alma-prep has finished a stream or an extension in `out` since this one looked at `out`.
+
+    This process must hold the lease, so that nothing can change after the check.
+
+    Args:
+        out: the stream folder.
+        base: the content of stream.json when this process read it; None if there was no stream.
+
+    Raises:
+        PrepError: if stream.json has changed.
+    """
+    try:
+        found = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = None
+    if found == base:
+        return
+    does = "only checks the finished stream" if base is None else "extends the stream as it is now"
+    raise PrepError(
+        f"another alma-prep has just finished in {out}. Run the same command again: it {does}, and repeats no work."
+    )
 
 
 @contextmanager
@@ -308,6 +331,7 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
         for name, value in json.loads(json.dumps(settings)).items()
         if previous.get(name) != value
     }
+    is_other_code = changed.pop("code", None) is not None
     was_interrupted = _UNWORKABLE not in previous
     lost = [text for name, text in changed.items() if name in (*reading, "versions", "extension")]
     if "sources" in changed and set(_names(previous.get("sources", []))) <= set(_names(settings["sources"])):
@@ -317,16 +341,22 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
             f"{out} contains an unfinished stream with other settings: {'; '.join(lost)}. Use the old values to "
             f"continue it, choose another folder, or remove {out / WORK} to start again."
         )
-    if changed:
+    if changed or is_other_code:
         for path in (out / WORK).glob("*/*.alive"):
             # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a worker
             # that hangs.
             path.unlink(missing_ok=True)
+    if changed:
         note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
-    if "versions" in changed:
-        # Only reading tasks contain the versions of the libraries, so the results of all other tasks are not used.
+    if is_other_code:
+        note(
+            f"alma-prep has changed since the work in {out / WORK} was begun. Text that was read is used if the code "
+            "that reads it is the same. All other steps are repeated"
+        )
+    if "versions" in changed or is_other_code:
+        # Only reading tasks contain a digest of the libraries and of the code, so results of other tasks are not used.
         for path in out.joinpath(WORK).iterdir():
-            if path.is_dir() and path.name not in ("spool", "kept"):
+            if path.is_dir() and path.name not in _OF_READING:
                 shutil.rmtree(path, ignore_errors=True)
     return was_interrupted
 

@@ -5,6 +5,7 @@ Creating a PrepSettings object checks the values.
 
 import hashlib
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -331,15 +332,19 @@ class PrepSettings:
         """Return the names of the settings in `identity()` on which it depends which documents are read."""
         return ["sources", *(name for name, option in options_of(self).items() if option.reads)]
 
-    def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
+    def recorded(self, digests: Mapping[str, str], num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
         """Return the settings that stream.json records: the result of `identity()`, with three values replaced.
 
-        The arguments are the values with which the stream was made. They replace the values in `identity()`, which are
-        None for settings that the user did not give.
+        Args:
+            digests: the digests of the files that the settings name, computed before the files were used: the results
+                of `digests()` and `benchmark_digest()`.
+            num_mega_batches: the value with which the stream was made. This value and the next two replace those in
+                `identity()`, which are None for settings that the user did not give.
+            valid_words: the value with which the stream was made.
+            passage_words: the value with which the stream was made.
         """
         return self.identity() | {
-            **self.digests(),
-            **self.benchmark_digest(),
+            **digests,
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,
             "passage_words": passage_words,

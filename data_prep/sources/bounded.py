@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from data_prep.errors import PrepError
+from data_prep.errors import Passing
 from data_prep.sources.base import ReportProgress
 
 SECONDS = 20
@@ -77,7 +77,7 @@ def parse_in_batches(
         What belongs to the call, and its result: the return value, a Failure, or None if nothing was called.
 
     Raises:
-        PrepError: if the system kills the child process, because the memory of the machine is full.
+        Passing: if the system kills the child process, because the memory of the machine is full.
     """
     batch: list[tuple[About, Any]] = []
     num_bytes, error = 0, None
@@ -139,7 +139,7 @@ def stream(function: str, argument: Any, report_progress: ReportProgress) -> Ite
 
     Raises:
         LimitExceeded: if the function exceeds a limit or crashes. The values before are yielded first.
-        PrepError: if the system kills the child process, because the memory of the machine is full.
+        Passing: if the system kills the child process, because the memory of the machine is full.
     """
     num_yielded = 0
     while True:
@@ -192,17 +192,18 @@ class _Died(Exception):  # noqa: N818, the name needs no suffix
         """Return the reason, for stream.json.
 
         Raises:
-            PrepError: if another process has killed the child process.
+            Passing: if another process has killed the child process.
         """
         if self.is_slow:
             return f"parsing takes more than {self._seconds} s of CPU time"
         if self._exit_code == _OUT_OF_MEMORY:
             return f"parsing needs more than {MEMORY_BYTES >> 20:,} MiB of memory"
         if self._exit_code in (-signal.SIGKILL, -signal.SIGTERM):
-            raise PrepError(
+            raise Passing(
                 "the process that parses pages was killed twice at the same page, although it uses at most "
                 f"{MEMORY_BYTES >> 20:,} MiB. Most often the system kills a process because memory is full. Run the "
-                "same command again, with fewer --workers if memory is short."
+                "same command again, if memory is short with fewer --workers, or on a cluster with a larger "
+                "--slurm-memory-gb."
             )
         if self._exit_code < 0:
             return f"the parser crashes ({signal.Signals(-self._exit_code).name})"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from data_prep.errors import PrepError
+from data_prep.errors import Passing, PrepError
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, ReportProgress, SourceFile
 from data_prep.sources.common_crawl import ARCHIVE, METADATA
 from data_prep.sources.text import HEAD_BYTES, JSON_LINES
@@ -142,7 +142,8 @@ def local_part(part: Part, folder: Path, report_progress: ReportProgress) -> Ite
         report_progress: called repeatedly during the download.
 
     Raises:
-        PrepError: if the file cannot be downloaded, or became shorter.
+        Passing: if the file cannot be downloaded.
+        PrepError: if the file became shorter.
     """
     if not is_remote(part.path):
         yield part
@@ -158,7 +159,7 @@ def local_part(part: Part, folder: Path, report_progress: ReportProgress) -> Ite
                 raise
             except Exception as error:  # each file system has its own errors
                 if attempt + 1 == _ATTEMPTS:
-                    raise PrepError(
+                    raise Passing(
                         f"{part.path} cannot be downloaded: {_message(error)}. Run the same command again to continue."
                     ) from error
                 _wait(_WAIT_SECONDS * 2**attempt, report_progress)

@@ -54,7 +54,8 @@ def sample_files(kind: str, files: Sequence[SourceFile], wanted_bytes: float, fo
             num_bytes += _first_rows(file, target, take)
         else:
             num_bytes += _first_bytes(file, target, take)
-        found.append(file._replace(path=target, num_bytes=target.stat().st_size))
+        status = target.stat()
+        found.append(file._replace(path=target, num_bytes=status.st_size, mtime_ns=status.st_mtime_ns))
     return Sample(sorted(found, key=lambda file: file.name), num_bytes)
 
 

@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_prep.cleaning.cleaner import Cleaning
+from data_prep.reading.provenance import reading_digest
 from data_prep.reading.read_store import ReadStore
 from data_prep.reading.spool import SpoolTask
 from data_prep.sources import Part
@@ -127,18 +129,50 @@ def test_impossible_numbers_are_refused_before_anything_is_read(tmp_path, lines,
         assert not (tmp_path / "out").exists()
 
 
-def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, monkeypatch, capsys):
+def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, capsys):
     source = f"text:{lines}/a"
     assert alma_prep(tmp_path / "out", source, num_mega_batches=12) == 2
     settings = work_of(tmp_path / "out") / "settings.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"versions": {"python": "2.7"}}))
-    monkeypatch.setattr("data_prep.reading.read.reading_digest", lambda: "other")
+    spool = work_of(tmp_path / "out") / "spool"
+    for path in (spool / "tasks.txt", *spool.glob("*.done")):
+        path.write_text(path.read_text().replace(reading_digest(), "0" * 64))
     for path in lines.rglob("*.txt"):  # the text of the new version
         status = path.stat()
         path.write_text(path.read_text().replace("ban", "yyy"))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert alma_prep(tmp_path / "out", source, num_mega_batches=3) == 0
     assert b"yyy" in (tmp_path / "out" / "tokenizer.json").read_bytes()
+
+
+def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
+    tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys
+):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    source, work = f"text:{lines}/a", work_of(tmp_path / "out")
+    assert alma_prep(tmp_path / "wanted", source, num_mega_batches=2) == 0
+    with monkeypatch.context() as context:
+        context.setattr("data_prep.pipeline.make_tokenizer", interrupt)
+        assert alma_prep(tmp_path / "out", source, num_mega_batches=2) == 130
+    # The other release shuffled the documents in another way.
+    path = work / "entries" / "000000.entries.npy"
+    entries = np.load(path)
+    entries["key"] = entries["key"][::-1]
+    np.save(path, entries)
+    mark = json.loads(path.with_name("000000.done").read_text())
+    mark["files"][path.name]["sha256"] = sha256_of(path)
+    path.with_name("000000.done").write_text(json.dumps(mark))
+    settings = json.loads((work / "settings.json").read_text())
+    (work / "settings.json").write_text(json.dumps(settings | {"code": "other"}))
+    spoil(lines)
+    capsys.readouterr()
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=2) == 0
+    message = capsys.readouterr().err
+    assert f"alma-prep has changed since the work in {work} was begun" in message
+    assert "Changed settings" not in message
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
 
 
 def num_entries(cache: Path) -> int:
@@ -151,7 +185,7 @@ def test_an_entry_of_a_cache_depends_on_the_content_of_the_list_of_urls_and_not_
         paragraphs = (f"{tmp_path}/{folder}/repeated_paragraphs.npy", "digest", 5)
         cleaning = Cleaning(block_urls=(f"{tmp_path}/{name}", sha256_of(tmp_path / name)), paragraphs=paragraphs)
         part = Part("text", "/data/a.txt", "a.txt", 0, 9, ())
-        return ReadStore(tmp_path / "cache")._entries(SpoolTask([part], cleaning, True, "stamp", "versions"))
+        return ReadStore(tmp_path / "cache")._entries(SpoolTask([part], cleaning, "stamp", "versions", True))
 
     assert entry("urls.txt", "example.com", "one") == entry("moved.txt", "example.com", "two")
     assert entry("urls.txt", "example.com", "one") != entry("urls.txt", "example.org", "one")

@@ -142,3 +142,29 @@ def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_pr
     assert extend(out, tmp_path / "new.jsonl") == 0
     assert load(out)["num_mega_batches"] == 3
     assert not (out / ".alma-prep").exists()
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "exact"])
+def test_an_extension_that_another_call_makes_meanwhile_is_not_overwritten(
+    tmp_path, alma_prep, capsys, monkeypatch, folder_bytes, duplicates
+):
+    out, texts = tmp_path / "out", {}
+    for seed, name in enumerate(("old", "first", "second")):
+        texts[name] = write_texts(tmp_path / f"{name}.jsonl", 80, seed)
+    more = ["--text-field", "story", "--duplicates", duplicates]
+    assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=1, more=more) == 0
+    after_first = {}
+
+    def finish_the_first(settings, files):
+        """The second call has read stream.json, and does not hold the lease yet."""
+        monkeypatch.undo()
+        assert extend(out, tmp_path / "first.jsonl") == 0
+        after_first.update(folder_bytes(out))
+
+    monkeypatch.setattr(extending, "check_sizes", finish_the_first)
+    assert extend(out, tmp_path / "second.jsonl") == 2
+    assert f"another alma-prep has just finished in {out}. Run the same command again" in capsys.readouterr().err
+    assert folder_bytes(out) == after_first
+    assert extend(out, tmp_path / "second.jsonl") == 0
+    for split, name in (("mega_batch_2", "first"), ("mega_batch_3", "second")):
+        assert words_of(out, split) == Counter(" ".join(texts[name]).split())

@@ -10,6 +10,7 @@ import pytest
 from data_prep.cleaning.cleaner import Cleaner, Cleaning
 from data_prep.cleaning.filters import BlockedUrls, filter_sha256, mask_personal_data
 from data_prep.cleaning.quality import RULES, parse_rules
+from data_prep.encoding.stream_tokenizer import make_tokenizer
 from data_prep.errors import PrepError
 from data_prep.settings import PrepSettings
 from data_prep.sources import Document, Source
@@ -136,7 +137,7 @@ def test_masking_does_not_depend_on_earlier_documents_and_takes_linear_time():
 
 def test_filters_of_the_user(my_filters):
     def by(name, text="- one 1", **more):
-        return clean(text, filters=((f"my_filters:{name}", ""),), **more)[:2]
+        return clean(text, filters=((f"my_filters:{name}", filter_sha256(f"my_filters:{name}")),), **more)[:2]
 
     assert by("no_lists") == ("- one 1", "my_filters:no_lists")
     assert by("no_lists", "one 1") == ("one 1", None)
@@ -194,6 +195,37 @@ def test_the_digest_of_a_filter_covers_the_modules_beside_it(my_filters):
     assert len({alone, *found}) == 5
     (my_filters / "other.py").write_text("\n")
     assert filter_sha256("my_filters:no_lists") == found[-1]
+
+
+def test_a_filter_that_was_changed_during_the_run_is_refused(my_filters):
+    """Each job of a cluster imports the filter anew."""
+    (my_filters / "my_filters.py").write_text(f"import words\n{FILTERS}")
+    (my_filters / "words.py").write_text("KNOWN = 1\n")
+    cleaning = Cleaning(filters=(("my_filters:no_lists", filter_sha256("my_filters:no_lists")),))
+    assert Cleaner(cleaning).clean(Document("- one")).reason == "my_filters:no_lists"
+    (my_filters / "words.py").write_text("KNOWN = 2\n")
+    with pytest.raises(PrepError, match=r"my_filters, or a file that it imports, was changed.*same command again"):
+        Cleaner(cleaning)
+
+
+def test_a_stream_records_the_filter_and_the_list_with_which_it_was_read(my_filters, alma_prep, monkeypatch, capsys):
+    write_pages(my_filters / "pages.jsonl", 100)
+    (my_filters / "spam.txt").write_text("spam.example\n")
+    digests = sha256_of(my_filters / "my_filters.py"), sha256_of(my_filters / "spam.txt")
+
+    def change_them(*arguments):
+        """All text has been read."""
+        (my_filters / "my_filters.py").write_text(FILTERS + "\n")
+        (my_filters / "spam.txt").write_text("good.example\n")
+        return make_tokenizer(*arguments)
+
+    monkeypatch.setattr("data_prep.pipeline.make_tokenizer", change_them)
+    more = ["--filter", "my_filters:no_lists", "--block-urls", "spam.txt", "--duplicates", "keep"]
+    assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 0
+    settings = json.loads((my_filters / "out" / "stream.json").read_text())["settings"]
+    assert (settings["sha256 of my_filters:no_lists"], settings["sha256 of block_urls"]) == digests
+    assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 2
+    assert "my_filters:no_lists setting has changed; a file of the block_urls setting has" in capsys.readouterr().err
 
 
 def test_a_filter_that_fails_is_named_and_the_mended_one_continues(my_filters, alma_prep, capsys):

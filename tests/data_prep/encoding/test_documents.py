@@ -118,6 +118,27 @@ def test_the_documents_do_not_depend_on_files_and_workers(tmp_path, alma_prep, f
         assert kept == {f"doc-{n}" for n in range(60)}
 
 
+def test_names_and_dates_that_were_corrected_after_an_interruption_are_used(
+    tmp_path, alma_prep, folder_bytes, monkeypatch
+):
+    """The text is the same, so everything else that was done is used again."""
+    path, more = tmp_path / "lines.jsonl", ["--duplicates", "exact", "--keep-removed"]
+    texts = [prose(60, n % 60) for n in range(80)]
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    write_lines(path, [{"id": f"http://a/{n}", "date": f"{1900 + n}", "text": text} for n, text in enumerate(texts)])
+    with monkeypatch.context() as context:
+        context.setattr("data_prep.pipeline.write_dictionary", interrupt)
+        assert alma_prep(tmp_path / "out", f"text:{path}", num_mega_batches=1, more=more) == 130
+    write_lines(path, [{"id": f"http://b/{n}", "date": f"{1800 + n}", "text": text} for n, text in enumerate(texts)])
+    for out in ("out", "wanted"):
+        assert alma_prep(tmp_path / out, f"text:{path}", num_mega_batches=1, more=more) == 0
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+    assert all(row["id"].startswith("http://b/") for row in rows_of(tmp_path / "out", "mega_batch_1"))
+
+
 def test_a_passage_that_is_stored_as_several_sequences_has_a_row_for_each(tmp_path, alma_prep):
     # One word of 200 000 letters has no place at which it could be cut.
     long_word = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=200_000))

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from data_prep.errors import PrepError
+from data_prep.errors import Passing, PrepError
 from data_prep.running.tasks import Task
 
 
@@ -32,6 +32,8 @@ class Misbehave(Task):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.what == "refuse":
                 raise PrepError("this text cannot be used")
+            if self.what == "wait":
+                raise Passing("the server is busy")
             if self.what == "fail":
                 raise ValueError("the weather is bad")
         time.sleep(self.seconds)

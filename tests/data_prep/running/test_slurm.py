@@ -135,6 +135,12 @@ def test_an_error_that_would_come_again_ends_the_run_at_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_error_that_may_pass_does_not_end_the_run(tmp_path):
+    starts = str(tmp_path / "starts")
+    assert run_tasks(tmp_path, [Misbehave(0, starts), Misbehave(1, starts, "wait", times=2)]) == [1, 3]
+
+
+@pytest.mark.slow
 def test_a_job_that_hangs_is_cancelled_and_its_task_tried_again(tmp_path):
     starts = str(tmp_path / "starts")
     assert run_tasks(tmp_path, [Misbehave(0, starts, "hang", times=1), Misbehave(1, starts)], stall_seconds=6) == [2, 1]

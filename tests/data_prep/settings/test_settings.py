@@ -86,8 +86,8 @@ CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f"
 @pytest.mark.parametrize(
     "task",
     [
-        SpoolTask([Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),))], CLEANING, True, "0f", "1e", True),
-        SpoolTask([Part("text", "/a/b", "b", 0, 9)], None, False, "0f", "1e", False),
+        SpoolTask([Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),))], CLEANING, "0f", "1e", True, True),
+        SpoolTask([Part("text", "/a/b", "b", 0, 9)], None, "0f", "1e", False, False),
         EntriesTask("spool", 5, [Shard(3, 20, "0f", 1, [0]), Shard(4, 9, "1e", 1, [0, 2])]),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from data_prep.errors import PrepError
+from data_prep.errors import Passing, PrepError
 from data_prep.sources import Source, fingerprint, list_files, read_documents_of, split_into_parts
 from data_prep.sources import remote as remote_module
 from data_prep.sources.base import no_report
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
         list(read_documents_of(part, tmp_path, no_report))
     (tmp_path / "a.txt").unlink()
     monkeypatch.setattr(remote_module, "_WAIT_SECONDS", 0.01)
-    with pytest.raises(PrepError, match=r"a\.txt cannot be downloaded: FileNotFoundError.*Run the same command again"):
+    with pytest.raises(Passing, match=r"a\.txt cannot be downloaded: FileNotFoundError.*Run the same command again"):
         list(read_documents_of(part, tmp_path, no_report))
 
 
