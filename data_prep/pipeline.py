@@ -23,6 +23,7 @@ from data_prep.dividing.shares import share_rows, wanted_words_of, words_by_sour
 from data_prep.encoding.documents import write_documents
 from data_prep.encoding.encode import TASK_BYTES, Encoded, encode
 from data_prep.encoding.mmap_writer import best_dtype
+from data_prep.encoding.stored_tokens import Stored
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
 from data_prep.errors import PrepError, Unworkable
 from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
@@ -93,13 +94,14 @@ def build_stream(
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
+    stored = _stored(settings, files, plan)
     if base is not None:
-        added = _encode_extension(plan, index, periods, base, spooled, table, work, executor)
+        added = _encode_extension(plan, index, periods, base, spooled, table, stored, work, executor)
         return added | {"leakage": measure_leakage(index, where)}
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
-    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
+    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor, stored)
     dict_file = write_dictionary(symbols, encoded.counts, work)
     return {
         "format_version": FORMAT_VERSION,
@@ -180,11 +182,19 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
     return settings.num_mega_batches or settings.cut_dates.count(",") + 1 + bool(settings.cut_dates)
 
 
+def _stored(settings: PrepSettings, files: Files, plan: partition.Plan) -> Stored | None:
+    """Return the cache for tokens. With shares there is none: documents would be encoded that shares leave out."""
+    if not settings.cache or any(source.share is not None for source in files):
+        return None
+    return Stored(Path(settings.cache), plan.limit_words)
+
+
 def _encode(
-    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor
-) -> Encoded:
+    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor,
+    stored: Stored | None,
+) -> Encoded:  # fmt: skip
     """Encode all passages, and write which document each of them comes from. See `encode` for the arguments."""
-    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    encoded = encode(index, tokenizer_file, num_symbols, work, executor, stored)
     names = [source_name(record) for record in spooled.records]
     write_documents(index, names, spooled.source_of_shard, encoded.num_sequences, work, executor)
     return encoded
@@ -216,7 +226,7 @@ def _described_tokenizer(settings: PrepSettings, tokenizer_file: Path, dict_file
 
 def _encode_extension(
     plan: partition.Plan, index: Index, periods: Periods | None, base: BaseStream, spooled: Spooled, table: list[dict],
-    work: WorkFolder, executor: Executor,
+    stored: Stored | None, work: WorkFolder, executor: Executor,
 ) -> dict:  # fmt: skip
     """Encode the mega-batches that alma-prep --extend adds, with the tokenizer of the existing stream.
 
@@ -227,6 +237,7 @@ def _encode_extension(
         base: the existing stream.
         spooled: the new documents that were read.
         table: the table of removed documents, see `_without_copies`.
+        stored: the cache in which tokens of documents are stored.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
 
@@ -234,7 +245,8 @@ def _encode_extension(
         The part of stream.json that describes the added mega-batches.
     """
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
-    encoded = _encode(index, tokenizer_file, base.description["dictionary_size"], spooled, work, executor)
+    num_symbols = base.description["dictionary_size"]
+    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor, stored)
     described = _described(spooled, table, encoded.splits, periods)
     return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
 

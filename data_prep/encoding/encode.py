@@ -4,8 +4,8 @@ The passages of a split are divided among several tasks, which write tokens to t
 tokens of a split into the files of the split (see `join`).
 """
 
-import functools
 import itertools
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from data_prep.encoding.join import join_step, join_tokens, remove_outdated, tasks_to_join
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype, sequence_sizes
+from data_prep.encoding.stored_tokens import BATCH_BYTES, Stored, store_tokens, stored_tokens, tokens_folder
 from data_prep.reading.index import Index, byte_ranges, is_training, read_index
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
@@ -22,11 +23,9 @@ from data_prep.running.progress import Bar
 from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
-from data_prep.tokenization.tokenizers import AnyTokenizer, ByteBPE, SentencePiece, load_tokenizer
+from data_prep.tokenization.tokenizers import cached_tokenizer
 from fairseq_alma.core.files import sha256_of
 
-BATCH_BYTES = 1 << 20
-"""Approximate number of bytes of text that a task encodes at a time."""
 TASK_BYTES = 16 << 20
 """Approximate number of bytes of text that one task processes. A task encodes passages, or cuts documents into
 passages. For a large corpus, a task that encodes processes more (see _MAX_TASKS)."""
@@ -46,7 +45,9 @@ class Encoded(NamedTuple):
     """int [n, 2]: (passage, number of sequences) of each passage that is stored as several sequences."""
 
 
-def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
+def encode(
+    index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor, stored: Stored | None
+) -> Encoded:
     """Encode all passages and write the fairseq dataset of every split into the work folder.
 
     Args:
@@ -55,6 +56,7 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
         num_symbols: the size of the fairseq dictionary.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
+        stored: the cache in which tokens of documents are stored; None: no tokens are stored.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
     task_bytes = max(TASK_BYTES, int(passages["num_bytes"].sum(dtype=np.int64)) // _MAX_TASKS)
@@ -67,7 +69,8 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
         tasks_of_split[name] = range(len(tasks), len(tasks) + len(ranges))
         for first, last in ranges:
             where = (str(index.spool), str(index.path), index.sha256, first, last)
-            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols))
+            tokens = str(tokens_folder(work)) if stored else ""
+            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols, tokens))
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     step = Step(work.folder / "encode", tasks)
     join = join_step(step, tasks_of_split, index, dtype, num_symbols, work.folder / "join")
@@ -75,9 +78,12 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
     remove_outdated(join, joined)
     # The tokens of a split were removed when they were joined, so they are not encoded again.
     numbers = tasks_to_join(join, joined)
+    if stored and numbers:
+        store_tokens(index, tokenizer_file, tokenizer_sha256, dtype, stored, work, executor)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(executor, lambda number: bar.advance(weights[number]), numbers=numbers)
     splits, long = join_tokens(step, join, joined, index, work, executor)
+    shutil.rmtree(tokens_folder(work), ignore_errors=True)
     counts = np.zeros(num_symbols, dtype=np.int64)
     for number, name in enumerate(index.splits):
         if is_training(name):
@@ -110,20 +116,20 @@ class EncodeTask(Task):
     end: int
     dtype: str
     num_symbols: int
+    tokens: str = ""
+    """The folder with tokens of documents (see `stored_tokens`); "" if there are none."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        tokenizer = _load_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         counts = np.zeros(self.num_symbols, np.int64)
         long: list[list[int]] = []
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
-            for first, texts in self._batches(heartbeat):
-                encoded = tokenizer.encode(texts)
+            for first, encoded in self._batches(heartbeat):
                 # Add 1 to each length, because </s> is stored after each passage.
                 passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
                 tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)
                 position = 0
                 for ids in encoded:
-                    tokens[position : position + len(ids)] = ids + NUM_SPECIAL
+                    tokens[position : position + len(ids)] = ids
                     position += len(ids) + 1
                 tokens_file.write(tokens.data)
                 sizes_file.write(sequence_sizes(passage_tokens).astype(np.int32).data)
@@ -133,24 +139,20 @@ class EncodeTask(Task):
         counts.tofile(f"{prefix}.counts")
         return {"long": long}
 
-    def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[str]]]:
-        """Yield the texts of about BATCH_BYTES bytes of passages, with the index of the first of them."""
+    def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yield the fairseq ids of about BATCH_BYTES bytes of passages, with the index of the first of them."""
+        tokenizer = cached_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         passages, spool = read_index(Path(self.index)), Path(self.spool)
+
+        def beat() -> None:  # a read can take long on a shared file system, so show progress for each passage
+            heartbeat.beat("text encoding")
+
         for start, end in byte_ranges(passages["num_bytes"], self.start, self.end, READ_BYTES):
-            # A read can take long on a shared file system, so show progress for each passage.
-            texts = read_texts(spool, passages[start:end], lambda: heartbeat.beat("text encoding"))
+            entries = np.array(passages[start:end])
+            stored = stored_tokens(Path(self.tokens), self.dtype, entries, beat) if self.tokens else {}
+            others = np.array([number for number in range(len(entries)) if number not in stored], np.int64)
+            texts = dict(zip(others.tolist(), read_texts(spool, entries[others], beat), strict=True))
             for first, last in byte_ranges(passages["num_bytes"], start, end, BATCH_BYTES):
-                yield first, texts[first - start : last - start]
-            del texts  # before the next texts are read
-
-
-@functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer
-def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
-    """Load a tokenizer, or return it from the cache.
-
-    Args:
-        file: the tokenizer file.
-        sha256: digest of the file. Only the cache uses this argument: if the digest has changed, the file is loaded
-            again.
-    """
-    return load_tokenizer(Path(file))
+                numbers = range(first - start, last - start)
+                new = iter(tokenizer.encode([texts.pop(number) for number in numbers if number in texts]))
+                yield first, [stored.pop(n) if n in stored else next(new) + NUM_SPECIAL for n in numbers]

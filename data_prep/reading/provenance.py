@@ -35,6 +35,12 @@ def reading_digest() -> str:
 
 
 @functools.lru_cache(maxsize=1)
+def encoding_digest() -> str:
+    """Return a digest of the library versions and of the code that turns a text into tokens."""
+    return _digest_of(json.dumps(versions()), ("tokenization/*.py", "encoding/stored_tokens.py"))
+
+
+@functools.lru_cache(maxsize=1)
 def code_digest() -> str:
     """Return a digest of the code of data_prep. The results of steps that another code has begun are not used again."""
     return _digest_of("", ("**/*.py",))

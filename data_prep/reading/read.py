@@ -16,10 +16,11 @@ from data_prep.reading.entries import Shard, make_entries
 from data_prep.reading.facts import dates_of, order_copies
 from data_prep.reading.paragraphs import without_repeated
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.read_store import ReadStore, keep_finished, take_finished
+from data_prep.reading.read_store import ReadStore, keep_finished
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files, stamp_of
 from data_prep.running.progress import Bar, note
+from data_prep.running.task_store import take_finished
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings

@@ -3,6 +3,7 @@
 On the same text, training gives a file with the same bytes on every machine, regardless of the number of threads.
 """
 
+import functools
 import io
 import itertools
 import json
@@ -373,3 +374,15 @@ def given_tokenizer(name: str) -> tuple[str, bytes]:
     except Exception as error:
         # Catch all exceptions, because each library raises other exception types if it cannot read a file.
         raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error
+
+
+@functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer
+def cached_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
+    """Load a tokenizer, or return it from the cache.
+
+    Args:
+        file: the tokenizer file.
+        sha256: digest of the file. Only the cache uses this argument: if the digest has changed, the file is loaded
+            again.
+    """
+    return load_tokenizer(Path(file))

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from data_prep.cli import main
-from data_prep.reading import read_store
+from data_prep.running import task_store
 from tests.data_prep.test_changed_settings import num_entries, write_lines
 
 
@@ -40,15 +40,15 @@ def test_a_cache_that_cannot_be_written_is_reported_once(tmp_path, lines, folder
             if len(copies) == 3:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(read_store.os, "link", other_disk)
-        monkeypatch.setattr(read_store.shutil, "copy2", full_disk)
+        monkeypatch.setattr(task_store.os, "link", other_disk)
+        monkeypatch.setattr(task_store.shutil, "copy2", full_disk)
     assert make(tmp_path / "out", lines, cache) == 0
     errors = capsys.readouterr().err
-    assert errors.count(f"no more text is stored in the cache {cache}: ") == 1
+    assert errors.count(f"nothing more is stored in the cache {cache}: ") == 1
     assert ("No space left on device" in errors) == (kind == "full")
     monkeypatch.undo()
     if kind == "full":
-        assert [path for path in cache.rglob("*") if path.is_file()] == []
+        assert [path for path in cache.glob("??/*/*") if path.is_file()] == []
     assert make(tmp_path / "wanted", lines, tmp_path / "other_cache") == 0
     assert num_entries(tmp_path / "other_cache") == 2
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
