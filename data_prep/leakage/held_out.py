@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.encoding.mmap_writer import best_dtype
+from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype
 from data_prep.errors import Unworkable
 from data_prep.leakage.texts import Texts
 from data_prep.reading.entries import Shard, make_entries
-from data_prep.reading.index import ENTRY
+from data_prep.reading.index import ENTRY, byte_ranges
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.spool import SpoolTask, documents_path
 from data_prep.running.heartbeat import Heartbeat
@@ -25,10 +25,12 @@ from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import split_prefix
+from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, IDX_SEQUENCE_BYTES, split_prefix
 
 _TASK_TOKENS = 1 << 22
 """Approximate number of tokens that one task decodes."""
+_MANY_TASKS = 4000
+"""Number of tasks from which each decodes more tokens."""
 
 
 def read_benchmarks(settings: PrepSettings, folder: Path, executor: Executor) -> list[Texts]:
@@ -68,8 +70,10 @@ def read_benchmarks(settings: PrepSettings, folder: Path, executor: Executor) ->
     return texts
 
 
-def decoded_texts(folder: Path, stream: Path, name: str, description: Mapping, executor: Executor) -> Texts:
-    """Decode a split of a finished stream into a folder.
+def decoded_texts(
+    folder: Path, stream: Path, name: str, description: Mapping, executor: Executor, every: int = 1
+) -> Texts:
+    """Decode the passages of a split of a finished stream into a folder.
 
     Args:
         folder: the folder, in the work folder.
@@ -77,19 +81,21 @@ def decoded_texts(folder: Path, stream: Path, name: str, description: Mapping, e
         name: name of the split.
         description: the content of the stream's stream.json.
         executor: runs the tasks.
+        every: decode every k-th passage, from the first on, where k is this number.
     """
     path, dtype = split_prefix(stream, name).with_suffix(".bin"), best_dtype(description["dictionary_size"])
     tokenizer_file = stream / description["tokenizer"]["file"]
-    tokens = np.memmap(path, dtype, "r")
+    passages = _passages(path, dtype)[::every]
+    folder.mkdir(parents=True, exist_ok=True)
+    places = folder / "passages.npy"
+    np.save(places, passages)
     # The stream was checked before, so the digest in stream.json is that of the file.
     sha256 = description["splits"][name].get("sha256") or sha256_of(path)
-    place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file))
-    tasks: list[DecodeTask] = []
-    start = 0
-    while start < len(tokens):
-        end = _after_passage(tokens, min(start + _TASK_TOKENS, len(tokens)))
-        tasks.append(DecodeTask(len(tasks), *place, start, end))
-        start = end
+    place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file), str(places), sha256_of(places))
+    num_tokens = passages[:, 1] - passages[:, 0]
+    most = max(_TASK_TOKENS, int(num_tokens.sum()) // _MANY_TASKS)
+    ranges = byte_ranges(num_tokens, 0, len(passages), most)
+    tasks = [DecodeTask(number, *place, first, last) for number, (first, last) in enumerate(ranges)]
     step = Step(folder, tasks)
     step.run(executor)
     entries = np.concatenate([np.load(documents_path(folder, number)) for number in range(len(tasks))])
@@ -98,16 +104,30 @@ def decoded_texts(folder: Path, stream: Path, name: str, description: Mapping, e
     return Texts(str(index), sha256_of(index), str(folder), 0, len(entries))
 
 
-def _after_passage(tokens: np.ndarray, start: int) -> int:
-    """Return the first position from `start` at which a passage has ended."""
-    while start < len(tokens) and tokens[start - 1] != EOS:
-        start += 1
-    return start
+def _passages(path: Path, dtype: str) -> np.ndarray:
+    """Return the positions in a .bin file where each passage starts and where it ends, int64 [number of passages, 2].
+
+    The position where a passage ends is that of its end-of-sequence token.
+
+    Args:
+        path: the .bin file. The .idx file must be beside it.
+        dtype: the integer type of the tokens.
+    """
+    index = path.with_suffix(".idx")
+    count = (index.stat().st_size - IDX_HEADER_BYTES) // IDX_SEQUENCE_BYTES
+    sizes = np.fromfile(index, np.int32, count, offset=IDX_HEADER_BYTES)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    # A passage is one sequence, or several if it is very long. All of these but the last have the largest size.
+    is_last = sizes < MAX_SEQUENCE_TOKENS
+    large = np.flatnonzero(~is_last)
+    is_last[large] = np.memmap(path, dtype, "r")[ends[large] - 1] == EOS
+    ends = ends[is_last]
+    return np.stack([np.concatenate([[0], ends[:-1]]), ends - 1], axis=1)
 
 
 @dataclass(frozen=True)
 class DecodeTask(Task):
-    """Task that decodes the tokens from `start` (included) to `end` (excluded) of a .bin file.
+    """Task that decodes passages of a .bin file: those from `start` (included) to `end` (excluded) in a list.
 
     It writes the text of the passages to PREFIX.text, and their index entries to PREFIX.documents.npy. The place of a
     passage in its document is not known, so each passage counts as a document.
@@ -120,21 +140,23 @@ class DecodeTask(Task):
     dtype: str
     tokenizer_file: str
     tokenizer_sha256: str
+    passages: str
+    """Path of the list, an array of the positions where each passage starts and where it ends (.npy)."""
+    passages_sha256: str
     start: int
     end: int
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         tokenizer = load_tokenizer(Path(self.tokenizer_file))
-        tokens = np.memmap(self.path, self.dtype, "r")[self.start : self.end]
-        rows, offset, position = [], 0, 0
+        tokens, passages = np.memmap(self.path, self.dtype, "r"), np.load(self.passages, mmap_mode="r")
+        rows, offset = [], 0
         with open(f"{prefix}.text", "wb") as file:
-            for end in np.flatnonzero(tokens == EOS).tolist():
+            for first, last in passages[self.start : self.end].tolist():
                 heartbeat.beat()
-                text = tokenizer.decode((tokens[position:end].astype(np.int64) - NUM_SPECIAL).tolist())
+                text = tokenizer.decode((tokens[first:last].astype(np.int64) - NUM_SPECIAL).tolist())
                 content = text.encode("utf-8", "replace")
                 identity = hashlib.sha256(content).digest()[:16]
                 rows.append((identity, identity, offset, self.shard, len(content), len(text.split()), 0, 0, 0))
                 offset += file.write(content)
-                position = end + 1
         np.save(f"{prefix}.documents.npy", np.array(rows, ENTRY))
         return {}

@@ -42,9 +42,29 @@ class HeldOut(NamedTuple):
     def texts(self, index: Index) -> dict[str, Texts]:
         """Return the texts of the validation set and of the test set. `index` is the index of this call's passages."""
         if self.base is not None:
-            folder, (stream, description) = self.work.folder / "held_out", self.base
-            return {name: decoded_texts(folder / name, stream, name, description, self.executor) for name in HELD_OUT}
+            return {name: self._decoded(name) for name in HELD_OUT}
         return dict(zip(HELD_OUT, self.of_index(index), strict=True))
+
+    def measured(self, index: Index) -> dict[str, tuple[Texts, int]]:
+        """Return the texts that the report looks at, and k if these are every k-th of the texts."""
+        found = {}
+        for number, name in enumerate(HELD_OUT):
+            if self.base is not None:
+                # Decode only these texts, because the test set is as large as a mega-batch.
+                every = max(1, -(-self.base[1]["splits"][name]["bytes"] // MEASURED_BYTES))
+                found[name] = self._decoded(name, every), every
+            else:
+                texts = self.of_index(index)[number]
+                every = max(1, -(-int(texts.entries()["num_bytes"].sum(dtype=np.int64)) // MEASURED_BYTES))
+                found[name] = texts._replace(step=every), every
+        return found
+
+    def _decoded(self, name: str, every: int = 1) -> Texts:
+        """Return every k-th text of the validation or test set of the stream to extend, where k is `every`."""
+        assert self.base is not None
+        stream, description = self.base
+        folder = self.work.folder / "held_out" / (name if every == 1 else f"{name}_every_{every}")
+        return decoded_texts(folder, stream, name, description, self.executor, every)
 
     def of_index(self, index: Index) -> list[Texts]:
         """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
@@ -68,13 +88,11 @@ def measure_leakage(index: Index, where: HeldOut) -> dict:
     folder, executor = where.work.folder / "leakage", where.executor
     start, end = index.training()
     training = Texts(str(index.path), index.sha256, str(index.spool), start, end)
-    held_out = {}
-    for name, texts in where.texts(index).items():
-        num_bytes = int(texts.entries()["num_bytes"].sum(dtype=np.int64))
-        held_out[name] = texts._replace(step=max(1, -(-num_bytes // MEASURED_BYTES)))
+    measured = where.measured(index)
+    held_out = {name: texts for name, (texts, _) in measured.items()}
     found = find_overlaps(folder, NGRAM_WORDS, list(held_out.values()), training, executor, keep_ngrams=True)
     counts = count_overlaps(folder, NGRAM_WORDS, held_out, found.ngrams, executor)
-    return {"ngram_words": NGRAM_WORDS} | {name: counts[name] | {"every": held_out[name].step} for name in HELD_OUT}
+    return {"ngram_words": NGRAM_WORDS} | {name: counts[name] | {"every": measured[name][1]} for name in HELD_OUT}
 
 
 def without_overlaps(

@@ -2,17 +2,22 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep.cli import main
+from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, sequence_sizes
+from data_prep.leakage.held_out import decoded_texts
 from data_prep.leakage.overlap import count_overlaps, find_overlaps
 from data_prep.leakage.texts import Texts, ngrams_of
 from data_prep.reading import spool
 from data_prep.reading.index import ENTRY
-from data_prep.reading.spool import text_path
+from data_prep.reading.spool import read_text, text_path
 from data_prep.running.heartbeat import Heartbeat
+from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
+from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 from tests.data_prep.cleaning.test_cleaner import of_words
 from tests.data_prep.copies.test_duplicates import Here, chinese, english
@@ -207,7 +212,36 @@ def test_neither_workers_nor_the_order_of_files_show(tmp_path, clean, quotes, al
     assert folder_bytes(tmp_path / "out", named=False) == folder_bytes(out, named=False)
 
 
-def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, quotes, capsys):
+def test_only_the_passages_that_are_looked_at_are_decoded(tmp_path, monkeypatch):
+    rng = random.Random(4)
+    kind = TOKENIZERS["byte-bpe"]
+    texts = [" ".join(english(rng, rng.randint(0, 30))) for _ in range(50)]
+    texts[3] = " ".join(english(rng, 30_000))  # several sequences
+    (tmp_path / kind.file_name).write_bytes(kind.train(iter(texts[4:]), 300))
+    tokenizer = load_tokenizer(tmp_path / kind.file_name)
+    tokens = [[*(ids + NUM_SPECIAL).tolist(), EOS] for ids in tokenizer.encode(texts)]
+    tokens[5] = [tokens[3][0]] * (MAX_SEQUENCE_TOKENS - 1) + [EOS]  # one sequence of the largest size
+    texts[5] = tokenizer.decode([ids - NUM_SPECIAL for ids in tokens[5][:-1]])
+    (tmp_path / "test").mkdir()
+    with MMapWriter(tmp_path / "test" / "test", "uint16") as writer:
+        for ids in tokens:
+            writer.write(np.array(ids), sequence_sizes(np.array([len(ids)])))
+    assert writer._num_sequences > len(texts)
+    description = {"dictionary_size": 304, "tokenizer": {"file": kind.file_name}, "splits": {"test": {}}}
+    decoded: list[str] = []
+    decode = kind.decode
+    monkeypatch.setattr(kind, "decode", lambda self, ids: decoded.append(decode(self, ids)) or decoded[-1])
+    monkeypatch.setattr("data_prep.leakage.held_out._TASK_TOKENS", 100)
+    for every, many in ((1, 4000), (3, 4000), (3, 2), (60, 4000)):
+        monkeypatch.setattr("data_prep.leakage.held_out._MANY_TASKS", many)
+        decoded.clear()
+        found = decoded_texts(tmp_path / f"{every}_{many}", tmp_path, "test", description, Here(), every)
+        assert decoded == texts[::every]
+        assert [read_text(Path(found.spool), entry) for entry in found.entries()] == decoded
+        assert len(list((tmp_path / f"{every}_{many}").glob("*.text"))) <= (4 if many == 2 else 50)
+
+
+def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, quotes, capsys, monkeypatch):
     out, more = clean
     again = ["--extend", str(out), "--source", f"text:{quotes}/new.jsonl", "--workers", "1"]
     assert main(again) == 0  # --decontaminate and its files are those of the stream
@@ -225,7 +259,11 @@ def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, qu
     assert "0.00% of the documents in test" in shown.out
     off = [*again[:3], f"text:{quotes}/more.jsonl", *again[4:], "--decontaminate", "0"]
     (quotes / "more.jsonl").write_text("".join(json.dumps({"text": of_words(60, n)}) + "\n" for n in range(5000, 5030)))
+    monkeypatch.setattr("data_prep.leakage.measure.MEASURED_BYTES", 10_000)
     assert main(off) == 0
+    sampled, whole = load(out)["extensions"][1]["leakage"]["test"], texts_of(out, "test")
+    assert sampled["every"] == -(-sum(len(text.encode()) for text in whole) // 10_000) > 2
+    assert sampled["documents"] == len(whole[:: sampled["every"]])
     assert load(out)["extensions"][1]["settings"]["decontaminate"] is None
     assert load(out)["extensions"][1]["settings"]["decontaminate_against"] == []
 
