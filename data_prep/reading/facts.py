@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from data_prep.reading.rows import Rows
 from data_prep.running.tasks import mark_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class FactsWriter:
 
         self._prefix, self._pyarrow = prefix, pyarrow
         self._schema = pyarrow.schema([("id", pyarrow.string())])
-        self._facts: list[tuple[int, int, int]] = []
+        self._facts = Rows(FACT)
         self._ids: list[str | None] = []
 
     def __enter__(self) -> Self:
@@ -87,8 +88,7 @@ class FactsWriter:
     def __exit__(self, error_type, error, traceback) -> None:
         with self._files:
             self._write_ids()
-        with open(f"{self._prefix}.facts.npy", "wb") as file:
-            np.save(file, np.array(self._facts, FACT))
+        self._facts.write(Path(f"{self._prefix}.facts.npy"))
 
     def add(self, offset: int, date: int, identity: str) -> None:
         """Add the next document.
@@ -99,7 +99,7 @@ class FactsWriter:
             identity: id of the document; empty if it has none.
         """
         digest = hashlib.blake2b(identity.encode("utf-8"), digest_size=8).digest()
-        self._facts.append((offset, date, int.from_bytes(digest, "big")))
+        self._facts.add((offset, date, int.from_bytes(digest, "big")))
         self._ids.append(identity or None)
         if len(self._ids) == _IDS:
             self._write_ids()

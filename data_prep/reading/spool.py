@@ -25,6 +25,7 @@ from data_prep.reading.facts import FactsWriter
 from data_prep.reading.index import SPOOLED
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.removed_file import RemovedFile
+from data_prep.reading.rows import Rows
 from data_prep.reading.signatures import SignatureFiles, Signer
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Task
@@ -164,7 +165,7 @@ class SpoolTask(ReadingTask):
 
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
-        rows, skipped, offset = [], [], 0
+        rows, skipped, offset = Rows(SPOOLED), [], 0
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
@@ -201,13 +202,12 @@ class SpoolTask(ReadingTask):
                         content, num_words = text.encode("utf-8"), len(text.split())
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
-                    rows.append((identity, offset, number, len(content), num_words))
+                    rows.add((identity, offset, number, len(content), num_words))
                     facts.add(offset, date, document.id)
                     if signer:
                         signer.add(text)
                     offset += file.write(content)
-        with open(f"{prefix}.documents.npy", "wb") as file:
-            np.save(file, np.array(rows, dtype=SPOOLED))
+        rows.write(Path(f"{prefix}.documents.npy"))
         return {
             "files": files,
             "removed": removed,
