@@ -33,9 +33,9 @@ BATCH_BYTES = 1 << 20
 """Approximate number of bytes of text that a task encodes at a time."""
 _LIMITS = tuple(1 << power for power in range(10, 32, 3))
 """Values of `StoreTokensTask.most_words`: few, so that streams of different sizes find the same tokens."""
-_MAX_MAPS = 1 << 13
-"""Number of spool files whose tokens are kept mapped into memory. Each takes two maps, of which Linux allows 65,530 by
-default."""
+_MAX_MAPS = 128
+"""Number of spool files whose tokens are kept mapped into memory. Each takes two file descriptors, and systems usually
+allow 1024."""
 
 
 class TokenStore(TaskStore):
