@@ -53,8 +53,10 @@ PAIR = np.dtype([("better", np.int64), ("worse", np.int64), ("sure", bool)])
 MATCH = np.dtype([("better", np.int64), ("worse", np.int64), ("needed", np.uint8)])
 """Two documents with an equal anchor, and the number of equal anchors with which the texts are compared."""
 _CORPUS, _PRIORITY, _BY_PRIORITY = "corpus.json", "priority.npy", "by_priority.npy"
-_ROWS_PER_TASK = 1 << 24
-"""Approximate number of documents or anchors that one task loads. They take about 50 bytes each."""
+_DOCUMENTS_PER_TASK = 1 << 23
+"""Largest number of documents of which one task loads the keys. A document takes about 80 bytes."""
+_ANCHORS_PER_TASK = 1 << 22
+"""Largest number of anchors that one task loads, if hashes are evenly spread. An anchor takes about 50 bytes."""
 _ROWS_OF_SMALL_TASK = 1 << 18
 """Number of documents, times bands, that is too small to be divided among several tasks."""
 _MIN_MERGED = 1 << 20
@@ -276,9 +278,9 @@ def possible_containers(matches: Iterable[np.ndarray]) -> np.ndarray:
 
 def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Sequence[AnchorTask]]:
     """Return the tasks that find all candidate pairs of a corpus."""
-    num_parts = max(1, len(corpus.priority) // _ROWS_PER_TASK)
+    num_parts = max(1, -(-len(corpus.priority) // _DOCUMENTS_PER_TASK))
     sizes = [files.anchors.stat().st_size for files in corpus.files if files.anchors.is_file()]
-    num_anchor_parts = max(1, sum(sizes) // ANCHOR.itemsize // _ROWS_PER_TASK)
+    num_anchor_parts = max(1, -(-sum(sizes) // ANCHOR.itemsize // _ANCHORS_PER_TASK))
     where = (str(corpus.folder), sha256)
     # A task has its own costs. So if there are few documents, a task processes several bands.
     step = min(NUM_BANDS, max(1, _ROWS_OF_SMALL_TASK // len(corpus.priority)))
