@@ -86,7 +86,8 @@ def test_a_stream_from_a_remote_folder_has_the_bytes_of_a_local_one(tmp_path, al
     for out, path in (("local", str(folder)), ("remote", f"file://{folder}")):
         more = ["--duplicates", "exact"]
         assert alma_prep(tmp_path / out, f"text:{path}", num_mega_batches=1, more=more) == 0, capsys.readouterr().err
-    assert folder_bytes(tmp_path / "local") == folder_bytes(tmp_path / "remote")
+    # The names of the sources differ.
+    assert folder_bytes(tmp_path / "local", named=False) == folder_bytes(tmp_path / "remote", named=False)
     assert not list((tmp_path / "remote").rglob("download.*"))
     assert alma_prep(tmp_path / "out", f"text:file://{folder}", num_mega_batches=1, more=["--dry-run", "1"]) == 0
 
