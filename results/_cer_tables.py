@@ -7,6 +7,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from _grid import Job, Study
@@ -25,8 +26,8 @@ class Row:
     """Arguments of alma-vision besides the width."""
     text: str
     """How the table names the row."""
-    is_wide: bool = False
-    """Whether the network has about as many parameters as five networks of the width."""
+    widths: Mapping[int, int] | None = None
+    """If the networks are wider: for each width at which the row is run, that of its networks."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class CerStudy:
     dataset: str
     heading: str
     """Name of the dataset in headings."""
-    widths: Mapping[int, int]
-    """For each width, that of one network with about as many parameters as five networks."""
+    widths: Sequence[int]
     rows: Sequence[Row]
     """The rows, the most telling ones first."""
     prefix: str
@@ -49,9 +49,9 @@ class CerStudy:
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs: the first rows at each width, then the others."""
         for rows in (self.rows[: self.num_first], self.rows[self.num_first :]):
-            for width, wide in self.widths.items():
-                for row in rows:
-                    settings = [*row.settings, f"width={wide if row.is_wide else width}"]
+            for width, row in product(self.widths, rows):
+                if row.widths is None or width in row.widths:
+                    settings = [*row.settings, f"width={row.widths[width] if row.widths else width}"]
                     yield Job(f"{row.name}_{self.prefix}{width}", settings, seeds=SEEDS)
 
     def main(self, description: str) -> None:

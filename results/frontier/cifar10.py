@@ -28,7 +28,7 @@ ROWS = (
     Row("sm_w1", ("learner=sm", "wait=1", EPOCHS), "SM, wait 1"),
     Row("geometric", ("learner=sm", "wait=geometric", EPOCHS), "SM, geometric waits"),
 )
-STUDY = CerStudy(HERE, "cifar10", "CIFAR-10", {4: 9, 8: 18, 16: 36}, ROWS, prefix="c", num_first=4)
+STUDY = CerStudy(HERE, "cifar10", "CIFAR-10", (4, 8, 16), ROWS, prefix="c", num_first=4)
 tables = STUDY.tables
 
 
