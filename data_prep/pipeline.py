@@ -28,6 +28,7 @@ from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer
 from data_prep.errors import PrepError, Unworkable
 from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
 from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
+from data_prep.reading.provenance import encoding_digest
 from data_prep.reading.read import Spooled, read_sources, source_name
 from data_prep.reading.removed import keep_removed, save_copies
 from data_prep.reading.signatures import SignatureFiles
@@ -93,8 +94,9 @@ def build_stream(
     where = HeldOut(base and (base.folder, base.description), work, executor)
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
+    code = encoding_digest()  # before reading, because the code may be changed in the meantime
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
-    stored = _stored(settings, files, plan)
+    stored = _stored(settings, files, plan, code)
     if base is not None:
         added = _encode_extension(plan, index, periods, base, spooled, table, stored, work, executor)
         return added | {"leakage": measure_leakage(index, where)}
@@ -182,11 +184,11 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
     return settings.num_mega_batches or settings.cut_dates.count(",") + 1 + bool(settings.cut_dates)
 
 
-def _stored(settings: PrepSettings, files: Files, plan: partition.Plan) -> Stored | None:
+def _stored(settings: PrepSettings, files: Files, plan: partition.Plan, code: str) -> Stored | None:
     """Return the cache for tokens. With shares there is none: documents would be encoded that shares leave out."""
     if not settings.cache or any(source.share is not None for source in files):
         return None
-    return Stored(Path(settings.cache), plan.limit_words)
+    return Stored(Path(settings.cache), plan.limit_words, code)
 
 
 def _encode(

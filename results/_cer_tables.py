@@ -16,7 +16,7 @@ from _texts import standard_error
 SEEDS = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so that a row is a key of a dictionary
 class Row:
     """One row of each table."""
 

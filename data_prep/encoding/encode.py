@@ -154,5 +154,6 @@ class EncodeTask(Task):
             texts = dict(zip(others.tolist(), read_texts(spool, entries[others], beat), strict=True))
             for first, last in byte_ranges(passages["num_bytes"], start, end, BATCH_BYTES):
                 numbers = range(first - start, last - start)
+                beat()
                 new = iter(tokenizer.encode([texts.pop(number) for number in numbers if number in texts]))
                 yield first, [stored.pop(n) if n in stored else next(new) + NUM_SPECIAL for n in numbers]

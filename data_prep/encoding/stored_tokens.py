@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.errors import PrepError
 from data_prep.reading.index import Index, byte_ranges
 from data_prep.reading.provenance import encoding_digest
 from data_prep.reading.spool import documents_path, read_range, text_path
@@ -31,6 +32,12 @@ from data_prep.tokenization.tokenizers import cached_tokenizer
 
 BATCH_BYTES = 1 << 20
 """Approximate number of bytes of text that a task encodes at a time."""
+_LEAST_USED = 0.5
+"""Share of the bytes of a spool file that the stream must use, so that its tokens are stored."""
+_MOST_BYTES = 1 << 30
+"""Largest spool file whose tokens are stored. Files that can be split have up to 256 MB."""
+_ROWS = 1 << 20
+"""Number of index entries that are read at a time."""
 _LIMITS = tuple(1 << power for power in range(10, 32, 3))
 """Values of `StoreTokensTask.most_words`: few, so that streams of different sizes find the same tokens."""
 _MAX_MAPS = 128
@@ -74,6 +81,10 @@ class StoreTokensTask(Task):
     """Digest of the code and the libraries that encode (`provenance.encoding_digest`)."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        if self.code != encoding_digest():
+            raise PrepError(
+                "alma-prep or one of its libraries has changed since this run was started. Run the same command again."
+            )
         tokenizer = cached_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         documents = np.load(documents_path(Path(self.spool), self.shard))
         path = text_path(Path(self.spool), self.shard)
@@ -84,7 +95,7 @@ class StoreTokensTask(Task):
             for first, last in byte_ranges(num_bytes, 0, len(chosen), BATCH_BYTES):
                 texts = []
                 for document in documents[chosen[first:last]]:
-                    heartbeat.beat("text encoding")
+                    heartbeat.beat("text encoding")  # for each text, because a read can take long
                     texts.append(read_range(path, int(document["offset"]), int(document["num_bytes"])))
                 encoded = tokenizer.encode(texts)
                 lengths[chosen[first:last]] = [len(ids) for ids in encoded]
@@ -105,6 +116,8 @@ class Stored(NamedTuple):
     """The folder of the cache."""
     longest: int
     """The largest number of words of a document that the stream does not cut into passages."""
+    code: str
+    """Digest of the code and the libraries that encode, from before the sources were read."""
 
 
 def tokens_folder(work: WorkFolder) -> Path:
@@ -127,19 +140,25 @@ def store_tokens(
         work: the work folder. The tokens are in `tokens_folder` then.
         executor: runs the tasks.
     """
-    num_passages = np.bincount(index.passages["shard"])
+    used_bytes = _bytes_by_shard(index.passages)
     most_words = next((limit for limit in _LIMITS if limit >= stored.longest), _LIMITS[-1])
     tasks = []
-    for shard in range(len(num_passages)):
+    for shard in range(len(used_bytes)):
         files = mark_of(index.spool, shard)["files"]
         text, documents = (files[path(index.spool, shard).name]["sha256"] for path in (text_path, documents_path))
         of_tokenizer = (str(tokenizer_file), tokenizer_sha256)
         where = (str(index.spool), shard, text, documents)
-        tasks.append(StoreTokensTask(*where, *of_tokenizer, most_words, dtype, encoding_digest()))
+        tasks.append(StoreTokensTask(*where, *of_tokenizer, most_words, dtype, stored.code))
     step, store = Step(tokens_folder(work), tasks), TokenStore(stored.cache / "tokens", is_cache=True)
-    take_finished(step, [store])
     sizes = [text_path(index.spool, shard).stat().st_size for shard in range(len(tasks))]
-    used = np.flatnonzero(num_passages).tolist()
+    # A file of which the stream uses little is left out, because most of its tokens would be of no use. So is a file
+    # that is much larger than others, because one task would encode all of it.
+    used = [
+        shard
+        for shard in range(len(tasks))
+        if _LEAST_USED * sizes[shard] < used_bytes[shard] and sizes[shard] <= _MOST_BYTES
+    ]
+    take_finished(step, [store], used)
     with Bar("encode documents", sum(sizes[shard] for shard in used), "bytes") as bar:
 
         def on_done(number: int) -> None:
@@ -147,6 +166,16 @@ def store_tokens(
             store.put(step, number)
 
         step.run(executor, on_done, numbers=used)
+
+
+def _bytes_by_shard(passages: np.ndarray) -> np.ndarray:
+    """Return the number of bytes of the passages of each spool file."""
+    total = np.zeros(0, np.int64)
+    for start in range(0, len(passages), _ROWS):
+        part = np.array(passages[["shard", "num_bytes"]][start : start + _ROWS])
+        found = np.bincount(part["shard"], part["num_bytes"], len(total)).astype(np.int64)
+        total = found + np.pad(total, (0, len(found) - len(total)))
+    return total
 
 
 def stored_tokens(folder: Path, dtype: str, entries: np.ndarray, beat: Callable[[], None]) -> dict[int, np.ndarray]:
@@ -164,7 +193,10 @@ def stored_tokens(folder: Path, dtype: str, entries: np.ndarray, beat: Callable[
     found = {}
     by_shard = np.argsort(entries["shard"], kind="stable")
     for numbers in np.split(by_shard, np.flatnonzero(np.diff(entries["shard"][by_shard])) + 1):
-        places, tokens = _open(folder, int(entries["shard"][numbers[0]]), dtype)
+        opened = _open(folder, int(entries["shard"][numbers[0]]), dtype)
+        if opened is None:
+            continue
+        places, tokens = opened
         rows = np.searchsorted(places[0], entries["offset"][numbers])
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
             beat()
@@ -178,8 +210,12 @@ def stored_tokens(folder: Path, dtype: str, entries: np.ndarray, beat: Callable[
 
 
 @functools.lru_cache(_MAX_MAPS)
-def _open(folder: Path, shard: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places and the tokens of the documents of a spool file, mapped into memory."""
+def _open(folder: Path, shard: int, dtype: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the places and the tokens of the documents of a spool file, mapped into memory. None: none are stored."""
     prefix = Step(folder, ()).prefix(shard)
-    places, tokens = np.load(f"{prefix}.places.npy", mmap_mode="r"), Path(f"{prefix}.tokens")
-    return places, np.memmap(tokens, dtype, "r") if tokens.stat().st_size else np.empty(0, dtype)
+    places, tokens = Path(f"{prefix}.places.npy"), Path(f"{prefix}.tokens")
+    if not places.is_file():
+        return None
+    return np.load(places, mmap_mode="r"), np.memmap(tokens, dtype, "r") if tokens.stat().st_size else np.empty(
+        0, dtype
+    )

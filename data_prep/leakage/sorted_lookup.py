@@ -13,7 +13,7 @@ much as the text. They are removed when they have been compared.
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from data_prep.running.tasks import Executor, Step, Task
 
 def look_up_sorted(
     folder: Path, size: int, training: Sequence[Texts], held_out: tuple[str, int, str], executor: Executor
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[Iterable[np.ndarray], np.ndarray]:
     """Find the held-out n-grams that occur in training texts.
 
     Args:
@@ -59,7 +59,7 @@ def look_up_sorted(
     for part in range(num_parts):
         found = np.load(f"{compare.prefix(part)}.overlaps.npy")
         overlaps[starts[found[:, 0]] + found[:, 1]] = True
-    return [np.fromfile(f"{compare.prefix(part)}.found", np.uint64) for part in range(num_parts)], overlaps
+    return (np.fromfile(f"{compare.prefix(part)}.found", np.uint64) for part in range(num_parts)), overlaps
 
 
 @dataclass(frozen=True)

@@ -130,10 +130,17 @@ class TaskStore(ABC):
         """Return the names of the entries that contain the result of a task, if they exist: first its own entry."""
 
 
-def take_finished(step: Step, stores: Sequence[TaskStore]) -> None:
-    """Copy the results of all tasks that are not done yet, but are in one of the stores, into the step's folder."""
+def take_finished(step: Step, stores: Sequence[TaskStore], numbers: Sequence[int] | None = None) -> None:
+    """Copy the results of all tasks that are not done yet, but are in one of the stores, into the step's folder.
+
+    Args:
+        step: the step.
+        stores: the stores, the first ones first.
+        numbers: the numbers of the tasks; None: all tasks. Give `Step.run` the same numbers, because it checks the
+            digests of what was copied.
+    """
     step.folder.mkdir(parents=True, exist_ok=True)
-    for number in range(len(step.tasks)):
+    for number in range(len(step.tasks)) if numbers is None else numbers:
         if step.mark(number) is None:
             any(store.take(step, number) for store in stores)
 

@@ -342,9 +342,8 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
             f"continue it, choose another folder, or remove {out / WORK} to start again."
         )
     if changed or is_other_code:
+        # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a hung worker.
         for path in (out / WORK).glob("*/*.alive"):
-            # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a worker
-            # that hangs.
             path.unlink(missing_ok=True)
     if changed:
         note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
@@ -354,10 +353,11 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
             "that reads it is the same. All other steps are repeated"
         )
     if "versions" in changed or is_other_code:
-        # Only reading tasks contain a digest of the libraries and of the code, so results of other tasks are not used.
-        for path in out.joinpath(WORK).iterdir():
+        # Only reading tasks contain a digest of libraries and code, so results of other tasks are not used. A folder is
+        # renamed first, because a job that still runs could finish a task while it is removed.
+        for path in list(out.joinpath(WORK).iterdir()):
             if path.is_dir() and path.name not in _OF_READING:
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path.rename(path.with_name(f"removed_{os.urandom(8).hex()}")), ignore_errors=True)
     return was_interrupted
 
 

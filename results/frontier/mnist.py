@@ -19,7 +19,7 @@ CONSTANT = ("preset=anytime", "epochs=100", "extra_epochs=0")
 WIDE = {32: 141, 64: 260, 4: 20}
 """For each width, that of one network with about as many parameters as five networks."""
 FIFTH = {32: 400}
-"""For each width, that of a network that with the row's epochs takes about a fifth of the training FLOPs of Ens of 5."""
+"""For each width, that of a network that takes about a fifth of the training FLOPs of Ens of 5 in the row's epochs."""
 ROWS = (
     Row("sm_w10", ("learner=sm", "wait=10"), "SM, wait 10"),
     Row("anytime", ("preset=anytime",), "**anytime**"),

@@ -44,7 +44,7 @@ def test_a_task_beats_for_each_passage_that_it_reads(tmp_path, encoding_task, mo
         monkeypatch.setattr(heartbeat, "beat", lambda place: beats.append(place))
         beats: list[str] = []
         encoding_task.run(tmp_path / "out", heartbeat)
-    assert beats == ["text encoding"] * len(TEXTS)
+    assert beats == ["text encoding"] * (len(TEXTS) + 1)  # and for the batch that is encoded
 
 
 def test_passages_are_read_in_the_order_of_the_spool(tmp_path, encoding_task, monkeypatch):

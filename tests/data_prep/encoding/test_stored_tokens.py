@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from data_prep.encoding.stored_tokens import StoreTokensTask, TokenStore
+from data_prep.errors import PrepError
+from data_prep.running.heartbeat import Heartbeat
 from fairseq_alma.core.files import sha256_of
 from tests.data_prep.encoding.test_documents import prose, write_lines
 
@@ -112,3 +114,24 @@ def test_an_entry_is_found_by_the_text_and_the_tokenizer_also_with_a_smaller_lim
         {"code": "d"},
     ):
         assert not set(keys(**change)) & set(keys())
+
+
+def test_a_file_of_which_the_stream_uses_little_is_not_stored(tmp_path, alma_prep, folder_bytes):
+    """Most documents of the second source are copies of those of the first one."""
+    cache = tmp_path / "cache"
+    rows = [{"text": prose(30, seed)} for seed in range(700)]
+    sources = [
+        f"text:{write_lines(tmp_path / name, part)}"
+        for name, part in (("a.jsonl", rows[:600]), ("b.jsonl", rows[200:]))
+    ]
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=2) == 0
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=["--cache", str(cache)]) == 0
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+    assert len(entries(cache)) == 1
+    assert len(list(cache.glob("??/*/mark.json"))) == 2  # the text of both
+
+
+def test_a_task_refuses_other_code_than_that_it_describes(tmp_path):
+    task = StoreTokensTask("s", 0, "t", "d", "tokenizer.json", "k", 1024, "uint16", code="other")
+    with Heartbeat(tmp_path / "alive") as heartbeat, pytest.raises(PrepError, match="has changed since this run was"):
+        task.run(tmp_path / "000000", heartbeat)
