@@ -46,7 +46,7 @@ print(time.process_time() - began, pages, words)
 """
 OURS = """
 import os, sys
-from benchmarks._common import tree_cpu_seconds
+from _common import tree_cpu_seconds
 from data_prep.sources import Document, Part, read_documents
 from data_prep.sources.base import no_report
 from data_prep.sources.bounded import parse
@@ -80,7 +80,9 @@ def measure_archives(warc: Path, scratch: Path, repeats: int) -> list[str]:
             ("ours", [sys.executable, "-c", OURS]),
             ("alternative", [str(python), "-c", ALTERNATIVE]),
         ):
-            seconds, *counts = cpu_seconds_of([*command, str(archive)], {"PYTHONPATH": str(ROOT)})[1].split()
+            seconds, *counts = cpu_seconds_of([*command, str(archive)], {"PYTHONPATH": f"{ROOT}:{ROOT}/benchmarks"})[
+                1
+            ].split()
             times[name].append(float(seconds))
             found[name] = f"{int(counts[0]):,} pages, {int(counts[1]):,} words"
     minima, median, spread = ratio_columns(times["alternative"], times["ours"])
