@@ -178,7 +178,8 @@ def measure_cache(random_text: RandomText, data: Path, scratch: Path) -> list[st
             rows.append([name, f"{first:.1f}", kind, f"{second:.1f}", f"{ratio:.2f}, {target}"])
     return [
         "Two streams with different seeds from the same files and one `--cache`; CPU seconds of the whole command, one "
-        "worker, one round. The perplexities of two streams can only be compared if they have the same tokenizer.",
+        "worker, one round. A run has fixed costs of about a second, which count in small sources. The perplexities of "
+        "two streams can only be compared if they have the same tokenizer.",
         "",
         *table(["source", "first, CPU s", "the second stream has", "second, CPU s", "ratio"], rows),
         "",
