@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class TextStudy:
+class TextStudy(ABC):
     """A grid of runs on one stream. A subclass says how to make the stream.
 
     The ledger of a row ROW with seed SEED is committed as `ledgers`/ROW/seed_SEED.
@@ -67,6 +68,7 @@ class TextStudy:
     """Name of the folder with the text of the study, in the folder that ALMA_DATA names. The option --NAME replaces
     it."""
 
+    @abstractmethod
     def prepare(self, data: Path, out: Path) -> list[str]:
         """Return the arguments of alma-prep that make the stream, without its folder.
 
@@ -74,7 +76,6 @@ class TextStudy:
             data: the folder with the text.
             out: the folder of the runs.
         """
-        raise NotImplementedError
 
     def main(self, description: str | None, out: str, subfolder: str = "") -> None:
         """Read the command line, train the runs that are missing and copy their ledgers.
