@@ -2,7 +2,8 @@
 
 Passages are encoded in the order of the stream, which differs between streams. So with a cache, the documents of a
 spool file are encoded first, one task per file, in the order of the file. `encode.EncodeTask` then looks up the tokens
-of its passages. It encodes only what is not found: passages of documents that are cut.
+of its passages. It encodes only what is not found: passages of documents that are cut, and those in files whose tokens
+are not stored (see `store_tokens`).
 
 What a task writes is found in the cache by the text, the boundaries of the documents, and the tokenizer. It does not
 depend on anything else of the stream.
@@ -10,7 +11,6 @@ depend on anything else of the stream.
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,7 +106,7 @@ class StoreTokensTask(Task):
     def key(self, most_words: int) -> str:
         """Return the digest of all that the result depends on, for a value of `most_words`. Paths do not matter."""
         task = replace(self, spool="", shard=0, tokenizer_file="", most_words=most_words)
-        return hashlib.sha256(json.dumps(task.description()).encode()).hexdigest()
+        return hashlib.sha256(task.description().encode()).hexdigest()
 
 
 class Stored(NamedTuple):
