@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_checkpoints_are_written_after_validations_and_at_intervals_of_time(stre
         assert (member / BEST).samefile(member / LAST)  # written once
 
 
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def num_children(parent: int) -> int:
+    """Not every kernel has /proc/PID/task/TID/children."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has ended
+            count += int(path.read_text().rpartition(") ")[2].split()[1]) == parent
+    return count
+
+
 @pytest.mark.parametrize("num_workers", [pytest.param(None, marks=pytest.mark.slow), 1])
 def test_processes_and_files_of_past_epochs_do_not_stay_open(stream, tmp_path, num_workers):
     """With 30 epochs of 3 updates and one checkpoint at the end."""
@@ -65,10 +79,10 @@ def test_processes_and_files_of_past_epochs_do_not_stay_open(stream, tmp_path, n
     most = multiprocessing.get_context("fork").Array("i", 3)
 
     def watch(ended: threading.Event) -> None:
-        me = os.getpid()
+        # The fork has inherited the files that the tests before it have left open.
+        inherited = num_open_files()
         while not ended.wait(0.01):
-            children = sum(len(path.read_text().split()) for path in Path(f"/proc/{me}/task").glob("*/children"))
-            counts = (children, len(os.listdir(f"/proc/{me}/fd")), threading.active_count())  # noqa: PTH208
+            counts = (num_children(os.getpid()), num_open_files() - inherited, threading.active_count())
             for number, count in enumerate(counts):
                 most[number] = max(most[number], count)
 
@@ -88,8 +102,9 @@ def test_processes_and_files_of_past_epochs_do_not_stay_open(stream, tmp_path, n
     log = (member / "log.txt").read_text()
     assert log.count("end of epoch") >= 30
     children, files, threads = most
-    assert children <= 2 * (num_workers or 0)
-    assert files < 64
+    # Besides the workers of an epoch and the next, a library may start a process for a moment.
+    assert (num_workers or 0) <= children <= 2 * (num_workers or 0) + 1
+    assert 0 < files < 48
     assert threads < 12
 
 
