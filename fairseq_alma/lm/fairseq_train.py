@@ -112,11 +112,14 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
             f"fairseq={fairseq!r} cannot be split into options ({error}): check its quotation marks"
         ) from error
     namespace = _parse([*base, *more])
+    given: set[str] = set()
     if more:
         before, after = vars(_parse(base, only_given=True)), vars(_parse([*base, *more], only_given=True))
         given = {name for name, value in after.items() if name not in before or value != before[name]}
         _refuse(given, set(values), fairseq)
-    for name in values.keys() - PATHS.keys() - VARYING:
+    # `values` has a `ddp_backend` only on CPUs, where no other works.
+    chosen = given & ALLOWED - {"ddp_backend"}
+    for name in values.keys() - PATHS.keys() - VARYING - chosen:
         setattr(namespace, name, values[name])
     config = copy.deepcopy(_convert(_Options(**vars(namespace))))
     # Set the values that vary here and not in `namespace`, so that the configurations of all stages and members of a
