@@ -14,7 +14,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from data_prep.errors import PrepError, Unworkable
-from data_prep.tokenization.word_counts import SEPARATOR, WORD, count_words, gpt2_words, texts_with_counts
+from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, texts_with_counts
+from data_prep.tokenization.words import split_words
 
 
 class Tokenizer(Protocol):
@@ -52,27 +53,27 @@ MAX_KNOWN_WORDS = 1 << 18
 """Maximum number of words whose token ids ByteBPE caches. When the cache has more words, it is emptied."""
 MAX_KNOWN_IDS = 1 << 22
 """Maximum number of token ids that ByteBPE caches. When the cache has more, it is emptied."""
-MAX_KNOWN_LETTERS = 64
-"""ByteBPE caches a word only if it has at most this many characters."""
+MAX_KNOWN_BYTES = 128
+"""ByteBPE caches a word only if it has at most this many bytes."""
 
 
-class _KnownWords(dict[str, int]):
+class _KnownWords(dict[bytes, int]):
     """Maps each word to its number, and each number to the token ids of the word. A new word gets the next number.
 
     The token ids of all words are in one array, so that the ids of a text are looked up by NumPy, not word by word.
     """
 
     def __init__(self) -> None:
-        self._new: list[str] = []
+        self._new: list[bytes] = []
         self._ids = np.empty(0, np.int32)
         self._ends = np.zeros(1, np.int64)
 
-    def __missing__(self, word: str) -> int:
+    def __missing__(self, word: bytes) -> int:
         number = self[word] = len(self._ends) - 1 + len(self._new)
         self._new.append(word)
         return number
 
-    def take_new(self) -> list[str]:
+    def take_new(self) -> list[bytes]:
         """Return the words that have a number, but no token ids yet. Call `add_ids` with the ids of these words."""
         new, self._new = self._new, []
         return new
@@ -91,7 +92,7 @@ class _KnownWords(dict[str, int]):
         begins = np.cumsum(num_ids) - num_ids
         return self._ids[np.repeat(starts - begins, num_ids) + np.arange(num_ids.sum())], num_ids
 
-    def forget(self, words: list[str]) -> None:
+    def forget(self, words: list[bytes]) -> None:
         """Forget words. If the cache is too large, forget all words."""
         for word in words:
             self.pop(word, None)
@@ -152,19 +153,18 @@ class ByteBPE:
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int32.
 
-        The token ids of words are cached, which makes this method about six times as fast.
+        The token ids of words are cached, which makes this method several times as fast.
         """
         known = self._known
-        words_of_texts = [WORD.findall(text) for text in texts]
-        ends = np.cumsum([len(words) for words in words_of_texts])
-        words = itertools.chain.from_iterable(words_of_texts)
-        numbers = np.fromiter(map(known.__getitem__, words), np.int64, int(ends[-1]) if len(ends) else 0)
+        words = split_words(texts)
+        numbers = np.fromiter(map(known.__getitem__, words.different), np.int64, len(words.different))
         new = known.take_new()
-        known.add_ids([encoding.ids for encoding in self._tokenizer.encode_batch_fast(new, add_special_tokens=False)])
-        ids, num_ids = known.ids_of(numbers)
+        encodings = self._tokenizer.encode_batch_fast([word.decode("utf-8") for word in new], add_special_tokens=False)
+        known.add_ids([encoding.ids for encoding in encodings])
+        ids, num_ids = known.ids_of(numbers[words.numbers])
         ends_of_words = np.concatenate([[0], np.cumsum(num_ids)])
-        known.forget([word for word in new if len(word) > MAX_KNOWN_LETTERS])
-        return np.split(ids, ends_of_words[ends[:-1]]) if len(ends) else []
+        known.forget([word for word in new if len(word) > MAX_KNOWN_BYTES])
+        return np.split(ids, ends_of_words[words.ends[:-1]]) if texts else []
 
     def decode(self, ids: list[int]) -> str:
         """Decode token ids and return the text."""

@@ -1,9 +1,9 @@
 """Count the words of a text, so that a byte-level BPE can be trained on the counts instead of the text.
 
 The trainer of the tokenizers library first splits all text into GPT-2's words and counts them; it then needs only the
-counts. Nearly all of its time is GPT-2's regular expression. Here, text is first split with a simple regular expression
-(`WORD`), and GPT-2's expression is applied once to each different word. So the counting can be divided among many
-tasks, each of which writes a table of its words and their counts.
+counts. Nearly all of its time is GPT-2's regular expression. Here, text is first split at simpler points (see `words`),
+and GPT-2's expression is applied once to each different word. So the counting can be divided among many tasks, each of
+which writes a table of its words and their counts.
 
 In a table, a word is written in the alphabet of byte-level BPE: one letter per byte, such as `Ġthe` for " the". It has
 no space and no line end.
@@ -12,24 +12,18 @@ no space and no line end.
 import functools
 import heapq
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from data_prep.tokenization.words import split_words
+
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import ByteLevel
-
-# WORD splits text before the space in front of a word. Other white space counts as a separate word. WORD splits only at
-# points where GPT-2's own regular expression also splits. So the text can be divided at these points first, and the
-# parts can be processed one by one: GPT-2's words, and therefore the tokens, are the same.
-#
-# _SPACE lists the characters that the tokenizers library treats as white space. Python's \s cannot be used instead,
-# because it also matches four control characters that are not white space in the tokenizers library.
-_SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
-WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 
 SEPARATOR = "\n"
 """The character between two words in the texts of `texts_with_counts`. No word contains it."""
@@ -39,6 +33,8 @@ _TEXT_LETTERS = 1 << 16
 """Approximate maximum number of letters in a text. A long word is therefore copied fewer than `_COPIES` times."""
 _KNOWN_LETTERS = 64
 """Parts that are longer than this are split again each time, and not cached."""
+_BATCH_LETTERS = 1 << 20
+"""Approximate number of letters that are split at once."""
 
 
 def gpt2_words() -> "ByteLevel":
@@ -50,16 +46,33 @@ def gpt2_words() -> "ByteLevel":
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Return GPT-2's words of all texts and their numbers of occurrences."""
-    parts = Counter(itertools.chain.from_iterable(map(WORD.findall, texts)))
+    parts: Counter[bytes] = Counter()
+    for batch in _batches(texts):
+        words = split_words(batch)
+        parts.update(dict(zip(words.different, np.bincount(words.numbers).tolist(), strict=True)))
     counts: Counter[str] = Counter()
     for part, count in parts.items():
-        for word in _known_words_of(part) if len(part) <= _KNOWN_LETTERS else _words_of(part):
+        text = part.decode("utf-8")
+        for word in _known_words_of(text) if len(text) <= _KNOWN_LETTERS else _words_of(text):
             counts[word] += count
     return counts
 
 
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lists of texts of at least `_BATCH_LETTERS` letters, except the last list."""
+    batch: list[str] = []
+    num_letters = 0
+    for text in texts:
+        batch.append(text)
+        num_letters += len(text)
+        if num_letters >= _BATCH_LETTERS:
+            yield batch
+            batch, num_letters = [], 0
+    yield batch
+
+
 def _words_of(part: str) -> list[str]:
-    """Return GPT-2's words of a part of a text that `WORD` has split off."""
+    """Return GPT-2's words of a part of a text that `split_words` has split off."""
     return [word for word, _ in _splitter().pre_tokenize_str(part)]
 
 
