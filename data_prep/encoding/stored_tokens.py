@@ -11,6 +11,8 @@ depend on anything else of the stream.
 
 import functools
 import hashlib
+import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +62,7 @@ class StoreTokensTask(Task):
 
     The task writes two files. PREFIX is the argument `prefix` of `run`.
         PREFIX.tokens: the fairseq ids of all documents, without </s>.
-        PREFIX.places.npy: int64 [3, number of documents]: for each document, where its text begins in the spool file,
+        PREFIX.places: int64 [3, number of documents]: for each document, where its text begins in the spool file,
             the length of the text, both in bytes, and the index after its last token. A document that was left out has
             no tokens.
     """
@@ -100,7 +102,7 @@ class StoreTokensTask(Task):
                 encoded = tokenizer.encode(texts)
                 lengths[chosen[first:last]] = [len(ids) for ids in encoded]
                 (np.concatenate(encoded) + NUM_SPECIAL).astype(self.dtype).tofile(file)
-        np.save(f"{prefix}.places.npy", np.stack([documents["offset"], documents["num_bytes"], np.cumsum(lengths)]))
+        np.stack([documents["offset"], documents["num_bytes"], np.cumsum(lengths)]).tofile(f"{prefix}.places")
         return {}
 
     def key(self, most_words: int) -> str:
@@ -196,16 +198,18 @@ def stored_tokens(folder: Path, dtype: str, entries: np.ndarray, beat: Callable[
         opened = _open(folder, int(entries["shard"][numbers[0]]), dtype)
         if opened is None:
             continue
-        places, tokens = opened
-        rows = np.searchsorted(places[0], entries["offset"][numbers])
-        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+        (offsets, num_bytes, ends), tokens = opened
+        wanted = entries[numbers]
+        rows = np.minimum(np.searchsorted(offsets, wanted["offset"]), len(offsets) - 1)
+        # The first passage of a document that is cut begins where the document begins, but is shorter.
+        is_whole = (offsets[rows] == wanted["offset"]) & (num_bytes[rows] == wanted["num_bytes"])
+        starts = np.where(rows > 0, ends[rows - 1], 0)
+        for number, start, end in zip(
+            numbers[is_whole].tolist(), starts[is_whole].tolist(), ends[rows[is_whole]].tolist(), strict=True
+        ):
             beat()
-            # The first passage of a document that is cut begins where the document begins, but is shorter.
-            place = (int(entries[number]["offset"]), int(entries[number]["num_bytes"]))
-            if row < places.shape[1] and place == (places[0, row], places[1, row]):
-                start, end = (int(places[2, row - 1]) if row else 0), int(places[2, row])
-                if end > start:
-                    found[number] = np.array(tokens[start:end])
+            if end > start:
+                found[number] = tokens[start:end].copy()
     return found
 
 
@@ -213,9 +217,16 @@ def stored_tokens(folder: Path, dtype: str, entries: np.ndarray, beat: Callable[
 def _open(folder: Path, shard: int, dtype: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the places and the tokens of the documents of a spool file, mapped into memory. None: none are stored."""
     prefix = Step(folder, ()).prefix(shard)
-    places, tokens = Path(f"{prefix}.places.npy"), Path(f"{prefix}.tokens")
-    if not places.is_file():
+    try:
+        places = _mapped(f"{prefix}.places", "int64")
+    except FileNotFoundError:
         return None
-    return np.load(places, mmap_mode="r"), np.memmap(tokens, dtype, "r") if tokens.stat().st_size else np.empty(
-        0, dtype
-    )
+    return (places.reshape(3, -1), _mapped(f"{prefix}.tokens", dtype)) if len(places) else None
+
+
+def _mapped(path: str, dtype: str) -> np.ndarray:
+    """Map a file into memory. np.memmap takes ten times as long, and a stream maps a file for every few passages."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # cannot be mapped
+            return np.empty(0, dtype)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
