@@ -2,7 +2,8 @@
 
 The studies (results/), the benchmark tables (benchmarks/), CONTRIBUTING.md and CHANGELOG.md become pages. A link of a
 page to a file of the repository is relative, so that it also works where the repository is browsed: the hook points it
-at the page of that file, or keeps only its text where the site has no such page.
+at the page of that file, or keeps only its text where the site has no such page. A link to a Python file becomes a link
+to the API page of its package.
 """
 
 import os
@@ -39,6 +40,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def _api_page(path: str) -> str:
+    """Return the API page of the package that contains a Python file."""
+    return f"api/{'-'.join(PurePosixPath(path).parent.parts)}.md"
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the links of a page to files of the repository at the pages of those files."""
     own = page.file.src_uri
@@ -55,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             inside = target.removeprefix("docs/")
         elif target in site_paths():
             inside = site_paths()[target]
+        elif target.endswith(".py") and files.get_file_from_path(api_page := _api_page(target)):
+            inside = api_page
         elif (ROOT / target).exists():
             return text if not image else ""
         else:

@@ -17,6 +17,8 @@ SM = ("learner=sm", "experts=4", "wait=1")
 IID = ("learner=sm", "experts=4", "wait=4")
 CONSTANT = ("schedule=constant", "optimizer_state=keep")
 AVERAGE = ("predict_with=average", "average_every=update", "average_decay=0.99")
+POWER = ("predict_with=average", "average_every=update", "average_power=8")
+"""The average of preset=anytime."""
 UNIFORM = "replay=uniform"
 SEEDS = (0, 1, 2, 3, 4)
 
@@ -24,6 +26,8 @@ ROWS = (
     Row("books_anytime", (*SM, *CONSTANT, *AVERAGE, UNIFORM), seeds=SEEDS),
     Row("books_iid_average", (*IID, "schedule=constant", *AVERAGE), "updates_per_mega_batch", seeds=SEEDS),
     Row("books_half", (*SM, *CONSTANT, *AVERAGE, "replay=0.5"), seeds=SEEDS),
+    Row("books_power_half", (*SM, *CONSTANT, *POWER, "replay=0.5"), seeds=SEEDS),
+    Row("books_power", (*SM, *CONSTANT, *POWER, UNIFORM), seeds=SEEDS),
     Row("books_replay", (*SM, UNIFORM), seeds=SEEDS),
     Row("books_no_replay", (*SM, *CONSTANT, *AVERAGE), seeds=SEEDS),
     Row("books_no_average", (*SM, *CONSTANT, UNIFORM), seeds=SEEDS),
@@ -37,6 +41,8 @@ TEXTS = {
     "books_anytime": "**constant rate, average, `replay=uniform`**",
     "books_iid_average": "constant rate and average on all data at once (i.i.d.)",
     "books_half": "**constant rate, average, `replay=0.5`**",
+    "books_power_half": "**`preset=anytime` with `replay=0.5`**",
+    "books_power": "**`preset=anytime`**",
     "books_replay": "SM, wait 1, `replay=uniform`",
     "books_no_replay": "constant rate, average, no replay",
     "books_no_average": "constant rate, `replay=uniform`, no average",
