@@ -98,12 +98,13 @@ def disk_bytes(folders: Sequence[Path]) -> int:
     """Return the disk space of all files in some folders, in bytes. A file with several links counts once."""
     found = {}
     for folder in folders:
-        for path in folder.rglob("*"):
-            try:
-                status = path.stat()
-            except OSError:  # removed meanwhile
-                continue
-            found[status.st_dev, status.st_ino] = 512 * status.st_blocks
+        for place, _, names in os.walk(folder):  # skips folders that were removed meanwhile; Path.rglob raises an error
+            for name in names:
+                try:
+                    status = (Path(place) / name).stat()
+                except OSError:  # removed meanwhile
+                    continue
+                found[status.st_dev, status.st_ino] = 512 * status.st_blocks
     return sum(found.values())
 
 
