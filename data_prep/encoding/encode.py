@@ -31,6 +31,9 @@ TASK_BYTES = 16 << 20
 passages. For a large corpus, a task that encodes processes more (see _MAX_TASKS)."""
 _MAX_TASKS = 4000
 """Approximate largest number of tasks that encode, in addition to one for each split."""
+_MIN_STORED_TASKS = 100
+"""A task that takes tokens from the cache opens the files of most spool files. So there are few such tasks, and each
+processes up to READ_BYTES bytes. But there are not fewer than about this number, so that workers have equal shares."""
 
 
 class Encoded(NamedTuple):
@@ -59,7 +62,10 @@ def encode(
         stored: the cache in which tokens of documents are stored; None: no tokens are stored.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
-    task_bytes = max(TASK_BYTES, int(passages["num_bytes"].sum(dtype=np.int64)) // _MAX_TASKS)
+    num_bytes = int(passages["num_bytes"].sum(dtype=np.int64))
+    task_bytes = max(TASK_BYTES, num_bytes // _MAX_TASKS)
+    if stored:
+        task_bytes = max(task_bytes, min(READ_BYTES, num_bytes // _MIN_STORED_TASKS))
     tokenizer_sha256 = sha256_of(tokenizer_file)
     tasks: list[EncodeTask] = []
     weights: list[int] = []
