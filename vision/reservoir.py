@@ -1,9 +1,10 @@
 """Choose the examples of earlier mega-batches that a limited memory keeps for replay.
 
 Each example gets a random number when it arrives, and the memory keeps those with the smallest numbers. So at any time
-it contains a random sample of all examples that have arrived, as reservoir sampling does (Vitter 1985), and an example
-that was dropped does not come back. The sample follows from the seeds and the mega-batches, so a run that continues
-after an interruption has the same one.
+it contains a random sample of all examples that have arrived, as reservoir sampling does (Vitter 1985). An example that
+was dropped does not come back, with one exception: the memory is divided between training and validation examples in
+proportion to their numbers, and if rounding changes this division by one, one example can come back. The sample follows
+from the seeds and the mega-batches, so a run that continues after an interruption has the same one.
 """
 
 from collections.abc import Sequence

@@ -109,8 +109,8 @@ class VisionSettings(RunSettings):
     replay: Replay = False
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), `uniform`, or a number
     between 0 and 1, which is the share of each batch that comes from earlier mega-batches. With `uniform`, the share
-    grows, so that all mega-batches that have arrived have an equal part in each batch. With `uniform` and a number, the
-    number of updates is the same as without replay."""
+    grows, so that all mega-batches that have arrived have equal parts in each batch if they have equal sizes. With
+    `uniform` and a number, the number of updates is the same as without replay."""
     replay_memory: Count | None = None
     """replay=uniform or a share: largest number of examples of earlier mega-batches that are kept, for training and
     validation together. They are a random sample. By default, all are kept."""

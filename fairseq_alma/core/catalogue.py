@@ -75,11 +75,31 @@ OPTIONS: Mapping[Half, Mapping[str, Any]] = {
 """For each half of the project: names of settings that switch something on that the paper does not have, each with the
 value that switches it off. The label of a run names such a setting only if it is on."""
 
+AVERAGE_SETTINGS: Mapping[str, Any] = {
+    "average_every": "stage",
+    "average_window": None,
+    "average_decay": None,
+    "average_power": 0.0,
+}
+"""Names of the settings of predict_with=average, each with its default, which is the only value without an average."""
+
 PARTS_OF_OPTIONS: Mapping[str, tuple[str, Any]] = {
-    **dict.fromkeys(("average_every", "average_window", "average_decay", "average_power"), ("predict_with", "average")),
+    **dict.fromkeys(AVERAGE_SETTINGS, ("predict_with", "average")),
     "cooldown_share": ("schedule", "wsd"),
 }
 """Names of settings that have an effect only if another setting has a certain value -> this setting and this value."""
+
+UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
+    half: {
+        **options,
+        **AVERAGE_SETTINGS,
+        **{"from_scratch": False, "replay_memory": None, "wait_ratio": None, "split_by": "validation_loss"},
+        **({"precision": "float32", "grow_drop": 0.0} if half == "language model" else {}),
+    }
+    for half, options in OPTIONS.items()
+}
+"""For each half of the project: names of settings that were added later, each with the value that corresponds to what
+ALMA did before. A run whose settings.json does not have the setting is compared as if it had this value."""
 
 MEMBER_SETTINGS: Mapping[str, str] = {"ens": "members", "umix": "members", "gens": "new_members"}
 """Learner -> name of the setting with the number of networks that each stage trains. All other learners train one

@@ -234,6 +234,12 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old expert, and without "
                 f"noise in its router weights, the router would never select the copy"
             )
+        copied = {"grow_router": self.grow_router, "split_by": self.split_by, "grow_drop": self.grow_drop}
+        ignored = [f"{name}={value}" for name, value in copied.items() if value != getattr(type(self), name)]
+        if run.from_scratch and ignored:
+            raise SettingError(
+                f"{' '.join(ignored)} has no effect with from_scratch=true, which copies no experts: leave it out"
+            )
         if not 0 <= self.grow_drop <= 1:
             raise SettingError(f"grow_drop={self.grow_drop} must be a share between 0 and 1")
         if self.grow_drop > 0 and run.experts > 1:
@@ -249,7 +255,7 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 raise SettingError(
                     f"grow_experts={self.grow_experts} must not be negative: growth only adds experts. Set 0 or more"
                 )
-            if experts == 1 and added > 1:
+            if experts == 1 and added:
                 if self.grow_router == "copy":
                     raise SettingError(
                         f"grow_experts={self.grow_experts}: growth {number} would add {added} experts to a mixture of "

@@ -109,7 +109,7 @@ def period_losses(row: LedgerRow) -> list[float]:
 def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
     """Return the mean over each part of a matrix of losses: `backward`, `in_distribution` and `forward`.
 
-    See `period_averages` for the parts. A part without values is left out.
+    See `period_averages` for the parts. A value that is NaN, and a part without values, is left out.
 
     Args:
         matrix: arrival t -> a value for each period. The first value belongs to the period that arrives at t = 1.
@@ -117,6 +117,8 @@ def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
     values: dict[str, list[float]] = {"backward": [], "in_distribution": [], "forward": []}
     for t, row in matrix.items():
         for j, value in enumerate(row, start=1):
+            if math.isnan(value):
+                continue
             values["in_distribution" if j == t else "backward" if j < t else "forward"].append(value)
     return {name: _mean(found) for name, found in values.items() if found}
 

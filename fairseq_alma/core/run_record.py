@@ -326,9 +326,11 @@ class RunRecord:
         settings. If a step is finished, return the arguments of `_fork`, or raise RunError if the run cannot be forked.
         For the arguments, see the class.
         """
-        if self.ledger.path.exists() and not (self.folder / "settings.json").exists():
+        # A folder of stages alone may belong to a run of several seeds, whose ledgers are in seed_*.
+        found = "a ledger" if self.ledger.path.exists() else "stages" if any(self.folder.glob("stages/*")) else None
+        if found and not (self.folder / "settings.json").exists():
             raise RunError(
-                f"{self.folder} has a ledger but no settings.json, so the run cannot be continued: choose another out="
+                f"{self.folder} has {found} but no settings.json, so the run cannot be continued: choose another out="
             )
         differing = differing_settings(self.folder, settings, free, defaults)
         if differing and not self._rows and not any(self.stages.glob("*/*.done.json")):

@@ -3,10 +3,10 @@
 The number of updates is the same as without replay.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset, data_utils
+from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.data.blocks import divide
@@ -16,8 +16,10 @@ class ReplayShareDataset(BaseWrapperDataset):
     """A dataset whose batches mix new blocks and past blocks (from earlier mega-batches) in a constant proportion.
 
     An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. In
-    each batch, past blocks replace some of the new blocks, so an epoch does not contain all new blocks. The blocks of
-    an epoch are selected at random. The selection depends only on the seed and on the number of the epoch.
+    each batch, past blocks replace some of the new blocks, so an epoch does not contain all new blocks. The next epoch
+    goes on with those that were left out: no new block is read again before all new blocks have been read, and the same
+    holds for the past blocks. The order is random. It depends only on the seed, and the position in it on the number of
+    the epoch.
 
     Args:
         new, past: datasets of the new blocks and of the past blocks.
@@ -67,12 +69,25 @@ class ReplayShareDataset(BaseWrapperDataset):
         is_past = np.diff(num_past_before) > 0
         num_past = int(num_past_before[-1])
         order = np.empty(self.num_new, dtype=np.int64)
-        with data_utils.numpy_seed(self.seed, self.epoch):
-            # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then
-            # all past blocks.
-            order[is_past] = self.num_new + self.past[_draw(len(self.past), num_past)]
-            order[~is_past] = _draw(self.num_new, self.num_new - num_past)
+        # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then all
+        # past blocks.
+        order[is_past] = self.num_new + self.past[self._next("past", len(self.past), num_past)]
+        order[~is_past] = self._next("new", self.num_new, self.num_new - num_past)
         return order
+
+    def _next(self, kind: Literal["new", "past"], population: int, count: int) -> np.ndarray:
+        """Return `count` integers from 0 to population - 1: those that the epoch takes from a random sequence.
+
+        The sequence consists of random permutations. Each epoch goes on where the epoch before has ended.
+        """
+        start = (self.epoch - 1) * count
+        first, last = start // population, -(-(start + count) // population)
+        permutations = [
+            np.random.default_rng([self.seed, kind == "past", number]).permutation(population)
+            for number in range(first, last)
+        ]
+        sequence = np.concatenate([np.empty(0, dtype=np.int64), *permutations])
+        return sequence[start - first * population :][:count]
 
     def batch_by_size(self, indices: np.ndarray, max_sentences: int | None = None, **kwargs: Any) -> list[list[int]]:
         """Return batches of `max_sentences` blocks, in each of which about a fraction `share` are past blocks.
@@ -107,9 +122,3 @@ def _sample(num_blocks: int, num_kept: int | None) -> np.ndarray:
         return np.arange(num_blocks)
     numbers = np.random.default_rng(0).random(num_blocks)
     return np.sort(np.argsort(numbers, kind="stable")[:num_kept])
-
-
-def _draw(population: int, count: int) -> np.ndarray:
-    """Return `count` random integers from 0 to population - 1. No integer is repeated before all have occurred."""
-    passes = [np.random.permutation(population) for _ in range(-(-count // population))]
-    return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

@@ -198,7 +198,7 @@ def _check_mixture(mixture: Mapping[str, Tensor], num_experts: int, num_new: int
         # Refuse "copy" if an expert was added with "tree" before. That expert has no logit in the router's softmax.
         # With "copy", a copy of that expert would get a logit, and so could get tokens from all other experts.
         raise SettingError("experts of this model were added with router=tree before: use router=tree again")
-    if num_experts == 1 and num_new > 1 and router == "copy":
+    if num_experts == 1 and num_new > 0 and router == "copy":
         raise SettingError(
             f"router=copy would divide the output of the only expert by about {num_new + 1}: use router=tree, which "
             f"does not change the output"

@@ -13,9 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from fairseq_alma.core.catalogue import (
+    AVERAGE_SETTINGS,
     GROWTH_INTERVAL,
     MEMBER_SETTINGS,
     NOT_COMPARED,
+    OPTIONS,
     REQUIRED_SETTINGS,
     SCALED_SETTING,
     grows,
@@ -58,6 +60,8 @@ def proposed_command(change: Change, comparison: Comparison, index: int, numbers
         changed = _other_wait(group, comparison, change == "wait_longer")
     elif change == "replay":
         changed = {"replay": "false" if group.replay else "all"}
+        if group.settings.get("replay_memory") is not None:
+            changed["replay_memory"] = None  # refused without replay
     elif change == "same_size":
         size = size_of_one_network(comparison, group, mean_params(result, group.num_arrivals))
         changed = {"learner": "sm"} | ({SCALED_SETTING[group.half]: size} if size else {})
@@ -175,7 +179,7 @@ def _growing_at_equal_cost(group: RunGroup) -> Settings:
     number = num_networks(group)
     if group.half == "vision":
         learner = GROWING.get(group.learner, "gens")
-        return {"learner": learner, MEMBER_SETTINGS["gens"]: number}
+        return {"learner": learner, MEMBER_SETTINGS["gens"]: number} | _without_average(group)
     if number == 1:
         return {"learner": "gmoe"}
     return {"learner": "gmoe"} | {
@@ -183,6 +187,14 @@ def _growing_at_equal_cost(group: RunGroup) -> Settings:
         for name in ("updates", "updates_per_mega_batch")
         if isinstance(updates := group.settings.get(name), int)
     }
+
+
+def _without_average(group: RunGroup) -> Settings:
+    """Return the settings that switch off the average of a group; {} if it has none. Some learners refuse averages."""
+    if group.settings.get("predict_with") != "average":
+        return {}
+    used = {name: off for name, off in AVERAGE_SETTINGS.items() if group.settings.get(name, off) != off}
+    return {"predict_with": OPTIONS[group.half]["predict_with"]} | used
 
 
 def _fixed_at_equal_cost(group: RunGroup, result: Numbers) -> Settings:

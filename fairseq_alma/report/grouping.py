@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, Half, takes
+from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, UNRECORDED, Half, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.report.labels import MAX_CHARACTERS, printable, sort_key
 from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
@@ -108,8 +108,8 @@ def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, 
     A run of an older release did not record a setting that was added later. A newer run with another seed recorded this
     setting. Both runs should be in the same group, so the missing value is filled in.
 
-    The value is taken from the runs on the same stream that recorded the setting. It is filled in only if all of them
-    recorded the same value.
+    For settings in `UNRECORDED`, the value is known. For others, it is taken from the runs on the same stream that
+    recorded the setting. It is filled in only if all of them recorded the same value.
 
     If only runs of a single learner recorded the setting, its value is filled in only for this learner. Other learners
     may not have the setting at all.
@@ -126,9 +126,10 @@ def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, 
             learners.setdefault(stream, {}).setdefault(name, set()).add(learner)
     return {
         (stream, learner): {
-            name: next(iter(different.values()))
+            name: UNRECORDED[stream.half].get(name, next(iter(different.values())))
             for name, different in values[stream].items()
-            if len(different) == 1 and (len(learners[stream][name]) > 1 or learner in learners[stream][name])
+            if name in UNRECORDED[stream.half]
+            or (len(different) == 1 and (len(learners[stream][name]) > 1 or learner in learners[stream][name]))
         }
         for stream in values
         for learner in set().union(*learners[stream].values())

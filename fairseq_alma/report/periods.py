@@ -4,7 +4,6 @@ Row t of the matrix belongs to the predictor after arrival t, and column j to th
 the matrix minus the losses of a model that was trained once, on all periods, at the last arrival.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +28,8 @@ class Reference:
 def matrix_of(group: RunGroup) -> Array | None:
     """Return the matrix of a group, averaged over the seeds: losses in nats per token, [arrivals, periods].
 
-    A row is NaN if a seed has no losses at this arrival. Periods that some seeds do not have are left out.
+    A value is NaN if a seed has no loss of this period at this arrival. If the stream was extended, rows from before
+    the extension have no losses of the new periods.
 
     Returns:
         The matrix; None if a seed has no losses at all.
@@ -37,13 +37,16 @@ def matrix_of(group: RunGroup) -> Array | None:
     runs = group.counted_runs
     if not all(run.period_losses for run in runs):
         return None
-    width = min(len(row) for run in runs for row in run.period_losses.values())
+    width = max(len(row) for run in runs for row in run.period_losses.values())
     return np.mean([_rows(run, group.last_t, width) for run in runs], axis=0)
 
 
 def _rows(run: Run, last_t: int, width: int) -> Array:
-    missing = [float("nan")] * width
-    return np.array([run.period_losses.get(t, missing)[:width] for t in range(1, last_t + 1)]).reshape(last_t, width)
+    matrix = np.full((last_t, width), np.nan)
+    for t, row in run.period_losses.items():
+        if t <= last_t:
+            matrix[t - 1, : len(row)] = row
+    return matrix
 
 
 def period_averages_of(run: Run) -> dict[str, float]:
@@ -75,12 +78,11 @@ def _is_trained_once(group: RunGroup) -> bool:
 def regret_of(group: RunGroup, reference: Reference) -> dict[str, float]:
     """Return the mean regret of a group over each part of its matrix, in nats per token; {} without a matrix.
 
-    Rows that are not complete are left out.
+    Values that are missing, and periods that the group or the reference does not have, are left out.
     """
     matrix = matrix_of(group)
-    if matrix is None or matrix.shape[1] != len(reference.losses):
+    if matrix is None:
         return {}
-    differences: Mapping[int, Sequence[float]] = {
-        t: row.tolist() for t, row in enumerate(matrix - reference.losses, start=1) if np.isfinite(row).all()
-    }
-    return averages_by_part(differences)
+    width = min(matrix.shape[1], len(reference.losses))
+    differences = matrix[:, :width] - reference.losses[:width]
+    return averages_by_part(dict(enumerate(differences.tolist(), start=1)))

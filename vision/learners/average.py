@@ -22,8 +22,7 @@ from vision.learners.files import AVERAGED, NETWORKS, StackFile
 from vision.networks import GatedStack, Stack
 
 STATISTICS_BATCHES = 60
-"""Largest number of batches from which the statistics of batch normalisation are computed. Their running mean forgets
-older batches by a factor of 0.9 a batch, so more batches change nothing."""
+"""Largest number of batches from which the statistics of batch normalisation are computed."""
 
 
 class AveragedPredictor:
@@ -156,18 +155,13 @@ class AveragedPredictor:
             self.add(trained)
         assert self.stack is not None
         self._replace_infinite(self.stack, trained)
-        self.num_examples = 0
-        if self.stack.statistics is None:
-            return
         if (
             isinstance(self.stack, GatedStack)
             and isinstance(trained, GatedStack)
             and trained.gates[0].noise is not None
         ):
             self.stack.set_gate_noise(trained.gates[0].noise)
-        for x, _ in islice(batches, STATISTICS_BATCHES):
-            self.stack.logits(x, training=True)
-            self.num_examples += x.shape[1]
+        self.num_examples = self.stack.recompute_statistics(x for x, _ in islice(batches, STATISTICS_BATCHES))
         self.stack.free_activations()
 
     @staticmethod

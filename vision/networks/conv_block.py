@@ -1,6 +1,7 @@
 """The building block of the VGG as a torch module: convolutions with batch normalisation and ReLU, then max pooling."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -46,9 +47,7 @@ class ConvBlock(nn.Sequential):
             layers, x_bssC = self._narrow_layers(), x.permute(0, 2, 3, 1)
             if narrow.can_compute(x_bssC, layers) and (self.training or not torch.is_grad_enabled()):
                 if self.training:
-                    for norm in self._norms():
-                        assert norm.num_batches_tracked is not None
-                        norm.num_batches_tracked.add_(1)
+                    layers = [self._in_training(layer, norm) for layer, norm in zip(layers, self._norms(), strict=True)]
                 parameters = [p for layer in layers for p in (layer.weight_D33C, layer.scale_D, layer.shift_D)]
                 return NarrowBlock.apply(x_bssC, layers, self.training, *parameters).permute(0, 3, 1, 2)
         return super().forward(x)
@@ -56,6 +55,15 @@ class ConvBlock(nn.Sequential):
     def _norms(self) -> list[nn.BatchNorm2d]:
         """Return the batch normalisations, in order."""
         return [part for part in self if isinstance(part, nn.BatchNorm2d)]
+
+    @staticmethod
+    def _in_training(layer: NarrowLayer, norm: nn.BatchNorm2d) -> NarrowLayer:
+        """Count the batch, and return the layer with the weight of this batch in the running statistics."""
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked.add_(1)
+        # With momentum=None, torch computes the mean over all batches.
+        momentum = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        return replace(layer, momentum=momentum)
 
     def _narrow_layers(self) -> list[NarrowLayer]:
         """Return the tensors of all layers, in the form that narrow.c needs."""

@@ -107,6 +107,10 @@ class GatedModuleStack(ModuleStack, GatedStack):
         self.expert_weights = [torch.stack(of_layer) for of_layer in zip(*weights, strict=True)]  # type: ignore[arg-type]
         return logits_MbC
 
+    def _update_statistics(self, x: Tensor) -> None:
+        self._uniforms = self._draw(x.shape[1]) if self.gates[0].hard else None
+        super()._update_statistics(x)
+
     def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
         self._uniforms = self._draw(x.shape[1]) if self.gates[0].hard else None
         super().compute_gradient(x, one_hot_UbC, loss, unit)

@@ -8,7 +8,7 @@ Shapes: M networks in G groups, b examples, s x s pixels of an image, C channels
 group read the same examples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -118,6 +118,29 @@ class ModuleStack(Stack):
     def module_input_shape(self) -> tuple[int, ...]:
         return self.structure.image_shape
 
+    def recompute_statistics(self, batches: Iterable[Tensor]) -> int:
+        norms = [
+            part
+            for module in self._networks
+            for part in module.modules()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        ]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a mean over all batches, see torch.nn.BatchNorm2d
+        num_examples = 0
+        for x in batches if self._buffers else ():
+            self._update_statistics(x)
+            num_examples += x.shape[1]
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        return num_examples
+
+    def _update_statistics(self, x: Tensor) -> None:
+        """Do a forward pass in training mode without a graph. It changes the running statistics."""
+        self._outputs_of(range(len(self)), x, training=True, with_graph=False)
+
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
         outputs = self._outputs_of(range(len(self)), x, training)
         if training:
@@ -147,7 +170,7 @@ class ModuleStack(Stack):
     def has_replaced_buffers(self) -> bool:
         return any(module.get_buffer(name) is not view for module, name, view in self._buffers)
 
-    def _outputs_of(self, networks: range, x: Tensor, training: bool) -> list[Tensor]:
+    def _outputs_of(self, networks: range, x: Tensor, training: bool, with_graph: bool = True) -> list[Tensor]:
         """Return the logits of some networks, each [b, classes]; in training mode with their graph. See `logits`."""
         if training is not self._is_training:
             self._is_training = training
@@ -158,7 +181,7 @@ class ModuleStack(Stack):
         is_half = self._compute_dtype is not torch.float32
         dtype = self._compute_dtype if is_half else None
         autocast = torch.autocast(device, dtype, enabled=is_half, cache_enabled=False)
-        with torch.set_grad_enabled(training), autocast:
+        with torch.set_grad_enabled(training and with_graph), autocast:
             return [
                 self._output_of(number, self._module_view(x[number // networks_per_group], is_image=True))
                 for number in networks

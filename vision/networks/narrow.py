@@ -22,8 +22,6 @@ from vision.compiled import load_or_warn
 
 EPS = 1e-5
 """Small number that is added to variances before the square root is taken, as in torch.nn.BatchNorm2d."""
-MOMENTUM = 0.1
-"""Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 SOURCE = Path(__file__).with_name("narrow.c")
 MAX_CHANNELS = 14
 """Largest number of channels for which the C code narrow.c is faster than torch with one thread. narrow.c always uses
@@ -46,6 +44,8 @@ class NarrowLayer:
     """Running mean of each channel. A forward pass in training mode updates it in place."""
     variance_D: Tensor
     """Running variance of each channel. A forward pass in training mode updates it in place."""
+    momentum: float = 0.1
+    """Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class NarrowBlock(torch.autograd.Function):
                        layer.variance_D, z, norm)  # fmt: skip
             failed = library.alma_conv_forward(
                 *(_pointer(tensor, dtype) for tensor in tensors), b, s, c_long(layer_input.shape[3]),
-                c_long(num_out), c_int(training), c_double(MOMENTUM), c_double(EPS),
+                c_long(num_out), c_int(training), c_double(layer.momentum), c_double(EPS),
             )  # fmt: skip
             _raise_if_failed(failed)
             saved.append(SavedLayer(layer_input, input_norm, z, norm))

@@ -103,6 +103,19 @@ class Stack(ABC):
             training: if True, compute in training mode and save the activations that `backward` needs.
         """
 
+    def recompute_statistics(self, batches: Iterable[Tensor]) -> int:
+        """Compute the running statistics of batch normalisation anew, as means over some batches.
+
+        They do not depend on their old values. Without batch normalisation, nothing is computed.
+
+        Args:
+            batches: examples as for `logits`, without labels.
+
+        Returns:
+            Number of examples that each network has processed.
+        """
+        return 0
+
     @abstractmethod
     def backward(self, d_logits_MbC: Tensor) -> None:
         """Compute the gradients of the parameters and write them to `gradient`.

@@ -265,6 +265,13 @@ def test_a_ledger_without_its_settings_is_not_written_to(run_folder):
         tiny_run(run_folder)
 
 
+def test_stages_of_a_run_of_several_seeds_are_not_used(tmp_path):
+    """alma-vision trains several seeds together, in one folder of stages."""
+    (tmp_path / "stages" / "stage_001").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"has stages but no settings.json, so the run cannot be continued"):
+        tiny_run(tmp_path)
+
+
 def test_a_diverged_run_whose_scores_are_not_a_number_continues(tmp_path):
     class Diverged(TinyEvaluator):
         def __call__(self, learner):

@@ -33,6 +33,24 @@ def read(num_new: int, num_past: int, num_kept: int | None, epochs: int = 30) ->
     return found
 
 
+def test_all_blocks_are_read_before_one_is_read_again():
+    """An epoch of 40 blocks has 10 of the 40 past blocks and 30 new ones."""
+    dataset = ReplayShareDataset(Numbers(40), Numbers(40), 0.25, 1)
+    orders = []
+    for epoch in range(1, 9):
+        dataset.set_epoch(epoch)
+        orders.append(dataset.ordered_indices())
+    read_blocks = np.concatenate(orders)
+    new, past = read_blocks[read_blocks < 40], read_blocks[read_blocks >= 40] - 40
+    assert (len(new), len(past)) == (240, 80)
+    for blocks in (new, past):
+        passes = blocks.reshape(-1, 40)
+        assert (np.sort(passes) == np.arange(40)).all()  # each block once in each pass
+        assert len(np.unique(passes, axis=0)) == len(passes)  # in another order
+    dataset.set_epoch(3)
+    assert (dataset.ordered_indices() == orders[2]).all()
+
+
 def test_only_the_blocks_in_the_memory_are_read():
     assert len(read(40, 100, 7)) == 7
     assert read(40, 5, 7) == set(range(5))

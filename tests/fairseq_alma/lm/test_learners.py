@@ -486,6 +486,11 @@ def settings(**values) -> LanguageModelSettings:
         ({"learner": "gmoe", "grow_experts": [2, -1]}, "must not be negative: growth only adds experts"),
         ({"learner": "gmoe", "grow_experts": 5}, "growth 1 would add 5 experts to the 4 experts"),
         ({"learner": "gmoe", "grow_experts": [1, 4, 10]}, "growth 3 would add 10 experts to the 9 experts"),
+        ({"learner": "gmoe", "experts": 1, "grow_experts": 1}, "divide the output of the mixture by about 2"),
+        (
+            {"learner": "gmoe", "grow_experts": 1, "from_scratch": True, "split_by": "gradient"},
+            "split_by=gradient has no effect with from_scratch=true",
+        ),
         ({"learner": "gmoe", "grow_experts": []}, "grow_experts=[] must be an integer or a list of integers"),
         ({"learner": "gmoe", "grow_experts": 1.5}, "grow_experts=1.5 must be an integer or a list of integers"),
         ({"learner": "gmoe", "grow_experts": [1, "2"]}, "must be an integer or a list of integers"),

@@ -154,6 +154,18 @@ def test_commands_replace_a_wait_that_grows_by_a_number(tmp_path, given):
     assert settings_of(found["replay"])["wait"] == values["wait"]
 
 
+def test_commands_leave_out_what_the_other_learner_refuses(tmp_path):
+    """A learner that adds networks takes no average, and replay=false takes no memory."""
+    given = {"predict_with": "average", "average_power": 8.0, "replay": "uniform", "replay_memory": 50}
+    command = (*COMMAND, *(f"{name}={value}" for name, value in given.items()))
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=command, **given)
+    [found] = found_in(tmp_path).values()
+    growth = settings_of(found["growth"])
+    assert (growth["learner"], growth["predict_with"], growth["replay"]) == ("gens", "last", "uniform")
+    replay = settings_of(found["replay"])
+    assert (replay["replay"], replay["replay_memory"], replay["predict_with"]) == (False, None, "average")
+
+
 def test_without_a_recorded_command_it_is_composed_from_the_settings(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(), lr=0.5, select_by="validation_loss")
     [found] = found_in(tmp_path).values()

@@ -17,7 +17,7 @@ def test_explanations_are_plain_text():
         "With wait=geometric, it grows with the stream; with wait=auto, it also depends on the validation errors so "
         "far."
     )
-    assert glossary()["prequentialerror"].endswith("and ranks runs by the mean.")
+    assert glossary()["prequentialerror"].endswith("Runs are ranked by the mean.")
     assert glossary()["learner"] == "What trains, predicts and grows (learner=)."  # "See Learners" leads nowhere here
     for text in glossary().values():
         assert text[0].isalnum() or text[0] == "=", text

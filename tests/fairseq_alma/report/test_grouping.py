@@ -98,6 +98,18 @@ def test_a_setting_that_an_older_release_did_not_have_separates_neither_seeds_no
     assert first.settings == second.settings | {"wait": 1}
 
 
+def test_a_run_from_before_an_option_existed_did_not_have_the_option(tmp_path):
+    """Other runs that use the option say nothing about it."""
+    write_text(tmp_path / "old", PERPLEXITIES)
+    on = {"predict_with": "average", "average_decay": 0.99, "schedule": "constant", "precision": "bfloat16"}
+    write_text(tmp_path / "new", PERPLEXITIES, **on, optimizer_state="keep")
+    comparison = only_comparison(tmp_path)
+    assert {frozenset(group.settings.items()) & frozenset(on.items()) for group in comparison.groups} == {
+        frozenset(), frozenset(on.items())
+    }  # fmt: skip
+    assert set(comparison.varied_settings) == {"predict_with", "schedule", "precision", "optimizer_state"}
+
+
 def test_the_own_setting_of_a_plugins_learner_is_not_given_to_other_learners(tmp_path):
     write_vision(tmp_path / "a", ERRORS)
     write_vision(tmp_path / "b", ERRORS, learner="my_own", factor=0.5)

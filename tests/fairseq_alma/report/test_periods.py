@@ -57,6 +57,21 @@ def test_the_regret_is_against_the_run_that_was_trained_once_on_everything(runs)
     assert regret == pytest.approx(wanted)
 
 
+def test_a_stream_that_was_extended_has_all_its_periods(tmp_path):
+    """Rows from before the extension have no losses of the new period."""
+    shorter = [row[:2] for row in IN_SEQUENCE[:2]]
+    write(tmp_path / "sequence", [*shorter, IN_SEQUENCE[2]])
+    write(tmp_path / "once", AT_ONCE, wait=3)
+    comparison = only_comparison(tmp_path)
+    group = group_with_wait(comparison, 1)
+    expected = np.array([[100, 200, np.nan], [80, 50, np.nan], [80, 40, 20]])
+    assert np.exp(matrix_of(group)) == pytest.approx(expected, nan_ok=True)
+    regret = regret_of(group, reference_of(comparison))
+    means = {"in_distribution": (100, 50, 20), "backward": (80, 80, 40), "forward": (200,)}
+    wanted = {name: sum(math.log(value / 40) for value in values) / len(values) for name, values in means.items()}
+    assert regret == pytest.approx(wanted)
+
+
 def test_without_such_a_run_there_is_no_regret(tmp_path):
     write(tmp_path / "a", IN_SEQUENCE)
     write(tmp_path / "b", IN_SEQUENCE, wait=2)

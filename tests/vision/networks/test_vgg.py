@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.optim.swa_utils import update_bn
 
 from tests.vision.networks.following import Noise
 from tests.vision.networks.vggs import CPU, generators, mixture, vgg
@@ -315,3 +316,23 @@ def test_bfloat16_follows_float32_as_well_as_autocast_does(kind):
             theirs += float((p.grad - exact).square().sum())
     assert 0 < ours < 1.5 * theirs
     assert theirs**0.5 < 0.5 * single.gradient.flat.norm()
+
+
+@pytest.mark.parametrize("make", [lambda: vgg(2), lambda: mixture(num_experts=2, hard=False)], ids=["vgg", "mixture"])
+def test_statistics_are_computed_again_as_torch_does(double, make):
+    """They are means over the batches, whatever the statistics were before. Later training goes on as before."""
+    stack, batches = make(), [images(2, size, seed) for seed, size in enumerate((6, 9, 5, 4))]
+    modules = [stack.to_module(number) for number in range(2)]
+    stack.statistics.flat.fill_(torch.nan)
+    assert stack.recompute_statistics(x for x, _ in batches[:3]) == 6 + 9 + 5
+    for number, module in enumerate(modules):
+        update_bn([x_of_module[number] for _, x_of_module in batches[:3]], module)
+    for is_trained in (False, True):
+        if is_trained:
+            stack.logits(batches[3][0], training=True)
+            for number, module in enumerate(modules):
+                module.train()(batches[3][1][number])
+        for number, module in enumerate(modules):
+            found = dict(stack.to_module(number).named_buffers())
+            for name, expected in module.named_buffers():
+                torch.testing.assert_close(found[name], expected, check_dtype=False)
