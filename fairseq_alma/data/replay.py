@@ -17,7 +17,7 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. In
     each batch, past blocks replace some of the new blocks, so an epoch does not contain all new blocks. The next epoch
-    goes on with those that were left out: no new block is read again before all new blocks have been read, and the same
+    first reads those that were not read: no new block is read again before all new blocks have been read, and the same
     holds for the past blocks. The order is random. It depends only on the seed, and the position in it on the number of
     the epoch.
 
@@ -78,7 +78,7 @@ class ReplayShareDataset(BaseWrapperDataset):
     def _next(self, kind: Literal["new", "past"], population: int, count: int) -> np.ndarray:
         """Return `count` integers from 0 to population - 1: those that the epoch takes from a random sequence.
 
-        The sequence consists of random permutations. Each epoch goes on where the epoch before has ended.
+        The sequence consists of random permutations. Each epoch starts where the previous epoch ended.
         """
         start = (self.epoch - 1) * count
         first, last = start // population, -(-(start + count) // population)

@@ -320,7 +320,7 @@ def test_bfloat16_follows_float32_as_well_as_autocast_does(kind):
 
 @pytest.mark.parametrize("make", [lambda: vgg(2), lambda: mixture(num_experts=2, hard=False)], ids=["vgg", "mixture"])
 def test_statistics_are_computed_again_as_torch_does(double, make):
-    """They are means over the batches, whatever the statistics were before. Later training goes on as before."""
+    """They are means over the batches and do not depend on the old statistics. Later training is not affected."""
     stack, batches = make(), [images(2, size, seed) for seed, size in enumerate((6, 9, 5, 4))]
     modules = [stack.to_module(number) for number in range(2)]
     stack.statistics.flat.fill_(torch.nan)
