@@ -30,6 +30,7 @@ ROWS = (
     ),
     Row("anytime_100", CONSTANT, "anytime, 100 epochs"),
     Row("geometric", ("learner=sm", "wait=geometric"), "SM, geometric waits"),
+    Row("auto", ("learner=sm", "wait=auto"), "SM, automatic waits"),
     Row("sm_w5", ("learner=sm", "wait=5"), "SM, wait 5"),
     Row("sm_w25", ("learner=sm", "wait=25"), "SM, wait 25"),
     Row(
@@ -48,7 +49,7 @@ ROWS = (
     Row("sm_w1", ("learner=sm", "wait=1"), "SM, wait 1"),
     Row("ens_w25", ("learner=ens", "wait=25"), "Ens of 5, wait 25"),
 )
-STUDY = CerStudy(HERE, "mnist", "MNIST", (32, 64, 4), ROWS, prefix="h", num_first=7)
+STUDY = CerStudy(HERE, "mnist", "MNIST", (32, 64, 4), ROWS, prefix="h", num_first=8)
 tables = STUDY.tables
 
 
