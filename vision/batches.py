@@ -35,8 +35,8 @@ class StageData:
     """Number of training examples of earlier mega-batches, per seed, if a fixed share of each batch comes from them
     (`Stage.past_share`); otherwise 0.
 
-    These examples are the first ones in `training`. Each epoch draws some of them at random, and reads these instead of
-    some of the new examples. With replay=false and replay=all, an epoch reads all examples in `training`."""
+    These examples are the first ones in `training`. Each epoch reads some of them instead of some of the new examples.
+    With replay=false and replay=all, an epoch reads all examples in `training`."""
     validation: Rows
     """Validation examples."""
 
@@ -222,8 +222,8 @@ class Batches:
         batch_size: number of examples per batch. The last batch of an epoch may be smaller. A last batch of one example
             is joined to the batch before, because batch normalisation needs at least two examples.
         past_share: fraction of the new examples that each epoch replaces by examples of earlier mega-batches
-            (`Stage.past_share`). The replaced examples are different in each epoch. The examples that
-            replace them are drawn at random, with replacement.
+            (`Stage.past_share`). The next epoch first reads the new examples that were left out: none is read again
+            before all have been read, and the same holds for the earlier examples. The order is random.
         bagging: if True, each order has a separate bootstrap sample: from the n examples of an epoch, n are drawn with
             replacement. The sample is drawn once per stage, and every epoch reads it instead of the n examples.
     """
@@ -244,6 +244,8 @@ class Batches:
         """Position of the first example of each batch, and the number of examples."""
         if len(self._starts) > 2 and self._starts[-1] - self._starts[-2] == 1:
             del self._starts[-2]
+        self._new_R = [_RandomPositions(data.num_new, generator) for generator in self._generators]
+        self._past_R = [_RandomPositions(data.num_past, generator) for generator in self._generators]
         self._sample_Rn = None
         if bagging:
             self._sample_Rn = torch.stack(
@@ -293,18 +295,35 @@ class Batches:
             from 0.
         """
         num_past, num_new = self._data.num_past, self._data.num_new
-        order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
+        # Spread the examples of earlier mega-batches evenly over the epoch, so that their fraction is about the same in
+        # all batches. Add 1e-9 before rounding down, because 0.29 x 100, for example, is 28.999... in floating point,
+        # so `floor` alone would return 28 instead of 29.
+        num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
+        is_past_n = num_due.diff() > 0
+        num_drawn = int(is_past_n.sum())
+        new_Rk = torch.stack([positions.take(num_new - num_drawn) for positions in self._new_R])
         if self._sample_Rn is not None:
-            order_Rn = self._sample_Rn.gather(1, order_Rn)
-        order_Rn += num_past
-        if self._share:
-            # Spread the examples of earlier mega-batches evenly over the epoch, so that their fraction is about the
-            # same in all batches. Add 1e-9 before rounding down, because 0.29 x 100, for example, is 28.999... in
-            # floating point, so `floor` alone would return 28 instead of 29.
-            num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
-            is_past_n = num_due.diff() > 0
-            num_drawn = int(is_past_n.sum())
-            order_Rn[:, is_past_n] = torch.stack(
-                [torch.randint(num_past, (num_drawn,), generator=generator) for generator in self._generators]
-            )
+            new_Rk = self._sample_Rn.gather(1, new_Rk)
+        order_Rn = torch.empty(len(new_Rk), num_new, dtype=torch.int64)
+        order_Rn[:, ~is_past_n] = num_past + new_Rk
+        if num_drawn:
+            order_Rn[:, is_past_n] = torch.stack([positions.take(num_drawn) for positions in self._past_R])
         return order_Rn
+
+
+class _RandomPositions:
+    """The integers from 0 to `size` - 1 in random order, and then again in another order, without end.
+
+    So none is taken again before all have been taken, also over several epochs.
+    """
+
+    def __init__(self, size: int, generator: torch.Generator):
+        self._size, self._generator = size, generator
+        self._rest = torch.empty(0, dtype=torch.int64)
+
+    def take(self, count: int) -> Tensor:
+        """Return the next `count` integers."""
+        while len(self._rest) < count:
+            self._rest = torch.cat([self._rest, torch.randperm(self._size, generator=self._generator)])
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken

@@ -108,22 +108,17 @@ def test_a_share_that_does_not_divide_a_batch_is_right_over_the_epoch():
     assert sum(counts) == 10
 
 
-def test_no_new_example_comes_twice_in_an_epoch_and_all_come_in_the_end():
-    batches = Batches(numbered(1, 5 + 40, 5), orders(1), batch_size=8, past_share=0.5)
-    seen = set()
-    for _ in range(20):
-        new = [pixel for pixel in joined(epoch_pixels(batches))[0] if pixel >= 5]
-        assert len(new) == len(set(new)) == 20
-        seen.update(new)
-    assert seen == set(range(5, 45))  # an example is missing in all 20 epochs with probability 40 / 2^20
-
-
-def test_replayed_examples_are_drawn_uniformly():
-    batches = Batches(numbered(1, 10 + 1000, 10), orders(1), batch_size=100, past_share=0.5)
-    counts = Counter(pixel for _ in range(20) for pixel in joined(epoch_pixels(batches))[0] if pixel < 10)
-    # 10000 draws of 10 examples: 1000 each, with a standard deviation of 30. The band is five deviations.
-    assert sum(counts.values()) == 10_000
-    assert all(abs(counts[pixel] - 1000) < 150 for pixel in range(10))
+def test_no_example_is_read_again_before_all_have_been_read():
+    batches = Batches(numbered(2, 5 + 40, 5), orders(2), batch_size=8, past_share=0.3)
+    read = [joined(epoch_pixels(batches)) for _ in range(10)]  # each epoch reads 28 new examples and 12 earlier ones
+    for order in range(2):
+        pixels = [pixel % 1000 for epoch in read for pixel in epoch[order]]
+        new, past = [pixel for pixel in pixels if pixel >= 5], [pixel for pixel in pixels if pixel < 5]
+        assert (len(new), len(past)) == (280, 120)
+        for kind, numbers in ((new, range(5, 45)), (past, range(5))):
+            passes = [kind[first : first + len(numbers)] for first in range(0, len(kind), len(numbers))]
+            assert all(sorted(one) == list(numbers) for one in passes)
+            assert len({tuple(one) for one in passes}) > 1  # in another order each time
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
