@@ -179,16 +179,17 @@ class RunRecord:
         """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
 
         The prequential score of this arrival is stored with it. If a decision for t is already stored, return the
-        stored decision instead. Exception: if t is the last arrival, a stored decision to wait is replaced by a
-        decision to train, and the row of this arrival is removed from the ledger.
+        stored decision instead. Exception: at the last arrival, a stored decision to wait is replaced by one to train,
+        and the row of this arrival is removed from the ledger.
         """
         stored = self._arrivals.decision(t)
-        if stored is not None and due.due and not stored.due and t == len(self._arrivals.digests):
-            # Store the decision last. If this process is killed before that, the next one repeats these steps.
-            if len(self._rows) == t + 1:
-                self._write_summary(self._rows[:-1])
-                self.ledger.remove_from(t)
-                del self._rows[-1]
+        is_replaced = stored and due.due and not stored.due and t == len(self._arrivals.digests)
+        # There may be a row of the earlier decision, also if it was replaced by a process that was then killed.
+        if stored and (is_replaced or stored.due) and len(self._rows) == t + 1 and not self._rows[t].updated:
+            self._write_summary(self._rows[:-1])
+            self.ledger.remove_from(t)
+            del self._rows[-1], self._unwritten[-1:]
+        if stored and is_replaced:  # last: if this process is killed before that, the next one repeats these steps
             stored = Decision(True, stored.prequential, due.reason)
             self._arrivals.add(t, stored)
         if stored is None:

@@ -221,6 +221,24 @@ def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, mon
         same_run(tmp_path / "whole", out)
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_killed_in_the_stage_of_a_group_that_first_waited_is_continued(tmp_path, monkeypatch, seeds):
+    waits = {"wait": 2, "arrivals": 3, "epochs": 1, "seeds": seeds}
+    small_run(tmp_path / "whole", **waits, last_group="train")
+    small_run(tmp_path / "killed", **waits, last_group="wait")
+
+    def killed(*arguments, **options):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vision.learners.base.train_stage", killed)
+        with pytest.raises(Killed):
+            small_run(tmp_path / "killed", **waits, last_group="train")
+    small_run(tmp_path / "killed", **waits, last_group="train")
+    for path in (tmp_path / "whole").rglob("ledger.jsonl"):
+        assert ledger(tmp_path / "killed" / path.parent.relative_to(tmp_path / "whole")) == ledger(path.parent)
+
+
 @pytest.mark.parametrize("settings", [{"seeds": 2}, GENS, GMOE], ids=["sm", "gens", "gmoe"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, settings, keeps):
