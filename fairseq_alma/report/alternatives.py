@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fairseq_alma.core.catalogue import (
+    AVERAGE_SETTINGS,
     GROWTH_SETTINGS,
     MEMBER_SETTINGS,
     SIZE_SETTINGS,
@@ -33,6 +34,9 @@ from fairseq_alma.report.runs import Comparison, RunGroup
 
 ABOUT_EQUAL = 1.25
 """Two costs, or two sizes, are about equal if the larger one is at most this many times the smaller one."""
+
+WITHOUT_AVERAGE = ("gens", "ens_moe")
+"""Learners that refuse predict_with=average."""
 
 
 class Alternatives(NamedTuple):
@@ -63,8 +67,8 @@ def alternatives(comparison: Comparison, numbers: Sequence[Numbers]) -> list[dic
     may_differ: dict[Change, set[str]] = {
         "wait_longer": set(WAIT_SETTINGS),
         "wait_less": set(WAIT_SETTINGS),
-        "replay": {"replay"},
-        "growth": free,
+        "replay": {"replay", "replay_memory"},
+        "growth": free | {"predict_with", *AVERAGE_SETTINGS},
         "same_size": free,
         "more_members": own,
     }
@@ -98,7 +102,7 @@ def _reason(change: Change, group: RunGroup, num_arrivals: int) -> str:
     """Return why a decision does not apply to a group of runs; "" if it applies."""
     if change == "wait_longer" and group.wait >= num_arrivals:
         return "this run waits for the whole stream"
-    if change == "wait_less" and group.wait == 1:
+    if change == "wait_less" and group.wait == 1 and group.has_fixed_wait:
         return "this run does not wait"
     if change == "same_size" and is_single_network(group.learner):
         return "this run is one network that does not grow"
@@ -109,8 +113,21 @@ def _reason(change: Change, group: RunGroup, num_arrivals: int) -> str:
     return ""
 
 
+def _can_predict_alike(group: RunGroup, other: RunGroup) -> bool:
+    """Return True if two groups predict with the same average, or one of the learners refuses averages."""
+    names = ("predict_with", *AVERAGE_SETTINGS)
+    is_equal = all(group.settings.get(name) == other.settings.get(name) for name in names)
+    return is_equal or any(one.learner in WITHOUT_AVERAGE for one in (group, other))
+
+
 def _about_equal(a: float, b: float) -> bool:
     return a > 0 and b > 0 and max(a, b) <= ABOUT_EQUAL * min(a, b)
+
+
+def _waits_less(group: RunGroup, other: RunGroup) -> bool:
+    """Return True if a group waits less than another one. Waits that grow are longer than 1, even if the mean is 1."""
+    is_one = group.wait == 1 and group.has_fixed_wait
+    return group.wait < other.wait or (is_one and other.wait == 1 and not other.has_fixed_wait)
 
 
 def _has_more_members(group: RunGroup, other: RunGroup) -> bool:
@@ -120,10 +137,12 @@ def _has_more_members(group: RunGroup, other: RunGroup) -> bool:
 
 IS_ALTERNATIVE: dict[Change, Callable[[RunGroup, Numbers, RunGroup, Numbers], bool]] = {
     "wait_longer": lambda group, _, other, __: other.wait > group.wait,
-    "wait_less": lambda group, _, other, __: other.wait < group.wait,
+    "wait_less": lambda group, _, other, __: _waits_less(other, group),
     "replay": lambda group, _, other, __: other.replay != group.replay,
     "growth": lambda group, result, other, its: (
-        grows(other.learner) != grows(group.learner) and _about_equal(result.comp, its.comp)
+        grows(other.learner) != grows(group.learner)
+        and _can_predict_alike(group, other)
+        and _about_equal(result.comp, its.comp)
     ),
     "same_size": lambda group, result, other, its: (
         is_single_network(other.learner)

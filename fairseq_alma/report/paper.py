@@ -9,6 +9,7 @@ its Table 1 and 17.84 in its Table 2. This file contains the value of Table 2.
 
 from typing import NamedTuple
 
+from fairseq_alma.core.catalogue import OPTIONS
 from fairseq_alma.report.runs import Array, RunGroup
 
 
@@ -59,13 +60,13 @@ TABLE2 = (
 def row_of(group: RunGroup) -> Row | None:
     """Return the row of the paper's Table 2 that has the settings of this group of runs, or None if no row has them.
 
-    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. The
-    group may use other data than the paper. The result is None for vision runs, for waits that change during
-    a run, and for a stream that is too short to compare: with fewer than 3 arrivals, or with fewer arrivals than the
-    wait.
+    The group must have the learner, wait, steps, experts and members of the row, and nothing may be on that the paper's
+    learners do not have, such as replay or an average. The group may use other data than the paper. The result is None
+    for vision runs, for waits that change during a run, and for a stream that is too short to compare: with fewer than
+    3 arrivals, or with fewer arrivals than the wait.
     """
     is_comparable = group.half == "language model" and not group.replay and group.has_fixed_wait
-    if not is_comparable or group.num_arrivals < max(3, group.wait):
+    if not is_comparable or _departs_from_paper(group) or group.num_arrivals < max(3, group.wait):
         return None
     steps = group.wait if group.settings.get("updates_per_mega_batch") else 1
     num_stages = max(1, -(-group.num_arrivals // group.wait))
@@ -76,6 +77,13 @@ def row_of(group: RunGroup) -> Row | None:
         if _sizes_match(experts, row.experts, num_stages) and _sizes_match(members, row.members, num_stages):
             return row
     return None
+
+
+def _departs_from_paper(group: RunGroup) -> bool:
+    """Return True if a setting is on that the paper's learners do not have."""
+    of_growth = {"grow_router": "copy", "split_by": "validation_loss", "grow_drop": 0.0}
+    off = {**OPTIONS["language model"], "from_scratch": False, **of_growth}
+    return any(group.settings.get(name) not in (None, value) for name, value in off.items())
 
 
 def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:

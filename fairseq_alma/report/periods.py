@@ -4,6 +4,7 @@ Row t of the matrix belongs to the predictor after arrival t, and column j to th
 the matrix minus the losses of a model that was trained once, on all periods, at the last arrival.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +50,36 @@ def _rows(run: Run, last_t: int, width: int) -> Array:
     return matrix
 
 
-def period_averages_of(run: Run) -> dict[str, float]:
-    """Return the geometric mean of the perplexities in each part of a run's matrix; {} without a matrix."""
-    return {part: float(np.exp(loss)) for part, loss in averages_by_part(run.period_losses).items()}
+def common_periods(groups: Sequence[RunGroup]) -> dict[int, int]:
+    """Return for each arrival the number of periods for which all runs that have a row have losses.
+
+    A stream can be extended by new periods. A run from before that has fewer periods in its first rows than a run that
+    began afterwards.
+    """
+    widths: dict[int, int] = {}
+    for group in groups:
+        for run in group.counted_runs:
+            for t, row in run.period_losses.items():
+                widths[t] = min(len(row), widths.get(t, len(row)))
+    return widths
+
+
+def has_left_out(groups: Sequence[RunGroup], widths: Mapping[int, int]) -> bool:
+    """Return True if a run has losses that do not count (see `common_periods`)."""
+    return any(
+        len(row) > widths[t] for group in groups for run in group.counted_runs for t, row in run.period_losses.items()
+    )
+
+
+def period_averages_of(run: Run, widths: Mapping[int, int]) -> dict[str, float]:
+    """Return the geometric mean of the perplexities in each part of a run's matrix; {} without a matrix.
+
+    Args:
+        run: the run.
+        widths: for each arrival, the number of periods that count (see `common_periods`).
+    """
+    counted = {t: row[: widths[t]] for t, row in run.period_losses.items()}
+    return {part: float(np.exp(loss)) for part, loss in averages_by_part(counted).items()}
 
 
 def reference_of(comparison: Comparison) -> Reference | None:
@@ -75,14 +103,20 @@ def _is_trained_once(group: RunGroup) -> bool:
     )
 
 
-def regret_of(group: RunGroup, reference: Reference) -> dict[str, float]:
+def regret_of(group: RunGroup, reference: Reference, widths: Mapping[int, int]) -> dict[str, float]:
     """Return the mean regret of a group over each part of its matrix, in nats per token; {} without a matrix.
 
     Values that are missing, and periods that the group or the reference does not have, are left out.
+
+    Args:
+        group: the group.
+        reference: the model with which the regret compares.
+        widths: for each arrival, the number of periods that count (see `common_periods`).
     """
     matrix = matrix_of(group)
     if matrix is None:
         return {}
     width = min(matrix.shape[1], len(reference.losses))
     differences = matrix[:, :width] - reference.losses[:width]
-    return averages_by_part(dict(enumerate(differences.tolist(), start=1)))
+    counted = {t: row[: widths.get(t, width)] for t, row in enumerate(differences.tolist(), start=1)}
+    return averages_by_part(counted)

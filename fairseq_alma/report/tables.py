@@ -19,7 +19,7 @@ from fairseq_alma.report.choice import Budget, best_within
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.objectives import explanation, score_name, score_scale
-from fairseq_alma.report.periods import PARTS, period_averages_of, reference_of, regret_of
+from fairseq_alma.report.periods import PARTS, common_periods, has_left_out, period_averages_of, reference_of, regret_of
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 UNTRAINED = "*"
@@ -251,19 +251,20 @@ def by_period(comparison: Comparison) -> Table | None:
     Returns:
         The table; None if no run has been scored by period.
     """
-    reference = reference_of(comparison)
+    reference, finished = reference_of(comparison), [group for group in comparison.groups if group.is_finished]
+    widths = common_periods(finished)
     parts = list(PARTS.values())
     columns = ("run", *(f"{part} perplexity" for part in parts), *(f"regret, {part}" for part in parts), "seeds")
     rows = []
     for index, group in enumerate(comparison.groups):
-        averages = [period_averages_of(run) for run in group.counted_runs]
-        if not group.is_finished or not all(averages):
+        averages = [period_averages_of(run, widths) for run in group.counted_runs] if group.is_finished else []
+        if not averages or not all(averages):
             continue
         cells = [
             "" if any(name not in one for one in averages) else _mean_text([one[name] for one in averages])
             for name in PARTS
         ]
-        regret = regret_of(group, reference) if reference and index != reference.index else {}
+        regret = regret_of(group, reference, widths) if reference and index != reference.index else {}
         cells += [f"{regret[name]:+.3f}" if name in regret else "" for name in PARTS]
         rows.append((group_label(group, comparison.varied_settings), *cells, str(len(group.counted_runs))))
     if not rows:
@@ -273,6 +274,8 @@ def by_period(comparison: Comparison) -> Table | None:
         "Geometric means over the arrivals: backward, periods before the last one that arrived; in-distribution, the "
     )
     note += "period that has just arrived; forward, periods that arrive later."
+    if has_left_out(finished, widths):
+        note += " Periods that a run did not know yet at an arrival do not count for any run at this arrival."
     if reference:
         name = group_label(comparison.groups[reference.index], comparison.varied_settings)
         note += f" Regret: mean loss in nats minus that of {name}, trained once on all periods."

@@ -166,6 +166,46 @@ def test_commands_leave_out_what_the_other_learner_refuses(tmp_path):
     assert (replay["replay"], replay["replay_memory"], replay["predict_with"]) == (False, None, "average")
 
 
+def test_a_run_of_a_proposed_command_is_an_alternative(tmp_path):
+    """A command also changes settings that the other learner, or replay=false, refuses."""
+    given = {"predict_with": "average", "average_power": 8.0, "replay": "uniform", "replay_memory": 50}
+    command = (*COMMAND, *(f"{name}={value}" for name, value in given.items()))
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=command, **given)
+    (before,) = found_in(tmp_path).values()
+    replay, growth = {**given, "replay": False, "replay_memory": None}, {"predict_with": "last", "average_power": 0.0}
+    write_vision(tmp_path / "b", [0.9, 0.5, 0.4], command=command, **replay)
+    write_vision(
+        tmp_path / "c", [0.9, 0.5, 0.4], learner="gens", command=command, **{**given, **growth, "new_members": 1}
+    )
+    comparison = only_comparison(tmp_path)
+    found = {group.folder.name: one for group, one in zip(
+        comparison.groups, alternatives(comparison, all_numbers(comparison)), strict=True)}  # fmt: skip
+    assert before["replay"].startswith("alma-vision") and before["growth"].startswith("alma-vision")
+    names = [group.folder.name for group in comparison.groups]
+    assert [names[i] for i in found["a"]["replay"].runs] == ["b"]
+    assert [names[i] for i in found["a"]["growth"].runs] == ["c"]
+
+
+def test_averages_of_both_learners_must_be_equal_where_both_take_them(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], predict_with="average", command=COMMAND)
+    write_vision(tmp_path / "b", [0.9, 0.5, 0.4], learner="gmoe", command=COMMAND)
+    comparison = only_comparison(tmp_path)
+    assert [one["growth"].runs for one in alternatives(comparison, all_numbers(comparison))] == [[], []]
+
+
+def test_waits_that_grow_are_longer_than_1_even_if_their_mean_is_1(tmp_path):
+    errors = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]
+    write_vision(tmp_path / "a", errors, wait="geometric", wait_ratio=0.3, command=COMMAND)
+    [found] = found_in(tmp_path).values()
+    assert settings_of(found["wait_less"])["wait"] == 1
+    write_vision(tmp_path / "b", errors, command=COMMAND)
+    comparison = only_comparison(tmp_path)
+    runs = {g.folder.name: one for g, one in zip(
+        comparison.groups, alternatives(comparison, all_numbers(comparison)), strict=True)}  # fmt: skip
+    assert [comparison.groups[i].folder.name for i in runs["a"]["wait_less"].runs] == ["b"]
+    assert runs["b"]["wait_less"].reason == "this run does not wait"
+
+
 def test_without_a_recorded_command_it_is_composed_from_the_settings(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(), lr=0.5, select_by="validation_loss")
     [found] = found_in(tmp_path).values()

@@ -10,7 +10,7 @@ import pytest
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.periods import perplexities_by_period
 from fairseq_alma.report.numbers import all_numbers
-from fairseq_alma.report.periods import matrix_of, reference_of, regret_of
+from fairseq_alma.report.periods import common_periods, matrix_of, reference_of, regret_of
 from fairseq_alma.report.reading import read_run
 from fairseq_alma.report.tables import by_period, tables_of
 from tests.fairseq_alma.report.ledgers import only_comparison, text_rows, write_run
@@ -51,7 +51,7 @@ def test_the_matrix_is_the_geometric_mean_over_seeds(runs):
 def test_the_regret_is_against_the_run_that_was_trained_once_on_everything(runs):
     reference = reference_of(runs)
     assert runs.groups[reference.index].wait == 3
-    regret = regret_of(group_with_wait(runs, 1), reference)
+    regret = regret_of(group_with_wait(runs, 1), reference, common_periods(runs.groups))
     means = {"in_distribution": (200, 100, 40), "backward": (160, 160, 80), "forward": (400, 800, 200)}
     wanted = {name: sum(math.log(value / 40) for value in values) / 3 for name, values in means.items()}
     assert regret == pytest.approx(wanted)
@@ -66,10 +66,23 @@ def test_a_stream_that_was_extended_has_all_its_periods(tmp_path):
     group = group_with_wait(comparison, 1)
     expected = np.array([[100, 200, np.nan], [80, 50, np.nan], [80, 40, 20]])
     assert np.exp(matrix_of(group)) == pytest.approx(expected, nan_ok=True)
-    regret = regret_of(group, reference_of(comparison))
+    regret = regret_of(group, reference_of(comparison), common_periods(comparison.groups))
     means = {"in_distribution": (100, 50, 20), "backward": (80, 80, 40), "forward": (200,)}
     wanted = {name: sum(math.log(value / 40) for value in values) / len(values) for name, values in means.items()}
     assert regret == pytest.approx(wanted)
+
+
+def test_a_run_on_an_extended_stream_is_compared_over_the_periods_that_both_runs_have(tmp_path):
+    """The second run differs only in that it began when the stream had all its periods."""
+    shorter = [row[:2] for row in IN_SEQUENCE[:2]]
+    write(tmp_path / "continued", [*shorter, IN_SEQUENCE[2]], lr=0.1)
+    write(tmp_path / "fresh", IN_SEQUENCE, lr=0.2)
+    write(tmp_path / "once", AT_ONCE, wait=3, lr=0.1)
+    table = by_period(only_comparison(tmp_path))
+    first, second = (row for row in table.rows if "wait 1" in row[0])
+    assert first[1:] == second[1:]
+    assert dict(zip(table.columns, first, strict=True))["forward perplexity"] == "200.00"
+    assert "did not know yet" in table.note
 
 
 def test_without_such_a_run_there_is_no_regret(tmp_path):
@@ -92,6 +105,7 @@ def test_the_table_of_periods(runs):
     once = next(row for label, row in rows.items() if "wait 3" in label)
     assert once["regret, forward"] == ""  # the reference itself
     assert "trained once on all periods" in table.note
+    assert "did not know yet" not in table.note
 
 
 def test_runs_without_periods_have_neither_table_nor_figure(tmp_path):
