@@ -20,7 +20,7 @@ def summary(stream: dict) -> str:
     if last.get("cleaning"):
         lines += ["", *removed_lines(last["cleaning"]), ""]
     if "leakage" in last:
-        lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"]), ""]
+        lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"], bool(extensions)), ""]
     for source in last["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
         lines.append(
@@ -54,8 +54,15 @@ def removed_lines(cleaning: list[dict]) -> list[str]:
     return lines
 
 
-def _leakage(report: dict) -> list[str]:
-    """Return lines about the overlap of held-out text with the mega-batches. `report` is the entry in stream.json."""
+def _leakage(report: dict, is_extension: bool) -> list[str]:
+    """Return lines about the overlap of held-out text with the mega-batches.
+
+    Args:
+        report: the entry in stream.json.
+        is_extension: whether it is that of an extension. Then each passage counts as a document, and only the new
+            mega-batches were compared.
+    """
+    texts, compared = ("passages", "the new mega-batches") if is_extension else ("documents", "a mega-batch")
     lines = []
     for name in ("valid", "test"):
         counts = report[name]
@@ -63,7 +70,7 @@ def _leakage(report: dict) -> list[str]:
         words = counts["overlapping_words"] / max(1, counts["words"])
         sample = f" (measured on every {counts['every']}th passage)" if counts["every"] > 1 else ""
         lines.append(
-            f"{documents:.2%} of the documents in {name} have {report['ngram_words']} words in a row in common with a "
-            f"mega-batch; {words:.2%} of its words are in such overlaps{sample}"
+            f"{documents:.2%} of the {texts} in {name} have {report['ngram_words']} words in a row in common with "
+            f"{compared}; {words:.2%} of its words are in such overlaps{sample}"
         )
     return lines
