@@ -75,6 +75,9 @@ OPTIONS: Mapping[Half, Mapping[str, Any]] = {
 """For each half of the project: names of settings that switch something on that the paper does not have, each with the
 value that switches it off. The label of a run names such a setting only if it is on."""
 
+GROWTH_OPTIONS: Mapping[str, Any] = {"grow_router": "copy", "split_by": "validation_loss", "grow_drop": 0.0}
+"""Language models: names of the settings that determine how experts are copied, each with the paper's value."""
+
 AVERAGE_SETTINGS: Mapping[str, Any] = {
     "average_every": "stage",
     "average_window": None,

@@ -9,7 +9,7 @@ its Table 1 and 17.84 in its Table 2. This file contains the value of Table 2.
 
 from typing import NamedTuple
 
-from fairseq_alma.core.catalogue import OPTIONS
+from fairseq_alma.core.catalogue import GROWTH_OPTIONS, OPTIONS
 from fairseq_alma.report.runs import Array, RunGroup
 
 
@@ -81,8 +81,7 @@ def row_of(group: RunGroup) -> Row | None:
 
 def _departs_from_paper(group: RunGroup) -> bool:
     """Return True if a setting is on that the paper's learners do not have."""
-    of_growth = {"grow_router": "copy", "split_by": "validation_loss", "grow_drop": 0.0}
-    off = {**OPTIONS["language model"], "from_scratch": False, **of_growth}
+    off = {**OPTIONS["language model"], "from_scratch": False, **GROWTH_OPTIONS}
     return any(group.settings.get(name) not in (None, value) for name, value in off.items())
 
 

@@ -48,9 +48,9 @@ STUDY = BookStudy(ROWS, HERE / "ledgers", ("dropout=0", "precision=bfloat16"), p
 def tables() -> dict[str, str]:
     """Return file name -> table: the perplexity after each arrival, with the rows whose ledgers are committed."""
     found = {name: STUDY.rows_by_seed(name) for name in TEXTS}
-    if not found["one_pass_sm"]:
+    if not found["one_pass_average"]:
         return {}
-    return {"one_pass.md": arrival_table("Nine books in one pass", TEXTS, found, base="one_pass_sm")}
+    return {"one_pass.md": arrival_table("Nine books in one pass", TEXTS, found, base="one_pass_average")}
 
 
 if __name__ == "__main__":
