@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app.command import Command, print_errors, run_job
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, waiting_message, wide_console
+from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.api import run
 from vision.presets import CONFIGS
@@ -41,7 +41,7 @@ def run_and_show(settings: VisionSettings) -> float:
     console, out = wide_console(), Path(settings.out)
     before = rows_in(out)
     result = run(settings)
-    title = f"{settings.out}: learner={settings.learner} wait={settings.wait}"
+    title = title_of(settings.out, settings.learner, settings.wait, settings.preset)
     summary, num_seeds = result.summary, settings.seeding.seeds
     if num_seeds == 1:
         console.print(ledger_table(result.ledger, title, at_most=20))

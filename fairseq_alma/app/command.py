@@ -36,7 +36,7 @@ from fairseq_alma.app.arguments import (
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.sweep import ERROR_FILE
-from fairseq_alma.app.tables import ledger_table, wide_console
+from fairseq_alma.app.tables import ledger_table, title_of, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StoppedError
 from fairseq_alma.core.files import read_json
@@ -375,7 +375,8 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
             settings = read_json(run / "settings.json")
             digests = read_json(run / "arrivals.json")["digests"]
             rows = Ledger(run / "ledger.jsonl").rows()
-            console.print(ledger_table(rows, f"{run}: learner={settings['learner']} wait={settings['wait']}", 20))
+            title = title_of(run, settings["learner"], settings["wait"], settings.get("preset"))
+            console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
         if not left:

@@ -31,6 +31,11 @@ def wide_console(stream: TextIO | None = None) -> Console:
     return Console(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
 
 
+def title_of(folder: Path | str, learner: str, wait: object, preset: str | None) -> str:
+    """Return the title of the table of a run: its folder, and the settings that say most about it."""
+    return f"{folder}: learner={learner} wait={wait}" + (f" preset={preset}" if preset else "")
+
+
 def rows_in(out: Path) -> dict[Path, list[LedgerRow]]:
     """Return run folder -> rows of its ledger, for each run in the folder `out`."""
     return {folder: Ledger(folder / "ledger.jsonl").rows() for folder in find_runs(out)}

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app.command import Command, run_job, store_settings
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, waiting_message, wide_console
+from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -131,7 +131,7 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
     if settings.seeds == 1:
         before = rows_in(Path(settings.out))
         rows = run(settings, chain)
-        console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
+        console.print(ledger_table(rows, title_of(settings.out, settings.learner, settings.wait, settings.preset)))
         if message := waiting_message(rows, settings.stream_settings(rows[-1].t)):
             console.print(message)
         if before == {Path(settings.out): rows}:
