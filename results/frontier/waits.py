@@ -2,8 +2,9 @@
 
 python results/frontier/waits.py run --books FOLDER    train what has no ledger in results/frontier, two runs at a time
 
-A mega-batch is a hundredth of the books. All rows have the same number of updates in total, because a stage has 3
-passes over the mega-batches it waited for. The other settings are those of results/books. Nothing was tuned.
+A mega-batch is a hundredth of the books. A stage has 3 passes over the mega-batches it waited for. So all rows have the
+same number of updates, apart from mega-batches at the end that still wait. The other settings are those of
+results/books. Nothing was tuned.
 
 results/rebuild.py makes results/frontier/waits.md of the committed ledgers.
 """
