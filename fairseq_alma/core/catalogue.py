@@ -78,6 +78,9 @@ value that switches it off. The label of a run names such a setting only if it i
 GROWTH_OPTIONS: Mapping[str, Any] = {"grow_router": "copy", "split_by": "validation_loss", "grow_drop": 0.0}
 """Language models: names of the settings that determine how experts are copied, each with the paper's value."""
 
+DENSE_GROWTH: Mapping[str, Any] = {"grow_router": "tree"}
+"""Language models: settings that learner=gmoe needs if the first model is dense (experts=1)."""
+
 AVERAGE_SETTINGS: Mapping[str, Any] = {
     "average_every": "stage",
     "average_window": None,

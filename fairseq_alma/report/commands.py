@@ -14,6 +14,7 @@ import numpy as np
 
 from fairseq_alma.core.catalogue import (
     AVERAGE_SETTINGS,
+    DENSE_GROWTH,
     GROWTH_INTERVAL,
     MEMBER_SETTINGS,
     NOT_COMPARED,
@@ -180,9 +181,11 @@ def _growing_at_equal_cost(group: RunGroup) -> Settings:
     if group.half == "vision":
         learner = GROWING.get(group.learner, "gens")
         return {"learner": learner, MEMBER_SETTINGS["gens"]: number} | _without_average(group)
+    is_dense = group.settings.get(SCALED_SETTING[group.half]) == 1
+    changed: Settings = {"learner": "gmoe", **(DENSE_GROWTH if is_dense else {})}
     if number == 1:
-        return {"learner": "gmoe"}
-    return {"learner": "gmoe"} | {
+        return changed
+    return changed | {
         name: number * updates
         for name in ("updates", "updates_per_mega_batch")
         if isinstance(updates := group.settings.get(name), int)

@@ -166,6 +166,15 @@ def test_commands_leave_out_what_the_other_learner_refuses(tmp_path):
     assert (replay["replay"], replay["replay_memory"], replay["predict_with"]) == (False, None, "average")
 
 
+def test_a_dense_model_grows_with_a_tree(tmp_path):
+    """learner=gmoe refuses experts=1 with another router."""
+    command = ("alma-lm", "stream=streams/a", "out=runs/a", "learner=sm", "experts=1", "updates=100")
+    write_text(tmp_path / "a", [900.0, 60.0, 50.0], command=command, experts=1, updates=100)
+    [found] = found_in(tmp_path).values()
+    growth = settings_of(found["growth"])
+    assert (growth["learner"], growth["experts"], growth["grow_router"]) == ("gmoe", 1, "tree")
+
+
 def test_a_run_of_a_proposed_command_is_an_alternative(tmp_path):
     """A command also changes settings that the other learner, or replay=false, refuses."""
     given = {"predict_with": "average", "average_power": 8.0, "replay": "uniform", "replay_memory": 50}
