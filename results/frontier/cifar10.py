@@ -25,8 +25,11 @@ ROWS = (
     Row("no_average", (*RECIPE, *NO_AVERAGE), "anytime, 30 epochs, without the average"),
     Row("no_replay", (*RECIPE, "replay=false"), "anytime, 30 epochs, without replay"),
     Row("half", (*RECIPE, "replay=0.5"), "anytime, 30 epochs, replay=0.5"),
-    Row("sm_w1", ("learner=sm", "wait=1", EPOCHS), "SM, wait 1"),
     Row("geometric", ("learner=sm", "wait=geometric", EPOCHS), "SM, geometric waits"),
+    Row("auto", ("learner=sm", "wait=auto", EPOCHS), "SM, automatic waits"),
+    Row("sm_w5", ("learner=sm", "wait=5", EPOCHS), "SM, wait 5"),
+    Row("sm_w20", ("learner=sm", "wait=20", EPOCHS), "SM, wait 20"),
+    Row("sm_w1", ("learner=sm", "wait=1", EPOCHS), "SM, wait 1"),
 )
 STUDY = CerStudy(HERE, "cifar10", "CIFAR-10", (4, 8, 16), ROWS, prefix="c", num_first=4)
 tables = STUDY.tables
