@@ -45,7 +45,7 @@ class Row:
     that of the study, multiplied by `times`."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds that are run."""
-    times: int = 1
+    times: float = 1
     """How many times the updates of the study each stage has."""
 
 
@@ -118,7 +118,7 @@ class TextStudy(ABC):
             folder, started = out / row.name / f"seed_{seed}", time.monotonic()
             words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, f"mega_batches={self.mega_batches}"]
             words += [*self.settings, *row.settings]
-            words += [f"{row.steps}={row.times * updates}", f"seed={seed}", f"share={out / 'shared'}"]
+            words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"share={out / 'shared'}"]
             if _run_command(words, folder.with_suffix(".log")):
                 copy_results(folder, self._folder(row.name, seed), str(data))
                 final = json.loads((folder / "summary.json").read_text())["final"]
