@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -220,6 +221,20 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
         },
     }
     write_checkpoint(checkpoint, path)
+
+
+def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
+    """Return the name and the shape of each tensor in the state of the model that `config` describes.
+
+    Args:
+        config: the return value of member_config. This function changes `config`, so that the model is not spread
+            over devices.
+    """
+    config.model.expert_parallel = 1
+    task = tasks.setup_task(config.task)
+    with torch.device("meta"):  # takes no memory
+        model = task.build_model(config.model)
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def build_model(checkpoint: Path) -> nn.Module:

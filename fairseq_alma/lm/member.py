@@ -111,6 +111,7 @@ class MemberTraining:
         """
         num_devices = self._usable_devices(num_members)
         self._configs.of(member, num_devices)
+        self._configs.check_fork(member)
         if self._shared:
             self._shared.check()
 

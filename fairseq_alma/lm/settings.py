@@ -6,6 +6,7 @@ The settings that only one learner has are in `fairseq_alma.core.learner_setting
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from fairseq_alma.core.averaging import AverageSettings
@@ -186,6 +187,8 @@ class LanguageModelSettings(RunSettings):
                 f"replay_memory={self.replay_memory} must be at least tokens_per_sample="
                 f"{self.tokens_per_sample}, the size of a block"
             )
+        if self.share and Path(self.share).absolute() == Path(self.out).absolute():
+            raise SettingError(f"share={self.share} is the folder of the run (out=): choose another folder for share=")
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:

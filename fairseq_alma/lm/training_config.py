@@ -1,17 +1,18 @@
 """The members (networks) of a learner, and fairseq's configuration of their training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.files import read_json
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
-from fairseq_alma.lm.fairseq_train import member_config
+from fairseq_alma.lm.fairseq_train import member_config, shapes_of_model
 from fairseq_alma.lm.schedules import rates_of_stage
 from fairseq_alma.lm.settings import LanguageModelSettings
 
@@ -109,6 +110,23 @@ class TrainingConfigs:
             **self._distributed(num_devices),
         }
         return self._divide_update(member_config(values, s.fairseq), num_devices)
+
+    def check_fork(self, member: Member) -> None:
+        """Raise SettingError if the run is forked with another `fairseq=` that changes the shape of its model."""
+        out = Path(self.settings.out)
+        before = read_json(out / "settings.json").get("fairseq", "") if (out / "settings.json").exists() else ""
+        is_trained = any(out.glob("stages/*/*.done.json"))
+        if not self.settings.fork or not is_trained or before == self.settings.fairseq:
+            return
+        own, other = (
+            shapes_of_model(replace(self, settings=replace(self.settings, fairseq=options)).of(member))
+            for options in (before, self.settings.fairseq)
+        )
+        if differing := [name for name in sorted(own.keys() | other.keys()) if own.get(name) != other.get(name)]:
+            raise SettingError(
+                f"fairseq={self.settings.fairseq!r} changes the model ({differing[0]} differs), but the run in {out} "
+                f"has a model with fairseq={before!r}: leave out what changes it, or choose another out="
+            )
 
     def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
         """Return the options of fairseq for the learning rates of a stage with `updates` updates."""

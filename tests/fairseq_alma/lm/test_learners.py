@@ -501,6 +501,7 @@ def settings(**values) -> LanguageModelSettings:
         ),
         ({"learner": "gmoe", "grow_experts": 1, "grow_noise": 0}, "grow_noise=0 must be above 0"),
         ({"learner": "gmoe", "grow_experts": 1, "grow_noise": "much"}, "grow_noise='much' must be a number"),
+        ({"share": "./o"}, "share=./o is the folder of the run (out=): choose another folder for share="),
         ({"parallel": 0}, "parallel=0 must be an integer of at least 1"),
         ({"seed": -1}, "seed=-1 must be an integer of at least 0"),
         ({"seed": 1_000_000}, "seed=1000000 must be below 1000000"),  # seeds of members begin above

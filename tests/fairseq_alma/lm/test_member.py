@@ -284,6 +284,27 @@ def test_what_spread_experts_do_not_allow_is_refused_before_training(stream, tmp
         configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
 
 
+def test_a_fork_with_options_of_fairseq_that_change_the_model_is_refused(stream, tmp_path):
+    done = tmp_path / "stages" / "stage_000" / "evaluate.done.json"
+    done.parent.mkdir(parents=True)
+    (tmp_path / "settings.json").write_text(json.dumps({"fairseq": "--attention-dropout 0.1"}))
+
+    def check(fairseq, **more):
+        given = settings(stream, tmp_path, precision="float32", fairseq=fairseq, **{"fork": True, **more})
+        configs = TrainingConfigs(given, StreamFolder.open(stream).without_test(), memory=None)
+        configs.check_fork(Member.of_run(1, 0, given.experts))
+
+    check("--decoder-layers 6")  # nothing is trained yet
+    done.write_text("{}")
+    for fairseq in ("--decoder-layers 6", "--decoder-embed-dim 96"):
+        with pytest.raises(
+            SettingError, match=r"changes the model .* differs.* with fairseq='--attention-dropout 0.1'"
+        ):
+            check(fairseq)
+    check("--attention-dropout 0.2 --adam-betas '(0.9,0.95)'")
+    check("--decoder-layers 6", fork=False)  # RunRecord refuses it
+
+
 def test_more_devices_than_experts_is_refused(stream, tmp_path):
     with pytest.raises(SettingError, match="expert_parallel=2 needs at least 2 experts, but experts=1: lower"):
         settings(stream, tmp_path, expert_parallel=2, experts=1)
