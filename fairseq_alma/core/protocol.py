@@ -159,7 +159,6 @@ LearnerT = TypeVar("LearnerT", bound=Learner)
 LearnerT_contra = TypeVar("LearnerT_contra", bound=Learner, contravariant=True)
 ScoresT = TypeVar("ScoresT")
 ScoresT_co = TypeVar("ScoresT_co", covariant=True)
-ScoresT_contra = TypeVar("ScoresT_contra", contravariant=True)
 PrequentialT = TypeVar("PrequentialT")
 PrequentialT_co = TypeVar("PrequentialT_co", covariant=True)
 PrequentialT_contra = TypeVar("PrequentialT_contra", contravariant=True)
@@ -195,7 +194,7 @@ class PrequentialEvaluator(Protocol[LearnerT_contra, PrequentialT_co]):
         """Return the scores of the learner's current predictor on the validation data of a mega-batch."""
 
 
-class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
+class Record(Protocol[ScoresT, RowsT_co, PrequentialT_contra, KnownT]):
     """Interface of the object to which `run_stream` writes its progress.
 
     Two classes have this interface. `RunRecord` stores one run, which has one seed. `StackRecord` stores runs with
@@ -237,12 +236,15 @@ class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
         mega-batches shall not wait.
         """
 
+    def known_scores(self, t: int) -> ScoresT | None:
+        """Return the scores in the row of arrival t, or None if there is no such row yet."""
+
     def arrival(
         self,
         t: int,
         stage: int,
         updated: bool,
-        scores: ScoresT_contra,
+        scores: ScoresT,
         spent: Sequence[Cost],
         prequential: KnownT | None = None,
     ) -> None:
@@ -299,6 +301,7 @@ def run_stream(
     settings: StreamSettings,
     record: Record[ScoresT, RowsT, PrequentialT, KnownT],
     prequential: PrequentialEvaluator[LearnerT, PrequentialT] | None = None,
+    complete: Callable[[LearnerT, ScoresT], ScoresT] | None = None,
 ) -> RowsT:
     """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B.
 
@@ -316,6 +319,8 @@ def run_stream(
         record: object that stores the progress and the ledger.
         prequential: function that scores the learner on a mega-batch before the learner trains on it. By default,
             there are no such scores.
+        complete: function that is called at an arrival without a stage, with the latest scores. It returns them with
+            what they lack, because the stream was extended after they were measured. By default, they lack nothing.
     """
     scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
     record.arrival(0, 0, False, scores, [])
@@ -339,16 +344,24 @@ def run_stream(
             k += 1
             folder = record.stage_folder(k)
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, folder, settings.replay_memory)
-            # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow
-            # before training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same
-            # result. A learner that never grows needs no step, whose files would only repeat those of the stage before.
-            if k > 1 and getattr(learner, "can_grow", True):
-                spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
-            spent.append(record.step(k, "train", learner, partial(learner.train, stage)))
+            spent = _train_stage(stage, learner, record)
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
-        # If no stage was trained at this arrival, the model has not changed, and `scores` are still its latest
-        # scores. They are recorded again.
+        elif complete is not None:
+            scores = record.known_scores(mega_batch.t) or complete(learner, scores)
+        # If no stage was trained at this arrival, the model has not changed, and its latest scores are recorded again.
         record.arrival(mega_batch.t, k, due, scores, spent, ahead)
     return record.rows()
+
+
+def _train_stage(stage: Stage, learner: Learner, record: Record[ScoresT, RowsT, PrequentialT, KnownT]) -> list[Cost]:
+    """Let the learner grow and train at a stage. Return the cost of each step."""
+    spent = []
+    # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow before
+    # training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same result. A learner
+    # that never grows needs no step, whose files would only repeat those of the stage before.
+    if stage.index > 1 and getattr(learner, "can_grow", True):
+        spent.append(record.step(stage.index, "grow", learner, partial(learner.grow, stage)))
+    spent.append(record.step(stage.index, "train", learner, partial(learner.train, stage)))
+    return spent

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.core.files import read_json, write_json
+
 SOURCES = ("fairseq_alma", "vision", "launch", "data_prep", "pyproject.toml")
 """Files of the repository on which the result of a run depends."""
 MAX_DIFFERENCE = 20_000
@@ -32,6 +34,27 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
         },
         "seed": settings.get("seed"),
     }
+
+
+def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write provenance.json of a run, which describes the command, versions and machine of its first process.
+
+    If a later process continues the run with another command, commit, version or machine, its provenance is added to
+    the list "continued" in the file.
+
+    Args:
+        path: the file.
+        settings: settings of the run.
+    """
+    now = provenance(settings)
+    if not path.exists():
+        write_json(path, {**now, "continued": []})
+        return
+    before = read_json(path)
+    first = {key: value for key, value in before.items() if key != "continued"}
+    continued = before.get("continued", [])
+    if now != first and now not in continued:
+        write_json(path, {**first, "continued": [*continued, now]})
 
 
 def _unquoted(word: str) -> str:

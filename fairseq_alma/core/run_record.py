@@ -33,7 +33,7 @@ from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.metrics import summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
-from fairseq_alma.core.provenance import provenance
+from fairseq_alma.core.provenance import write_provenance
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.waiting import Due
 
@@ -122,7 +122,7 @@ class RunRecord:
         self._measured: dict[int, Prequential | None] = {}
         """Prequential scores that `decision` will store."""
         write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
-        self._write_provenance(provenance(settings))
+        write_provenance(self.folder / "provenance.json", settings)
 
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k, and create the folder if necessary.
@@ -198,6 +198,10 @@ class RunRecord:
         if not self.defers:
             self._arrivals.write()
         return Due(stored.due, stored.reason)
+
+    def known_scores(self, t: int) -> Scores | None:
+        """Return the scores in the ledger row of arrival t, or None if the ledger does not have this row yet."""
+        return self._rows[t].scores if t < len(self._rows) else None
 
     def arrival(
         self,
@@ -297,22 +301,6 @@ class RunRecord:
         write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
         self._num_summarized = rows[-1].t
 
-    def _write_provenance(self, now: dict[str, Any]) -> None:
-        """Write provenance.json, which describes the command, versions and machine of the first process of the run.
-
-        If a later process continues the run with a different command, commit, version or machine, add the provenance of
-        the later process to the list "continued" in the file.
-        """
-        path = self.folder / "provenance.json"
-        if not path.exists():
-            write_json(path, {**now, "continued": []})
-            return
-        before = read_json(path)
-        first = {key: value for key, value in before.items() if key != "continued"}
-        continued = before.get("continued", [])
-        if now != first and now not in continued:
-            write_json(path, {**first, "continued": [*continued, now]})
-
     def _check_same_settings(
         self,
         settings: Mapping[str, Any],
@@ -343,8 +331,9 @@ class RunRecord:
             before = {**defaults, **read_json(self.folder / "settings.json")}
             changed = {name: [before.get(name), settings.get(name)] for name in forkable}
             changed = {name: values for name, values in changed.items() if values[0] != values[1]}
-            # A finished run has no stage that could use other settings.
-            can_fork = len(changed) == len(differing) and len(self._rows) <= self.num_mega_batches
+            # A finished run has no stage that could use other settings, unless its last mega-batches still wait.
+            is_finished = len(self._rows) > self.num_mega_batches and self._rows[-1].updated
+            can_fork = len(changed) == len(differing) and not is_finished
             if not (fork and can_fork):
                 raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
             return k, changed

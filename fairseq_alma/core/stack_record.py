@@ -227,6 +227,11 @@ class StackRecord:
         self._write()
         return due
 
+    def known_scores(self, t: int) -> list[Scores] | None:
+        """Return the scores of each seed in the ledger row of arrival t, or None if a ledger does not have this row."""
+        known = [record.known_scores(t) for record in self.records]
+        return None if None in known else cast(list[Scores], known)
+
     def arrival(
         self,
         t: int,

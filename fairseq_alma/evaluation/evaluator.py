@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,6 +123,18 @@ class PerplexityEvaluator:
             scored_tokens=max(num_scored.values()) if is_sample else None,
             period_perplexities=None if is_sample else self._by_period(members),
         )
+
+    def complete(self, learner: Predictor, scores: Scores) -> Scores:
+        """Return scores of the learner's current predictor with its perplexities on periods that they lack.
+
+        Periods are lacking if they were added to the stream after the scores were measured. Nothing else is changed.
+        The errors are those of a call of this object.
+        """
+        known = scores.period_perplexities
+        if known is None or len(known) >= self._stream.num_periods:
+            return scores
+        now = self(learner).period_perplexities
+        return scores if now is None else replace(scores, period_perplexities=[*known, *now[len(known) :]])
 
     def _by_period(self, members: Sequence[MemberScores]) -> list[float] | None:
         """Return the perplexity on the test text of each period; None if the stream has no periods.

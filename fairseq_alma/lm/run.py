@@ -108,7 +108,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             shared=Path(settings.share) / "evaluated" if settings.share else None,
             untrained_tokens=settings.untrained_tokens if stream_settings.arrivals_of_stages[:1] == [1] else None,
         )
-        rows = run_stream(stream, learner, evaluator, stream_settings, record)
+        rows = run_stream(stream, learner, evaluator, stream_settings, record, complete=evaluator.complete)
         learner.remove_old_trainees(rows[-1].stage)
         return rows
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,32 @@ def test_the_model_is_evaluated_once_per_change(tmp_path):
     rows = tiny_run(tmp_path, num_mega_batches=7, wait=7, evaluate=evaluate)
     assert len(evaluate.calls) == 2  # untrained, and after the only stage
     assert [row.scores.perplexity for row in rows] == [8] * 7 + [1]
+
+
+def test_scores_are_completed_at_new_arrivals_that_wait_and_only_there(tmp_path):
+    calls = []
+
+    def complete(num_periods):
+        def add_periods(learner, scores):
+            calls.append(sorted(learner.numbers))
+            return replace(scores, period_perplexities=[9.0] * num_periods)
+
+        return add_periods
+
+    def num_periods(rows):
+        return [len(row.scores.period_perplexities or ()) for row in rows]
+
+    rows = tiny_run(tmp_path, num_mega_batches=2, wait=2, last_group="wait", complete=complete(2))
+    assert num_periods(rows) == [0, 2, 0]
+    assert calls == [[]]
+    rows = tiny_run(tmp_path, num_mega_batches=3, wait=2, last_group="wait", complete=complete(3))
+    assert num_periods(rows) == [0, 2, 0, 3]
+    assert calls == [[], [1, 2]]
+    # Rows that the ledger has are not measured again, and the learner is trained further as without this.
+    rows = tiny_run(tmp_path, num_mega_batches=4, wait=2, last_group="wait", complete=complete(4))
+    assert num_periods(rows) == [0, 2, 0, 3, 0]
+    assert calls == [[], [1, 2]]
+    assert [row.scores.perplexity for row in rows] == [8, 8, 6, 6, 4]
 
 
 def test_with_replay_a_stage_may_train_on_the_past_again(tmp_path):

@@ -157,6 +157,15 @@ def test_a_fork_uses_other_settings_from_the_first_unfinished_stage_on_and_keeps
     assert json.loads((run_folder / "settings.json").read_text()) == before
 
 
+def test_a_run_whose_last_mega_batches_wait_is_forked_at_the_stage_that_waits(tmp_path):
+    tiny_run(tmp_path, num_mega_batches=4, wait=3, last_group="wait")
+    settings = {**json.loads((tmp_path / "settings.json").read_text()), "lr": 7.0}
+    with pytest.raises(RunError, match="from stage 2 on, add fork=true"):
+        RunRecord(tmp_path, settings, DIGESTS, forkable=["lr"])
+    RunRecord(tmp_path, settings, DIGESTS, forkable=["lr"], fork=True)
+    assert json.loads((tmp_path / "settings.json").read_text())["forks"] == {"2": {"lr": [None, 7.0]}}
+
+
 def test_other_settings_are_refused_by_name_with_old_and_new_and_nothing_is_written(run_folder):
     content = content_of(run_folder)
     with pytest.raises(RunError) as error:

@@ -71,12 +71,13 @@ def tiny_stream(num_mega_batches):
 
 
 def tiny_run(folder, num_mega_batches=4, wait=3, replay=False, learner=None, evaluate=None, prequential=None,
-             last_group="train"):  # fmt: skip
+             last_group="train", complete=None):  # fmt: skip
     """Run, or run what is left: a new process would do the same. Returns the rows."""
     stream = tiny_stream(num_mega_batches)
     record = RunRecord(folder, {"wait": wait, "replay": replay, "seed": 5}, stream.digests)
     settings = StreamSettings(num_mega_batches, wait, replay, last_group)
-    return run_stream(stream, learner or TinyLearner(), evaluate or TinyEvaluator(), settings, record, prequential)
+    evaluate = evaluate or TinyEvaluator()
+    return run_stream(stream, learner or TinyLearner(), evaluate, settings, record, prequential, complete)
 
 
 def ledger_without_seconds(folder):

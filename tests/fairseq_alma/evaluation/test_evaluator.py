@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,6 +122,13 @@ def test_each_period_is_scored_and_the_test_set_only_once(in_periods, members, t
     # The kept outputs give the same again.
     assert PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(learner(members[:1], True)) == scores
     assert len(list(tmp_path.glob("kept/*/mega_batch_3/test.npy"))) == 1
+    # Scores from before the third period was added get its perplexity. Complete ones, and samples, stay as they are.
+    another = PerplexityEvaluator(folder, tmp_path / "other", [CPU])
+    before = replace(scores, period_perplexities=[1.5, 2.5], overflow=0.25)
+    completed = replace(before, period_perplexities=[1.5, 2.5, scores.period_perplexities[2]])
+    assert another.complete(learner(members[:1], False), before) == completed
+    for unchanged in (scores, replace(scores, period_perplexities=None)):
+        assert another.complete(learner([], False), unchanged) is unchanged
     argv = [str(members[0]), "--stream", str(in_periods), "--device", "cpu", "--json"]
     assert alma_eval([*argv, "--split", "mega_batch_3/test"]) == 0
     assert json.loads(capsys.readouterr().out)["perplexity"] == pytest.approx(expected[2], rel=1e-6)

@@ -32,14 +32,15 @@ def ledger_of(out: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learner", ["sm", "gmoe"])
-def test_a_run_that_grows_with_its_stream_is_the_run_over_the_whole_stream(tmp_path, alma_data, learner):
+@pytest.mark.parametrize(("learner", "partition"), [("sm", "equal"), ("gmoe", "equal"), ("sm", "chronological")])
+def test_a_run_that_grows_with_its_stream_is_the_run_over_the_whole_stream(tmp_path, alma_data, learner, partition):
     """Six periods of dated texts at wait 2, then two more, one at a time. Every twelfth text, to save time."""
     lines = (alma_data / "dated" / "peps.jsonl").read_text().splitlines()
     by_date = sorted(lines, key=lambda line: json.loads(line)["date"])[::12]
     size = len(by_date) // 8
     stream = tmp_path / "stream"
-    prep = ("--workers", 2, "--vocab-size", 500, "--duplicates", "keep")
+    duplicates = ("--duplicates", "keep" if partition == "equal" else "exact")
+    prep = ("--workers", 2, "--vocab-size", 500, "--partition", partition, *duplicates)
     (tmp_path / "first.jsonl").write_text("\n".join(by_date[: 6 * size]))
     succeed("alma-prep", stream, "--source", f"text:{tmp_path}/first.jsonl", "--mega-batches", 6, *prep)
     run = ("alma-lm", f"stream={stream}", *RUN, f"learner={learner}", "wait=2", "updates=20", "validations=2")
@@ -47,10 +48,15 @@ def test_a_run_that_grows_with_its_stream_is_the_run_over_the_whole_stream(tmp_p
     succeed(*run, f"out={tmp_path}/grown")
     for number in (6, 7):
         (tmp_path / f"{number}.jsonl").write_text("\n".join(by_date[number * size : (number + 1) * size]))
-        succeed("alma-prep", "--extend", stream, "--source", f"text:{tmp_path}/{number}.jsonl", "--duplicates", "keep")
+        succeed("alma-prep", "--extend", stream, "--source", f"text:{tmp_path}/{number}.jsonl", *duplicates)
         said = succeed(*run, f"out={tmp_path}/grown")
         assert ("mega-batch 7 waits for 1 more" in said) == (number == 6)
     succeed(*run, f"out={tmp_path}/whole")
-    grown = ledger_of(tmp_path / "grown")
+    grown, whole = ledger_of(tmp_path / "grown"), ledger_of(tmp_path / "whole")
     assert [row["stage"] for row in grown] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
-    assert grown == ledger_of(tmp_path / "whole")
+    if partition == "chronological":
+        # A row has the periods that had arrived when it was written, also if its mega-batch only waited (t = 7).
+        assert [len(row["period_perplexities"]) for row in grown] == [6, 6, 6, 6, 6, 6, 6, 7, 8]
+        for row, all_periods in zip(grown, whole, strict=True):
+            row["period_perplexities"] += all_periods["period_perplexities"][len(row["period_perplexities"]) :]
+    assert grown == whole
