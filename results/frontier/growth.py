@@ -48,7 +48,7 @@ TEXTS = {
     "growth_dense_drop": "gMoE, 1 to 12, tree, half of the units dropped",
 }
 """How the table names each row."""
-FIXED = ("growth_sm_8", "growth_sm_12")
+FIXED = ("growth_sm_4", "growth_sm_8", "growth_sm_12")
 """The rows with which all others are compared."""
 
 STUDY = BookStudy(ROWS, HERE / "ledgers", settings=("dropout=0", "wait=1"), parts=10, passes=1)
@@ -60,8 +60,8 @@ def tables() -> dict[str, str]:
     lines = [
         "# Growing and fixed mixtures on books",
         "",
-        "| learner | seeds | final perplexity | average perplexity | against 8 experts | against 12 experts | Comp |",
-        "|:---|---:|---:|---:|---:|---:|---:|",
+        "| learner | seeds | final perplexity | average | against 4 experts | against 8 | against 12 | Comp |",
+        "|:---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, row in found.items():
         if row:
@@ -74,19 +74,20 @@ def tables() -> dict[str, str]:
     if len(lines) == 4:
         return {}
     note = (
-        "Differences are those of the final perplexity, paired over seeds, with their standard error. A difference is "
-        "called better or worse if Student's 95% interval over 5 seeds excludes 0."
+        "The average is that of the perplexities after all arrivals. Differences are those of the final perplexity in "
+        "percent, paired over seeds, with their standard error. A difference is called better or worse if Student's "
+        "95% interval over 5 seeds excludes 0."
     )
     return {"growth.md": "\n".join([*lines, "", note, ""])}
 
 
 def _difference(row: dict[int, dict], base: dict[int, dict]) -> str:
-    """Return the difference of the final perplexities of two rows, and what it says, as text."""
-    gaps = [row[seed]["final"] - base[seed]["final"] for seed in sorted(row.keys() & base.keys())]
+    """Return the difference of the final perplexities of two rows in percent, and what it says, as text."""
+    gaps = [100 * (row[seed]["final"] / base[seed]["final"] - 1) for seed in sorted(row.keys() & base.keys())]
     if len(gaps) < len(SEEDS):
         return mean_text(gaps, 2, signed=True)
     mean, error = statistics.mean(gaps), standard_error(gaps)
-    verdict = "no difference seen" if abs(mean) <= T_95 * error else "better" if mean < 0 else "worse"
+    verdict = "no clear difference" if abs(mean) <= T_95 * error else "better" if mean < 0 else "worse"
     return f"{mean_text(gaps, 2, signed=True)}, {verdict}"
 
 
