@@ -13,7 +13,7 @@ Retraining starts from random weights at every arrival and trains on all periods
 as the others: three times the compute. The model that is trained once, on all periods, has the compute of the others;
 regrets compare with it.
 
-results/rebuild.py makes results/frontier/drift.md of the committed ledgers.
+results/rebuild.py makes results/frontier/drift.md and drift_retraining.md of the committed ledgers.
 """
 
 import math
@@ -57,6 +57,7 @@ TIMES = {"recipe_more": 3 / 2.6, "recipe_2": 2}
 compute. Retraining has three times that of the other rows, so `recipe_more` has 3 / 2.6 times theirs."""
 CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
 """Name of the file -> heading."""
+SHORT = {"sotu": "speeches", "peps": "proposals"}
 PARTS = ("backward", "in_distribution", "forward")
 
 
@@ -97,7 +98,43 @@ def tables() -> dict[str, str]:
         "arrived (in-distribution), and over those that arrive later (forward). In brackets: regret against the model "
         "that was trained once, in nats per token. FLOPs are relative to SM at wait 1."
     )
-    return {"drift.md": "\n".join([*lines, note, ""])}
+    return {"drift.md": "\n".join([*lines, note, ""]), "drift_retraining.md": _against_retraining()}
+
+
+def _against_retraining() -> str:
+    """Return the table that compares each learner with retraining on everything, on both corpora."""
+    lines = [
+        "# In sequence against retraining on everything",
+        "",
+        "| corpus | learner | training FLOPs | earlier periods | newest period | later periods | seeds |",
+        "|:---|:---|---:|---:|---:|---:|---:|",
+    ]
+    for corpus in CORPORA:
+        found = {name: STUDIES[corpus].rows_by_seed(f"{corpus}_{name}") for name in LEARNERS}
+        base = found["retrained"]
+        for name, runs in found.items():
+            both = sorted(runs.keys() & base.keys())
+            if both and name not in ("retrained", "once"):
+                cost = training_flops({seed: runs[seed] for seed in both}) / training_flops(base)
+                parts = [_change(runs, base, both, part) for part in PARTS]
+                cells = [SHORT[corpus], LEARNERS[name][2], f"{cost:.2f}", *parts, str(len(both))]
+                lines.append(f"| {' | '.join(cells)} |")
+    note = (
+        "Differences of the perplexity from that of the model that is retrained at every arrival, in percent, paired "
+        "over seeds, with their standard error. FLOPs are relative to those of retraining."
+    )
+    return "\n".join([*lines, "", note, ""])
+
+
+def _change(runs: dict[int, list[LedgerRow]], base: dict[int, list[LedgerRow]], seeds: Sequence[int], part: str) -> str:
+    """Return the difference of the perplexities of two learners over a part of the matrix, in percent, as text."""
+    ratios = [math.exp(_loss(runs[seed], part) - _loss(base[seed], part)) for seed in seeds]
+    return mean_text([100 * (ratio - 1) for ratio in ratios], signed=True)
+
+
+def _loss(rows: Sequence[LedgerRow], part: str) -> float:
+    """Return the mean loss over a part of the matrix of a run, in nats per token."""
+    return averages_by_part({row.t: period_losses(row) for row in rows if row.t >= 1})[part]
 
 
 def _table(corpus: str, heading: str) -> list[str]:
@@ -128,16 +165,15 @@ def _part(runs: dict[int, list[LedgerRow]], once: dict[int, list[LedgerRow]], pa
 
     The regret of a seed compares with the run of the same seed that was trained once. It is left out if there is none.
     """
-    losses, regrets = {}, []
+    regrets = []
     for seed, rows in runs.items():
-        matrix = {row.t: period_losses(row) for row in rows if row.t >= 1}
-        losses[seed] = averages_by_part(matrix)[part]
         if seed in once:
+            matrix = {row.t: period_losses(row) for row in rows if row.t >= 1}
             reference = period_losses(once[seed][-1])
             differences = {t: [a - b for a, b in zip(row, reference, strict=True)] for t, row in matrix.items()}
             regrets.append(averages_by_part(differences)[part])
     regret = f" ({statistics.mean(regrets):+.3f})" if regrets else ""
-    return mean_text([math.exp(loss) for loss in losses.values()]) + regret
+    return mean_text([math.exp(_loss(rows, part)) for rows in runs.values()]) + regret
 
 
 def _perplexity(rows: Sequence[LedgerRow]) -> float:
