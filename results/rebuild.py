@@ -5,7 +5,8 @@
 For each study, the script makes the figures and tables of alma-report for the run folders of the study:
 STUDY/COMPARISON/NAME.png and NAME.md. Then it copies tables into README.md and into the README.md of each study. Copies
 are placed between the lines `<!-- table: FILE -->` and `<!-- end -->`. If the first line is
-`<!-- table: FILE without: WORD -->`, the copy leaves out the columns whose names begin with WORD.
+`<!-- table: FILE without: WORD -->`, the copy leaves out the columns whose names begin with WORD. If it ends with
+`only: A; B -->`, the copy has only the rows whose first cell is A or B.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from fairseq_alma.report.tables import tables_of
 RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
 TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier")))
-COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))?(?: only: (.+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""
 
@@ -81,9 +82,14 @@ def _table_copy(out: Path, match: re.Match) -> str:
     # Leave out title and note of the table, because the text around the copy contains them.
     table = (out / match[2]).read_text(encoding="utf-8").split("\n\n")[1]
     rows = [line.strip("|").split("|") for line in table.splitlines()]
+    if match[4]:
+        names = match[4].split("; ")
+        if missing := set(names) - {row[0].strip() for row in rows}:
+            sys.exit(f"{match[2]} has no row {missing.pop()!r}, which a page copies")
+        rows = [*rows[:2], *(row for row in rows[2:] if row[0].strip() in names)]
     kept = [i for i, column in enumerate(rows[0]) if not match[3] or not column.strip().startswith(match[3])]
     lines = [f"|{'|'.join(row[i] for i in kept)}|" for row in rows]
-    return "\n".join([match[1].rstrip(), *lines, match[4]])
+    return "\n".join([match[1].rstrip(), *lines, match[5]])
 
 
 def _write(out: Path, name: Path, text: str) -> str:

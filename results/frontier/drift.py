@@ -19,7 +19,7 @@ results/rebuild.py makes results/frontier/drift.md and drift_retraining.md of th
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -109,11 +109,14 @@ def tables() -> dict[str, str]:
 
 def _against_retraining() -> str:
     """Return the table that compares each learner with retraining on everything, on both corpora."""
+    arrivals = range(2, PERIODS + 1)
     lines = [
         "# In sequence against retraining on everything",
         "",
-        "| corpus | learner | training FLOPs | earlier periods | newest period | later periods | seeds |",
-        "|:---|:---|---:|---:|---:|---:|---:|",
+        "| corpus | learner | training FLOPs | earlier periods | newest period | "
+        + "".join(f"t = {t} | " for t in arrivals)
+        + "seeds |",
+        f"|:---|:---|---:|---:|---:|{'---:|' * len(arrivals)}---:|",
     ]
     for corpus in CORPORA:
         found = {name: STUDIES[corpus].rows_by_seed(f"{corpus}_{name}") for name in LEARNERS}
@@ -121,26 +124,37 @@ def _against_retraining() -> str:
         for name, runs in found.items():
             both = sorted(runs.keys() & base.keys())
             if both and name not in ("retrained", "once"):
-                cost = training_flops({seed: runs[seed] for seed in both}) / training_flops(base)
-                parts = [_change(runs, base, both, part) for part in PARTS]
-                cells = [SHORT[corpus], LEARNERS[name][2], f"{cost:.2f}", *parts, str(len(both))]
+                pairs = [(runs[seed], base[seed]) for seed in both]
+                cost = statistics.mean(training_flops({0: own}) / training_flops({0: other}) for own, other in pairs)
+                changes = [_change(pairs, lambda t, j: j < t), _change(pairs, lambda t, j: j == t)]
+                changes += [_change(pairs, lambda t, j, at=at: j <= t == at) for at in arrivals]
+                cells = [SHORT[corpus], LEARNERS[name][2], f"{cost:.2f}", *changes, str(len(both))]
                 lines.append(f"| {' | '.join(cells)} |")
     note = (
         "Differences of the perplexity from that of the model that is retrained at every arrival, in percent, paired "
-        "over seeds, with their standard error. FLOPs are relative to those of retraining."
+        "over seeds, with their standard error. Only t = 2 to 5 count, because nothing has been retrained before. The "
+        "columns t = 2 to 5 average over all periods that have arrived. FLOPs are relative to those of retraining."
     )
     return "\n".join([*lines, "", note, ""])
 
 
-def _change(runs: dict[int, list[LedgerRow]], base: dict[int, list[LedgerRow]], seeds: Sequence[int], part: str) -> str:
-    """Return the difference of the perplexities of two learners over a part of the matrix, in percent, as text."""
-    ratios = [math.exp(_loss(runs[seed], part) - _loss(base[seed], part)) for seed in seeds]
-    return mean_text([100 * (ratio - 1) for ratio in ratios], signed=True)
+def _change(pairs: Sequence[tuple[list[LedgerRow], list[LedgerRow]]], is_in_part: Callable[[int, int], bool]) -> str:
+    """Return the difference of the perplexities of two learners over a part of the matrix, in percent, as text.
 
-
-def _loss(rows: Sequence[LedgerRow], part: str) -> float:
-    """Return the mean loss over a part of the matrix of a run, in nats per token."""
-    return averages_by_part({row.t: period_losses(row) for row in rows if row.t >= 1})[part]
+    Args:
+        pairs: for each seed, the ledgers of the two learners.
+        is_in_part: whether the perplexity on period j after arrival t belongs to the part.
+    """
+    changes = []
+    for own, other in pairs:
+        differences = [
+            a - b
+            for row, base in zip(own, other, strict=True)
+            for j, (a, b) in enumerate(zip(period_losses(row), period_losses(base), strict=True), start=1)
+            if row.t >= 2 and is_in_part(row.t, j)
+        ]
+        changes.append(100 * math.expm1(statistics.mean(differences)))
+    return mean_text(changes, signed=True)
 
 
 def _table(corpus: str, heading: str) -> list[str]:
@@ -171,15 +185,16 @@ def _part(runs: dict[int, list[LedgerRow]], once: dict[int, list[LedgerRow]], pa
 
     The regret of a seed compares with the run of the same seed that was trained once. It is left out if there is none.
     """
-    regrets = []
+    losses, regrets = [], []
     for seed, rows in runs.items():
+        matrix = {row.t: period_losses(row) for row in rows if row.t >= 1}
+        losses.append(averages_by_part(matrix)[part])
         if seed in once:
-            matrix = {row.t: period_losses(row) for row in rows if row.t >= 1}
             reference = period_losses(once[seed][-1])
             differences = {t: [a - b for a, b in zip(row, reference, strict=True)] for t, row in matrix.items()}
             regrets.append(averages_by_part(differences)[part])
     regret = f" ({statistics.mean(regrets):+.3f})" if regrets else ""
-    return mean_text([math.exp(_loss(rows, part)) for rows in runs.values()]) + regret
+    return mean_text([math.exp(loss) for loss in losses]) + regret
 
 
 def _perplexity(rows: Sequence[LedgerRow]) -> float:

@@ -1,4 +1,4 @@
-"""Compare learning in sequence with i.i.d. data on nine books in one pass, mega-batches of 390,000 words, 5 seeds.
+"""Compare learning in sequence with i.i.d. data on nine books in one pass, mega-batches of 330,000 words, 5 seeds.
 
 python results/frontier/one_pass.py run --books FOLDER    train what has no ledger, two runs at a time
 
