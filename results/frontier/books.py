@@ -40,7 +40,7 @@ TEXTS = {
     "books_replay": "SM, wait 1, `replay=0.5`",
     "books_no_replay": "anytime without replay",
     "books_no_average": "anytime without the average",
-    "books_decay_average": "anytime with a decay of the rate in each stage",
+    "books_decay_average": "SM, wait 1, `replay=0.5`, and the average",
 }
 """How the table names each row, also the rows of results/books."""
 
