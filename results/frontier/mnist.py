@@ -28,6 +28,12 @@ ROWS = (
     Row(
         "anytime_fifth", ("preset=anytime", "epochs=4", "extra_epochs=90"), "**anytime**, 400 units, few epochs", FIFTH
     ),
+    Row(
+        "anytime_320",
+        ("preset=anytime", "epochs=5", "extra_epochs=125"),
+        "**anytime**, 320 units, few epochs",
+        {32: 320},
+    ),
     Row("anytime_100", CONSTANT, "anytime, 100 epochs"),
     Row("geometric", ("learner=sm", "wait=geometric"), "SM, geometric waits"),
     Row("auto", ("learner=sm", "wait=auto"), "SM, automatic waits"),
@@ -50,7 +56,7 @@ ROWS = (
     Row("sm_w2", ("learner=sm", "wait=2"), "SM, wait 2"),
     Row("ens_w25", ("learner=ens", "wait=25"), "Ens of 5, wait 25"),
 )
-STUDY = CerStudy(HERE, "mnist", "MNIST", (32, 64, 4), ROWS, prefix="h", num_first=8)
+STUDY = CerStudy(HERE, "mnist", "MNIST", (32, 64, 4), ROWS, prefix="h", num_first=9)
 tables = STUDY.tables
 
 
