@@ -11,6 +11,7 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
+from fairseq_alma.data.read_order import StageReads, format_history
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.fairseq_train import member_config, shapes_of_model
 from fairseq_alma.lm.schedules import rates_of_stage
@@ -34,6 +35,8 @@ class Member:
     """Seed of the member's initial weights and of the order in which it reads the data."""
     num_experts: int
     """Number of experts in each mixture of this network."""
+    read: tuple[StageReads, ...] = ()
+    """What the earlier stages of this network have read; () if it is not known, or the network is new."""
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
@@ -80,7 +83,7 @@ class TrainingConfigs:
         interval = max(1, -(-updates // s.validations))
         values = {
             "data": self.stream.path,
-            **(data_of_stage(stage) if stage else {}),
+            **({**data_of_stage(stage), "replay_history": self._history(member, stage)} if stage else {}),
             "tokens_per_sample": s.tokens_per_sample,
             "arch": s.arch,
             "num_experts": member.num_experts,
@@ -140,6 +143,23 @@ class TrainingConfigs:
             return values
         return {**values, "lr_scheduler": "cooldown", "decay_from": decay_from}
 
+    def _history(self, member: Member, stage: Stage) -> str | None:
+        """Return fairseq's option --replay-history: what the earlier stages have read.
+
+        The result is None if the earlier stages have read everything, or if it is not known what they have read. For
+        the first stage, it is None if this stage will read everything.
+        """
+        if stage.replay in (False, "all") or [t for reads in member.read for t in reads.mega_batches] != [
+            mega_batch.t for mega_batch in stage.past
+        ]:
+            return None
+        counts = {one.t: one.counts["tokens"] for one in (*stage.past, *stage.new)}
+        for reads in member.read or (reads_of_stage(self.settings, stage),):
+            tokens = sum(counts[t] for t in reads.mega_batches)
+            if not reads.reads_all_new(-(-tokens // self.settings.tokens_per_sample)):
+                return format_history(member.read)
+        return None
+
     def _continues_optimizer(self, stage: Stage | None) -> bool:
         """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
         grows = stage is not None and self.settings.own is not None and self.settings.own.grows_before(stage.index)
@@ -197,6 +217,12 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     """
     replayed = len(stage.past) if stage.replay == "all" else 0
     return settings.updates_of_stage(len(stage.new) + replayed, stage.new[-1].t)
+
+
+def reads_of_stage(settings: LanguageModelSettings, stage: Stage) -> StageReads:
+    """Return how many blocks each member reads in a stage."""
+    updates, sequences = updates_of_stage(settings, stage), settings.sequences_per_update
+    return StageReads(stage.new[0].t, stage.new[-1].t, updates, sequences, stage.past_share)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:
