@@ -6,7 +6,7 @@ again from the number of updates of each of these stages.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,7 +39,9 @@ class StageReads:
 
     def reads_all_new(self, num_blocks: int) -> bool:
         """Return whether the stage reads all of its `num_blocks` new blocks."""
-        return self.updates * self.sequences * (1 - self.share) >= num_blocks
+        full_epochs, left = divmod(self.updates, -(-num_blocks // self.sequences))
+        of_epoch, of_rest = (blocks - num_past(blocks, self.share) for blocks in (num_blocks, left * self.sequences))
+        return full_epochs * of_epoch + of_rest >= num_blocks
 
 
 def format_history(history: Sequence[StageReads]) -> str:
@@ -73,7 +75,19 @@ def parse_history(text: str, num_mega_batches: int) -> list[StageReads]:
             ) from None
         ts = parse_mega_batches(mega_batches, num_mega_batches)
         stages.append(StageReads(ts[0], ts[-1], *numbers))
+        if stages[-1].updates < 1 or stages[-1].sequences < 1 or not 0 <= stages[-1].share < 1:
+            raise SettingError(
+                f"--replay-history {text!r}: updates and sequences must be at least 1, and the share at least 0 and "
+                f"below 1"
+            )
     return stages
+
+
+def num_past(num_blocks: Any, share: float) -> Any:
+    """Return how many of the first `num_blocks` blocks of an epoch are past blocks; an array for an array."""
+    # Add 1e-9, because rounding errors may make a product slightly smaller than the exact integer, and floor() would
+    # then return an integer that is too small by 1.
+    return np.floor(num_blocks * share + 1e-9).astype(int)
 
 
 class ReadOrder:
@@ -117,14 +131,12 @@ class ReadOrder:
 
         Among the first n blocks, for any n, the number of past blocks differs from n * share by less than 1.
         """
-        # Add 1e-9, because rounding errors may make a product slightly smaller than the exact integer, and floor()
-        # would then return an integer that is too small by 1.
-        num_past_before = np.floor(np.arange(self.num_new + 1) * self.share + 1e-9).astype(int)
+        num_past_before = num_past(np.arange(self.num_new + 1), self.share)
         is_past = np.diff(num_past_before) > 0
-        num_past = int(num_past_before[-1])
+        count = int(num_past_before[-1])
         order = np.empty(self.num_new, dtype=np.int64)
-        order[is_past] = self.num_new + self.past[self._next("past", len(self.past), num_past, epoch)]
-        order[~is_past] = self._next("new", self.num_new, self.num_new - num_past, epoch)
+        order[is_past] = self.num_new + self.past[self._next("past", len(self.past), count, epoch)]
+        order[~is_past] = self._next("new", self.num_new, self.num_new - count, epoch)
         return order
 
     def read_in(self, updates: int, sequences: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fairseq_alma.checkpoints import num_updates, require_checkpoint
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.learner_settings import (
@@ -52,8 +53,9 @@ class LanguageModelLearner:
         self._trainees: dict[int, Path] = {}
         self.num_stored: int | None = 0 if settings.replay else None
         """With replay: number of tokens of earlier mega-batches that are kept for replay."""
-        self._read: tuple[StageReads, ...] = ()
-        """What each stage has read. It is empty if each stage trains new members."""
+        self._read: dict[int, tuple[StageReads, ...]] = {}
+        """What the trainee of each member has read in each stage, by member number. It is empty if each stage trains
+        new members."""
         # Let fairseq check the training options now, so that an error is reported before anything is written.
         self._training.check(self._member(1, stage_index=1), self.num_members)
 
@@ -107,8 +109,7 @@ class LanguageModelLearner:
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         self._count_stored(stage)
-        if self._trainees and not self.settings.from_scratch:
-            self._read = (*self._read, reads_of_stage(self.settings, stage))
+        self._add_reads(stage)
         return sum((spent for _, _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
@@ -120,7 +121,7 @@ class LanguageModelLearner:
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         state = {
             "predictor": predictor, "trainees": trainees, "num_stored": self.num_stored,
-            "read": [asdict(reads) for reads in self._read],
+            "read": {number: [asdict(reads) for reads in stages] for number, stages in self._read.items()},
         }  # fmt: skip
         write_json(folder / "learner.json", state)
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
@@ -141,7 +142,10 @@ class LanguageModelLearner:
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
         self.num_stored = state.get("num_stored")
         # Earlier versions have not stored this.
-        self._read = tuple(StageReads(**reads) for reads in state.get("read", []))
+        self._read = {
+            int(number): tuple(StageReads(**reads) for reads in stages)
+            for number, stages in state.get("read", {}).items()
+        }
 
     def remove_old_trainees(self, stage_index: int) -> None:
         """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
@@ -174,6 +178,15 @@ class LanguageModelLearner:
             count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
             self.num_stored = count if stage.replay_memory is None else min(count, stage.replay_memory)
 
+    def _add_reads(self, stage: Stage) -> None:
+        """Add to `_read` what the members have read in a stage whose training has ended."""
+        if self.settings.from_scratch:
+            return
+        for number, path in self._trainees.items():
+            # A trainee may have fewer updates than the stage, for example without those of a cooldown.
+            reads = reads_of_stage(self.settings, stage, num_updates(require_checkpoint(path)))
+            self._read[number] = (*self._read.get(number, ()), reads)
+
     def _starts(self, stage: Stage) -> dict[int, Path]:
         """Return the checkpoint from which each member starts in a stage, by member number."""
         if self.settings.from_scratch and stage.index > 1:
@@ -195,7 +208,7 @@ class LanguageModelLearner:
         # With from_scratch=true, the members of different stages have different seeds, like those of gEns.
         drawn = number + (stage_index - 1) * self.num_members if self.settings.from_scratch else number
         member = Member.of_run(drawn, self.settings.seed, self.num_experts(stage_index))
-        return replace(member, number=number, read=self._read)
+        return replace(member, number=number, read=self._read.get(number, ()))
 
     def _entry(self, path: Path) -> dict[str, str]:
         """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""

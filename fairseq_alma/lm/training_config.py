@@ -146,19 +146,21 @@ class TrainingConfigs:
     def _history(self, member: Member, stage: Stage) -> str | None:
         """Return fairseq's option --replay-history: what the earlier stages have read.
 
-        The result is None if the earlier stages have read everything, or if it is not known what they have read. For
-        the first stage, it is None if this stage will read everything.
+        The result is None if it is not known, or if it makes no difference because the earlier stages have read
+        everything. For the first stage, it is None if this stage will read everything.
         """
         if stage.replay in (False, "all") or [t for reads in member.read for t in reads.mega_batches] != [
             mega_batch.t for mega_batch in stage.past
         ]:
             return None
         counts = {one.t: one.counts["tokens"] for one in (*stage.past, *stage.new)}
-        for reads in member.read or (reads_of_stage(self.settings, stage),):
+        # A limited memory keeps the blocks with certain numbers, so the blocks must be divided alike in all stages.
+        makes_difference = stage.replay_memory is not None
+        now = reads_of_stage(self.settings, stage, updates_of_stage(self.settings, stage))
+        for reads in member.read or (now,):
             tokens = sum(counts[t] for t in reads.mega_batches)
-            if not reads.reads_all_new(-(-tokens // self.settings.tokens_per_sample)):
-                return format_history(member.read)
-        return None
+            makes_difference |= not reads.reads_all_new(-(-tokens // self.settings.tokens_per_sample))
+        return format_history(member.read) if makes_difference else None
 
     def _continues_optimizer(self, stage: Stage | None) -> bool:
         """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
@@ -219,10 +221,9 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     return settings.updates_of_stage(len(stage.new) + replayed, stage.new[-1].t)
 
 
-def reads_of_stage(settings: LanguageModelSettings, stage: Stage) -> StageReads:
-    """Return how many blocks each member reads in a stage."""
-    updates, sequences = updates_of_stage(settings, stage), settings.sequences_per_update
-    return StageReads(stage.new[0].t, stage.new[-1].t, updates, sequences, stage.past_share)
+def reads_of_stage(settings: LanguageModelSettings, stage: Stage, updates: int) -> StageReads:
+    """Return how many blocks a member has read in a stage after `updates` updates."""
+    return StageReads(stage.new[0].t, stage.new[-1].t, updates, settings.sequences_per_update, stage.past_share)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:

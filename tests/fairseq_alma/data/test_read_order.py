@@ -74,6 +74,16 @@ def test_only_blocks_in_the_memory_are_read_again():
     assert set(added) <= set(ReadOrder(80, 80, 0.5, 5, 20).past)
 
 
+@pytest.mark.parametrize("num_blocks, sequences, share", [(94, 8, 0.5), (26, 8, 0.5), (94, 192, 0.5), (30, 7, 0.3)])
+def test_whether_a_stage_reads_all_new_blocks(num_blocks, sequences, share):
+    """The last update of an epoch may have fewer blocks."""
+    order = ReadOrder(num_blocks, 50, share, 1)
+    found = [order.read_in(updates, sequences)[:num_blocks].all() for updates in range(1, 40)]
+    assert found == [StageReads(2, 2, updates, sequences, share).reads_all_new(num_blocks) for updates in range(1, 40)]
+    assert not found[0]
+    assert found[-1]
+
+
 def test_a_history_as_text():
     history = [StageReads(1, 1, 452, 8, 0.0), StageReads(2, 3, 452, 8, 1 / 3)]
     assert format_history(history) == "1/452/8/0.0,2-3/452/8/0.3333333333333333"
@@ -88,6 +98,9 @@ def test_a_history_as_text():
         ("1/452/8", "MEGA_BATCHES/UPDATES/SEQUENCES/SHARE"),
         ("1/many/8/0.5", "MEGA_BATCHES/UPDATES/SEQUENCES/SHARE"),
         ("4/452/8/0.5", "the stream has no mega-batch"),
+        ("1/452/0/0.5", "must be at least 1"),
+        ("1/-3/8/0.5", "must be at least 1"),
+        ("1/452/8/1.0", "below 1"),
     ],
 )
 def test_a_bad_history_is_refused(text, message):

@@ -26,7 +26,9 @@ def history(stream: Path, out: Path, past: int, new: int, read: tuple[StageReads
     given = {"arch": "switch_lm_tiny", "tokens_per_sample": 32, "sequences_per_update": 8, "replay": 0.5}
     run = LanguageModelSettings(stream=str(stream), out=str(out), precision="float32", **given | settings)
     arrivals = tuple(folder.stream())
-    stage = Stage(len(read) + 1, arrivals[past : past + new], arrivals[:past], run.replay, out / "stage")
+    stage = Stage(
+        len(read) + 1, arrivals[past : past + new], arrivals[:past], run.replay, out / "stage", run.replay_memory
+    )
     member = Member(1, 0, run.experts, read)
     return TrainingConfigs(run, folder.without_test(), None).of(member, 1, stage).task.replay_history
 
@@ -49,6 +51,11 @@ PART = StageReads(2, 2, 12, 8, 0.5)
 )
 def test_a_stage_is_told_what_was_read_if_something_was_left(stream, tmp_path, past, new, read, updates, expected):
     assert history(stream, tmp_path, past, new, read, updates=updates) == expected
+
+
+def test_with_a_memory_a_stage_is_always_told_what_was_read(stream, tmp_path):
+    """So the blocks that the memory keeps have the same numbers in all stages."""
+    assert history(stream, tmp_path, 1, 1, (WHOLE,), updates=6, replay_memory=320) == "1/12/8/0.0"
 
 
 @pytest.mark.parametrize("replay", [False, "all"])
@@ -83,13 +90,20 @@ def test_replay_begins_with_the_blocks_that_the_first_stage_has_left(stream):
 
 def test_a_run_records_what_it_has_read_and_a_fork_keeps_it(stream, tmp_path):
     succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *HALF, "mega_batches=2")
-    state = [read_json(tmp_path / f"stages/stage_00{k}/train/learner.json")["read"] for k in (1, 2)]
+    state = [read_json(tmp_path / f"stages/stage_00{k}/train/learner.json")["read"]["1"] for k in (1, 2)]
     reads = {"first": 1, "last": 1, "updates": 6, "sequences": 8, "share": 0.0}
     assert state == [[reads], [reads, {**reads, "first": 2, "last": 2, "share": 0.5}]]
     succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *HALF, "updates=3", "mega_batches=3", "fork=true")
     configs = [(tmp_path / f"stages/stage_00{k}/member_1/config.yaml").read_text() for k in (1, 2, 3)]
     for config, expected in zip(configs, ("none", "1/6/8/0.0", "1/6/8/0.0,2/6/8/0.5"), strict=True):
         assert f"replay_history: {expected}\n" in config
+
+
+def test_what_only_the_cooldown_has_read_counts_as_unread(stream, tmp_path):
+    settings = (*SHORT, "updates=12", "schedule=wsd", "cooldown_share=0.5", "replay=0.5", "wait=1", "mega_batches=1")
+    succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *settings)
+    (reads,) = read_json(tmp_path / "stages/stage_001/train/learner.json")["read"]["1"]
+    assert reads["updates"] == 6
 
 
 @pytest.mark.slow
