@@ -224,8 +224,6 @@ class Batches:
         past_share: fraction of the new examples that each epoch replaces by examples of earlier mega-batches
             (`Stage.past_share`). The next epoch first reads the new examples that were left out: none is read again
             before all have been read, and the same holds for the earlier examples. The order is random.
-        was_read: for each order, which examples of earlier mega-batches it has read in earlier stages, bool
-            [R, num_past]. The others are read first. By default, all count as read.
         bagging: if True, each order has a separate bootstrap sample: from the n examples of an epoch, n are drawn with
             replacement. The sample is drawn once per stage, and every epoch reads it instead of the n examples.
     """
@@ -237,7 +235,6 @@ class Batches:
         batch_size: int,
         past_share: float = 0.0,
         bagging: bool = False,
-        was_read: Tensor | None = None,
     ):
         self._data, self._generators, self._batch_size = data, list(generators), batch_size
         self._share = past_share if data.num_past else 0.0
@@ -248,13 +245,7 @@ class Batches:
         if len(self._starts) > 2 and self._starts[-1] - self._starts[-2] == 1:
             del self._starts[-2]
         self._new_R = [_RandomPositions(data.num_new, generator) for generator in self._generators]
-        if was_read is None:
-            was_read = torch.ones(num_orders, data.num_past, dtype=torch.bool)
-        self._past_R = [
-            _RandomPositions(data.num_past, generator, row) for generator, row in zip(generators, was_read, strict=True)
-        ]
-        self.was_read = torch.cat([was_read, torch.zeros(num_orders, data.num_new, dtype=torch.bool)], dim=1)
-        """For each order, which training examples it has read in this stage or before, bool [R, num_past + num_new]."""
+        self._past_R = [_RandomPositions(data.num_past, generator) for generator in self._generators]
         self._sample_Rn = None
         if bagging:
             self._sample_Rn = torch.stack(
@@ -317,7 +308,6 @@ class Batches:
         order_Rn[:, ~is_past_n] = num_past + new_Rk
         if num_drawn:
             order_Rn[:, is_past_n] = torch.stack([positions.take(num_drawn) for positions in self._past_R])
-        self.was_read.scatter_(1, order_Rn, True)
         return order_Rn
 
 
@@ -325,23 +315,15 @@ class _RandomPositions:
     """The integers from 0 to `size` - 1 in random order, and then again in another order, without end.
 
     So none is taken again before all have been taken, also over several epochs.
-
-    Args:
-        size: number of integers.
-        generator: generator of the random orders.
-        last: which integers come last in the first order, bool [size]. By default, the first order is like the others.
     """
 
-    def __init__(self, size: int, generator: torch.Generator, last: Tensor | None = None):
-        self._size, self._generator, self._last = size, generator, last
+    def __init__(self, size: int, generator: torch.Generator):
+        self._size, self._generator = size, generator
         self._rest = torch.empty(0, dtype=torch.int64)
 
     def take(self, count: int) -> Tensor:
         """Return the next `count` integers."""
         while len(self._rest) < count:
-            order = torch.randperm(self._size, generator=self._generator)
-            if self._last is not None:
-                order, self._last = order[self._last[order].byte().argsort(stable=True)], None
-            self._rest = torch.cat([self._rest, order])
+            self._rest = torch.cat([self._rest, torch.randperm(self._size, generator=self._generator)])
         taken, self._rest = self._rest[:count], self._rest[count:]
         return taken

@@ -109,9 +109,8 @@ class VisionSettings(RunSettings):
     replay: Replay = False
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), `uniform`, or a number
     between 0 and 1, which is the share of each batch that comes from earlier mega-batches. With `uniform`, the share
-    grows: new mega-batches have the part of each batch that they have of all that have arrived. With `uniform` and a
-    number, the number of updates is the same as without replay, and examples that no stage has read are replayed first
-    (if `replay_memory=` is not given)."""
+    grows, so that all mega-batches that have arrived have equal parts in each batch if they have equal sizes. With
+    `uniform` and a number, the number of updates is the same as without replay."""
     replay_memory: Count | None = None
     """replay=uniform or a share: largest number of examples of earlier mega-batches that are kept, for training and
     validation together. They are a random sample. By default, all are kept."""

@@ -41,10 +41,8 @@ class StreamSettings:
     A number between 0 and 1: this fraction of every batch comes from the mega-batches of earlier stages. The number of
     updates is the same as without replay.
     "uniform": as with a number, but the fraction is the number of earlier mega-batches divided by the number of all
-    mega-batches that have arrived. So new mega-batches have the part of every batch that they have of all.
-
-    At constant numbers of updates, a stage may leave a part of its new data unread. Later stages read it before other
-    earlier data."""
+    mega-batches that have arrived. So mega-batches of equal size make up equal parts of every batch. If sizes
+    differ, the fraction is the same, and each earlier example is equally likely to be read."""
     last_group: LastGroup = "train"
     """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
     them. "wait": they wait for the mega-batches that will arrive later."""

@@ -95,14 +95,17 @@ class ReadOrder:
 
     An epoch has as many blocks as the new data. In each batch, past blocks replace some of the new blocks, so an epoch
     does not contain all new blocks. The next epoch first reads those that were not read: no new block is read again
-    before all new blocks have been read, and the same holds for the past blocks. Past blocks that no earlier stage has
-    read come first. The order is random. It depends only on the seed, and the position in it on the number of the
-    epoch.
+    before all new blocks have been read, and the same holds for the past blocks. The order is random. It depends only
+    on the seed, and the position in it on the number of the epoch.
+
+    Each earlier stage has its part of the replayed blocks, whatever was read. But those of its blocks that no stage has
+    read come before its others.
 
     Blocks are numbered: first the new blocks, then the past blocks.
 
     Args:
-        num_new, num_past: numbers of new and of past blocks.
+        num_new: number of new blocks.
+        past: number of past blocks of each earlier stage. One number for all will do if all count as read.
         share: fraction of past blocks in each batch; 0 if there are no past blocks.
         seed: random seed.
         num_kept: largest number of past blocks that are used; None for all. They are a random sample. The sample does
@@ -113,18 +116,20 @@ class ReadOrder:
     def __init__(
         self,
         num_new: int,
-        num_past: int,
+        past: Sequence[int],
         share: float,
         seed: int,
         num_kept: int | None = None,
         was_read: np.ndarray | None = None,
     ):
         self.num_new = num_new
-        self.past = _sample(num_past, num_kept)
+        self.past = _sample(sum(past), num_kept)
         """Indices of the past blocks that are used, without the number of new blocks."""
         self.share = share
         self.seed = seed
-        self._was_read = np.ones(num_past, dtype=bool) if was_read is None else was_read
+        self._was_read = np.ones(sum(past), dtype=bool) if was_read is None else was_read
+        self._stage = np.repeat(np.arange(len(past)), past)
+        """For each past block, the index of its stage."""
 
     def of_epoch(self, epoch: int) -> np.ndarray:
         """Return the blocks of an epoch, counted from 1, in the order in which they are read.
@@ -164,10 +169,14 @@ class ReadOrder:
         return sequence[start - first * population :][:count]
 
     def _permutation(self, kind: Literal["new", "past"], population: int, number: int) -> np.ndarray:
-        """Return permutation `number` of the sequence. The first one begins with the past blocks that were not read."""
+        """Return permutation `number` of the sequence. In the first one, past blocks that were not read come first."""
         order = np.random.default_rng([self.seed, kind == "past", number]).permutation(population)
         if kind == "past" and number == 0:
-            return order[np.argsort(self._was_read[self.past[order]], kind="stable")]
+            blocks = self.past[order]
+            stage = self._stage[blocks]
+            # Only blocks of the same stage change places. The places of a stage are filled with its blocks, those first
+            # that were not read.
+            order[np.argsort(stage, kind="stable")] = order[np.lexsort((self._was_read[blocks], stage))]
         return order
 
 
@@ -182,8 +191,8 @@ def blocks_read(
         seed, num_kept: see `ReadOrder`.
     """
     was_read = np.zeros(0, dtype=bool)
-    for stage, num_new in zip(history, num_blocks, strict=True):
-        order = ReadOrder(num_new, len(was_read), stage.share, seed, num_kept, was_read)
+    for k, (stage, num_new) in enumerate(zip(history, num_blocks, strict=True)):
+        order = ReadOrder(num_new, num_blocks[:k], stage.share, seed, num_kept, was_read)
         now = order.read_in(stage.updates, stage.sequences)
         was_read = np.concatenate([was_read | now[num_new:], now[:num_new]])
     return was_read

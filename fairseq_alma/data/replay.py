@@ -51,7 +51,7 @@ class ReplayShareDataset(BaseWrapperDataset):
             raise SettingError("replay_memory= must be at least one block, that is, tokens_per_sample= tokens")
         num_past = [len(dataset) for dataset in past]
         was_read = None if history is None else blocks_read(history, num_past, seed, num_kept)
-        self.order = ReadOrder(len(new), sum(num_past), share, seed, num_kept, was_read)
+        self.order = ReadOrder(len(new), num_past, share, seed, num_kept, was_read)
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:

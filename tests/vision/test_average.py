@@ -70,7 +70,6 @@ def test_the_averaged_networks_are_evaluated_and_deployed(tmp_path):
         {"average_every": "update", "average_decay": 0.95},
         {"learner": "ens", "members": 2, "seeds": 2, "average_decay": 0.5},
         {"learner": "gmoe", "grow_every": 2, "replay": "uniform", "replay_memory": 100},
-        {"replay": "uniform", "epochs": 1, "seeds": 2},  # most new examples are left for later stages
     ],
 )
 def test_a_run_that_is_stopped_after_each_step_is_the_same(tmp_path, changes, monkeypatch):

@@ -28,7 +28,6 @@ from vision.learners.average import AveragedPredictor, average_of
 from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
-from vision.read_record import ReadRecord
 from vision.reservoir import num_kept_examples
 from vision.seeds import generator, random_state
 from vision.settings import VisionSettings
@@ -53,8 +52,6 @@ class VisionLearner:
 
     stacks_seeds: ClassVar[bool] = True
     """Whether the runs of all seeds are trained together. If False, they are trained one after another."""
-    continues_networks: ClassVar[bool] = True
-    """Whether a stage trains the networks of the stage before further. If False, each stage trains new networks."""
     needs_networks_of_all_stages: ClassVar[bool] = False
     """Whether later stages or the predictor need the networks of each stage."""
 
@@ -87,7 +84,6 @@ class VisionLearner:
 
         It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
         None."""
-        self._read = ReadRecord()
         self._file = StackFile()
         out = Path(settings.out)
         self._saved_files = SavedFiles(
@@ -232,8 +228,7 @@ class VisionLearner:
         data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
-        was_read = self._read.before(stage, len(orders), data.num_past)
-        batches = Batches(data, orders, recipe.batch_size, stage.past_share, self.bagging, was_read)
+        batches = Batches(data, orders, recipe.batch_size, stage.past_share, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
         # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
@@ -250,8 +245,6 @@ class VisionLearner:
                 stack, batches, data.validation, loss, optimizer, epochs, recipe.select_by, self.watcher,
                 patience, rates, self.settings.cuda_graphs, after_update,
             )  # fmt: skip
-            if self.continues_networks and not recipe.from_scratch:
-                self._read.after(stage, batches)
         trained.warn_if_diverged(stage.index)
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
@@ -326,7 +319,6 @@ class VisionLearner:
             "validation": self.validation,
             "validated_on": self.validated_on,
             "num_stored": self.num_stored,
-            **self._read.state(),
             **self.extra_state(),
         }
         if folder.name == "train":
@@ -370,7 +362,6 @@ class VisionLearner:
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
         self.validated_on = tuple(state.get("validated_on", (0, 0)))
         self.num_stored = state.get("num_stored")
-        self._read.load(state)
         if self._average is not None:
             self._average.load(state, self.device, self._prepared)
         self.set_extra_state(state)

@@ -74,7 +74,6 @@ class GrowingEnsemble(VisionLearner):
     """
 
     own: GrowingEnsembleSettings
-    continues_networks = False
     needs_networks_of_all_stages = True
 
     def __init__(self, *args: Any, **kwargs: Any):
