@@ -3,55 +3,49 @@
 The number of updates is the same as without replay.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.data.blocks import divide
-from fairseq_alma.data.read_order import ReadOrder, StageReads, blocks_read
 
 
 class ReplayShareDataset(BaseWrapperDataset):
     """A dataset whose batches mix new blocks and past blocks (from earlier mega-batches) in a constant proportion.
 
-    An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. See
-    `ReadOrder` for the order of the blocks.
+    An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. In
+    each batch, past blocks replace some of the new blocks, so an epoch does not contain all new blocks. The next epoch
+    first reads those that were not read: no new block is read again before all new blocks have been read, and the same
+    holds for the past blocks. The order is random. It depends only on the seed, and the position in it on the number of
+    the epoch.
 
     Args:
-        new: dataset of the new blocks.
-        past: datasets of the past blocks; [] in the first stage. With a history, one for each of its stages.
-        share: fraction of past blocks in each batch; between 0 and 1, or 0 if there are no past blocks.
+        new, past: datasets of the new blocks and of the past blocks.
+        share: fraction of past blocks in each batch, between 0 and 1.
         seed: random seed for the selection of blocks.
-        num_kept: largest number of past blocks that are used; None for all.
-        history: what earlier stages have read. By default, all past blocks count as read.
+        num_kept: largest number of past blocks that are used; None for all. They are a random sample. The sample does
+            not depend on the seed. If `past` grows, a block that was not in the sample does not enter it.
 
     Raises:
-        SettingError: if the share is not above 0 and below 1 although there are past blocks, or no past block is used.
+        SettingError: if the share is not above 0 and below 1, or no past block is used.
     """
 
     num_ranks = 1
     """Number of ranks (training processes) among which the batches are divided. The task alma_lm sets this number."""
 
-    def __init__(
-        self,
-        new: FairseqDataset,
-        past: Sequence[FairseqDataset],
-        share: float,
-        seed: int,
-        num_kept: int | None = None,
-        history: Sequence[StageReads] | None = None,
-    ):
-        super().__init__(ConcatDataset([new, *past]))
-        if past and not 0 < share < 1:
+    def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int, num_kept: int | None = None):
+        super().__init__(ConcatDataset([new, past]))
+        if not 0 < share < 1:
             raise SettingError(f"replay share {share} must be above 0 and below 1")
         if num_kept is not None and num_kept < 1:
             raise SettingError("replay_memory= must be at least one block, that is, tokens_per_sample= tokens")
-        num_past = [len(dataset) for dataset in past]
-        was_read = None if history is None else blocks_read(history, num_past, seed, num_kept)
-        self.order = ReadOrder(len(new), num_past, share, seed, num_kept, was_read)
+        self.num_new = len(new)
+        self.past = _sample(len(past), num_kept)
+        """Indices of the past blocks that are used."""
+        self.share = share
+        self.seed = seed
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:
@@ -64,8 +58,36 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = epoch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the indices of the blocks of this epoch, in the order in which they are read."""
-        return self.order.of_epoch(self.epoch)
+        """Return the indices of the blocks of this epoch, in the order in which they are read.
+
+        Their number is that of the new blocks. Among the first n blocks, for any n, the number of past blocks differs
+        from n * share by less than 1.
+        """
+        # Add 1e-9, because rounding errors may make a product slightly smaller than the exact integer, and floor()
+        # would then return an integer that is too small by 1.
+        num_past_before = np.floor(np.arange(self.num_new + 1) * self.share + 1e-9).astype(int)
+        is_past = np.diff(num_past_before) > 0
+        num_past = int(num_past_before[-1])
+        order = np.empty(self.num_new, dtype=np.int64)
+        # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then all
+        # past blocks.
+        order[is_past] = self.num_new + self.past[self._next("past", len(self.past), num_past)]
+        order[~is_past] = self._next("new", self.num_new, self.num_new - num_past)
+        return order
+
+    def _next(self, kind: Literal["new", "past"], population: int, count: int) -> np.ndarray:
+        """Return `count` integers from 0 to population - 1: those that the epoch takes from a random sequence.
+
+        The sequence consists of random permutations. Each epoch starts where the previous epoch ended.
+        """
+        start = (self.epoch - 1) * count
+        first, last = start // population, -(-(start + count) // population)
+        permutations = [
+            np.random.default_rng([self.seed, kind == "past", number]).permutation(population)
+            for number in range(first, last)
+        ]
+        sequence = np.concatenate([np.empty(0, dtype=np.int64), *permutations])
+        return sequence[start - first * population :][:count]
 
     def batch_by_size(self, indices: np.ndarray, max_sentences: int | None = None, **kwargs: Any) -> list[list[int]]:
         """Return batches of `max_sentences` blocks, in each of which about a fraction `share` are past blocks.
@@ -89,3 +111,14 @@ class ReplayShareDataset(BaseWrapperDataset):
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         """Whether fairseq may use the same batches in all epochs. False, because every epoch has different batches."""
         return False
+
+
+def _sample(num_blocks: int, num_kept: int | None) -> np.ndarray:
+    """Return the indices of the past blocks that are kept: those with the smallest random numbers.
+
+    The random number of a block does not depend on the number of blocks. This is reservoir sampling (Vitter 1985).
+    """
+    if num_kept is None or num_kept >= num_blocks:
+        return np.arange(num_blocks)
+    numbers = np.random.default_rng(0).random(num_blocks)
+    return np.sort(np.argsort(numbers, kind="stable")[:num_kept])

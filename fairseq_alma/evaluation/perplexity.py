@@ -93,7 +93,6 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
     # The checkpoint also contains the numbers of the mega-batches of its training. Override them, because
     # `stream` may not have these mega-batches. The value "1" has no effect on the scores.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0, "replay_memory": 0}
-    overrides |= {"replay_history": None}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model.to(device).eval(), task
 

@@ -42,8 +42,8 @@ PATHS = {
 """For each option whose value is a path, the group of fairseq's configuration that contains the option."""
 
 VARYING = {
-    "log_interval", "lr", "max_update", "mega_batches", "num_experts", "replay_history", "replay_mega_batches",
-    "save_interval_updates", "seed", "validate_interval_updates", "warmup_updates",
+    "log_interval", "lr", "max_update", "mega_batches", "num_experts", "replay_mega_batches", "save_interval_updates",
+    "seed", "validate_interval_updates", "warmup_updates",
 }  # fmt: skip
 """Options whose values differ between the stages and members of a run. See `member_config`."""
 

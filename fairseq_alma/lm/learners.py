@@ -6,10 +6,9 @@ checkpoints make the predictions. The labels and settings of the learners are in
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from fairseq_alma.checkpoints import num_updates, require_checkpoint
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.learner_settings import (
@@ -21,14 +20,13 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.data.read_order import StageReads
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import as_recorded
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.trainee import remove_old_trainees
-from fairseq_alma.lm.training_config import Member, reads_of_stage
+from fairseq_alma.lm.training_config import Member
 
 
 class LanguageModelLearner:
@@ -53,9 +51,6 @@ class LanguageModelLearner:
         self._trainees: dict[int, Path] = {}
         self.num_stored: int | None = 0 if settings.replay else None
         """With replay: number of tokens of earlier mega-batches that are kept for replay."""
-        self._read: dict[int, tuple[StageReads, ...]] = {}
-        """What the trainee of each member has read in each stage, by member number. It is empty if each stage trains
-        new members."""
         # Let fairseq check the training options now, so that an error is reported before anything is written.
         self._training.check(self._member(1, stage_index=1), self.num_members)
 
@@ -109,7 +104,6 @@ class LanguageModelLearner:
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         self._count_stored(stage)
-        self._add_reads(stage)
         return sum((spent for _, _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
@@ -119,10 +113,7 @@ class LanguageModelLearner:
         """
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
-        state = {
-            "predictor": predictor, "trainees": trainees, "num_stored": self.num_stored,
-            "read": {number: [asdict(reads) for reads in stages] for number, stages in self._read.items()},
-        }  # fmt: skip
+        state = {"predictor": predictor, "trainees": trainees, "num_stored": self.num_stored}
         write_json(folder / "learner.json", state)
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         write_json(self.run_folder / "predictor.json", deployed)
@@ -141,11 +132,6 @@ class LanguageModelLearner:
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
         self.num_stored = state.get("num_stored")
-        # Earlier versions have not stored this.
-        self._read = {
-            int(number): tuple(StageReads(**reads) for reads in stages)
-            for number, stages in state.get("read", {}).items()
-        }
 
     def remove_old_trainees(self, stage_index: int) -> None:
         """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
@@ -178,15 +164,6 @@ class LanguageModelLearner:
             count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
             self.num_stored = count if stage.replay_memory is None else min(count, stage.replay_memory)
 
-    def _add_reads(self, stage: Stage) -> None:
-        """Add to `_read` what the members have read in a stage whose training has ended."""
-        if self.settings.from_scratch:
-            return
-        for number, path in self._trainees.items():
-            # A trainee may have fewer updates than the stage, for example without those of a cooldown.
-            reads = reads_of_stage(self.settings, stage, num_updates(require_checkpoint(path)))
-            self._read[number] = (*self._read.get(number, ()), reads)
-
     def _starts(self, stage: Stage) -> dict[int, Path]:
         """Return the checkpoint from which each member starts in a stage, by member number."""
         if self.settings.from_scratch and stage.index > 1:
@@ -208,7 +185,7 @@ class LanguageModelLearner:
         # With from_scratch=true, the members of different stages have different seeds, like those of gEns.
         drawn = number + (stage_index - 1) * self.num_members if self.settings.from_scratch else number
         member = Member.of_run(drawn, self.settings.seed, self.num_experts(stage_index))
-        return replace(member, number=number, read=self._read.get(number, ()))
+        return replace(member, number=number)
 
     def _entry(self, path: Path) -> dict[str, str]:
         """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""

@@ -44,8 +44,7 @@ class LanguageModelSettings(RunSettings):
     """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches),
     `uniform`, or a number between 0 and 1 (the share of each batch that comes from earlier mega-batches). With
     `uniform`, the share grows, so that all mega-batches that have arrived have equal parts in each batch if they have
-    equal sizes. With `uniform` and a number, the number of updates is the same as without replay. Of each earlier
-    mega-batch, text that no stage has read is replayed first."""
+    equal sizes. With `uniform` and a number, the number of updates is the same as without replay."""
     replay_memory: Count | None = None
     """replay=uniform or a share: largest number of tokens of earlier mega-batches that are kept for training. They are
     a random sample of blocks. By default, all are kept."""

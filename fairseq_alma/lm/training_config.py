@@ -11,7 +11,6 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
-from fairseq_alma.data.read_order import StageReads, format_history
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.fairseq_train import member_config, shapes_of_model
 from fairseq_alma.lm.schedules import rates_of_stage
@@ -35,8 +34,6 @@ class Member:
     """Seed of the member's initial weights and of the order in which it reads the data."""
     num_experts: int
     """Number of experts in each mixture of this network."""
-    read: tuple[StageReads, ...] = ()
-    """What the earlier stages of this network have read; () if it is not known, or the network is new."""
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
@@ -83,7 +80,7 @@ class TrainingConfigs:
         interval = max(1, -(-updates // s.validations))
         values = {
             "data": self.stream.path,
-            **({**data_of_stage(stage), "replay_history": self._history(member, stage)} if stage else {}),
+            **(data_of_stage(stage) if stage else {}),
             "tokens_per_sample": s.tokens_per_sample,
             "arch": s.arch,
             "num_experts": member.num_experts,
@@ -143,25 +140,6 @@ class TrainingConfigs:
             return values
         return {**values, "lr_scheduler": "cooldown", "decay_from": decay_from}
 
-    def _history(self, member: Member, stage: Stage) -> str | None:
-        """Return fairseq's option --replay-history: what the earlier stages have read.
-
-        The result is None if it is not known, or if it makes no difference because the earlier stages have read
-        everything. For the first stage, it is None if this stage will read everything.
-        """
-        if stage.replay in (False, "all") or [t for reads in member.read for t in reads.mega_batches] != [
-            mega_batch.t for mega_batch in stage.past
-        ]:
-            return None
-        counts = {one.t: one.counts["tokens"] for one in (*stage.past, *stage.new)}
-        # A limited memory keeps the blocks with certain numbers, so the blocks must be divided alike in all stages.
-        makes_difference = stage.replay_memory is not None
-        now = reads_of_stage(self.settings, stage, updates_of_stage(self.settings, stage))
-        for reads in member.read or (now,):
-            tokens = sum(counts[t] for t in reads.mega_batches)
-            makes_difference |= not reads.reads_all_new(-(-tokens // self.settings.tokens_per_sample))
-        return format_history(member.read) if makes_difference else None
-
     def _continues_optimizer(self, stage: Stage | None) -> bool:
         """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
         grows = stage is not None and self.settings.own is not None and self.settings.own.grows_before(stage.index)
@@ -219,11 +197,6 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     """
     replayed = len(stage.past) if stage.replay == "all" else 0
     return settings.updates_of_stage(len(stage.new) + replayed, stage.new[-1].t)
-
-
-def reads_of_stage(settings: LanguageModelSettings, stage: Stage, updates: int) -> StageReads:
-    """Return how many blocks a member has read in a stage after `updates` updates."""
-    return StageReads(stage.new[0].t, stage.new[-1].t, updates, settings.sequences_per_update, stage.past_share)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:

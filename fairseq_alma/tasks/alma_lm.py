@@ -18,8 +18,7 @@ from torch import Tensor
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.blocks import Blocks
-from fairseq_alma.data.mega_batch_set import format_mega_batches, parse_mega_batches
-from fairseq_alma.data.read_order import parse_history
+from fairseq_alma.data.mega_batch_set import parse_mega_batches
 from fairseq_alma.data.replay import ReplayShareDataset
 from fairseq_alma.data.sequence_iterator import SequenceIterator
 from fairseq_alma.tasks.loss_check import LossCheck
@@ -58,13 +57,6 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
     replay_memory: int = field(
         default=0,
         metadata={"help": "largest number of tokens of --replay-mega-batches that are kept, in blocks; 0 for all"},
-    )
-    replay_history: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "what the earlier stages have read, so that what none has read is replayed first: for each "
-            "stage MEGA_BATCHES/UPDATES/SEQUENCES/SHARE, for example 1/452/8/0.0,2-3/452/8/0.25; none in the first one"
-        },
     )
     train_subset: str = II("dataset.train_subset")
     valid_subset: str = II("dataset.valid_subset")
@@ -123,8 +115,6 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         parse_mega_batches(args.mega_batches, stream.num_mega_batches)
         if (args.replay_share > 0) != bool(args.replay_mega_batches):
             raise SettingError("--replay-share and --replay-mega-batches must be given together")
-        if args.replay_history:
-            _check_history(args, stream.num_mega_batches)
         if args.sample_break_mode not in (None, "none"):
             raise SettingError(
                 f"--sample-break-mode {args.sample_break_mode} is not supported, because perplexities are defined on "
@@ -168,8 +158,10 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """
         if split == "train":
             dataset = self._blocks(self._mega_batch_splits(self.args.mega_batches), shuffle=True)
-            if self.args.replay_share > 0 or self.args.replay_history:
-                dataset = self._with_replay(dataset)
+            if self.args.replay_share > 0:
+                past = self._blocks(self._mega_batch_splits(self.args.replay_mega_batches), shuffle=True)
+                kept = self.args.replay_memory // self.args.tokens_per_sample if self.args.replay_memory else None
+                dataset = ReplayShareDataset(dataset, past, self.args.replay_share, self.args.seed, kept)
         elif split in ("valid", "test"):
             dataset = self._blocks([split], shuffle=False)
         else:
@@ -302,19 +294,6 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Return the names of the splits in the stream folder for a set of mega-batches such as "1,3-5"."""
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
 
-    def _with_replay(self, new: Blocks) -> ReplayShareDataset:
-        """Return a dataset that mixes the new blocks with those of the mega-batches to replay."""
-        args, history = self.args, None
-        if args.replay_history:
-            history = parse_history(args.replay_history, self.stream.num_mega_batches)
-            # The blocks of each stage are those that this stage has read, so that their numbers are known.
-            texts = [format_mega_batches(stage.mega_batches) for stage in history]
-        else:
-            texts = [args.replay_mega_batches]
-        past = [self._blocks(self._mega_batch_splits(text), shuffle=True) for text in texts]
-        kept = args.replay_memory // args.tokens_per_sample if args.replay_memory else None
-        return ReplayShareDataset(new, past, args.replay_share, args.seed, kept, history)
-
     def _blocks(self, splits: list[str], shuffle: bool) -> Blocks:
         """Return the concatenated tokens of the splits as non-overlapping blocks of tokens_per_sample tokens.
 
@@ -338,18 +317,6 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def _load(self, split: str) -> Any:
         """Return the documents of a split as a memory-mapped dataset."""
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
-
-
-def _check_history(args: Namespace, num_mega_batches: int) -> None:
-    """Raise SettingError if --replay-history does not have the mega-batches that are replayed, each once."""
-    history = parse_history(args.replay_history, num_mega_batches)
-    found = sorted(t for stage in history for t in stage.mega_batches)
-    replayed = parse_mega_batches(args.replay_mega_batches, num_mega_batches) if args.replay_mega_batches else []
-    if found != replayed:
-        raise SettingError(
-            f"--replay-history has the mega-batches {format_mega_batches(found) or 'none'}, but --replay-mega-batches "
-            f"is {args.replay_mega_batches}: give the same mega-batches in both"
-        )
 
 
 @contextmanager

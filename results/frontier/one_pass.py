@@ -43,7 +43,7 @@ TEXTS = {
     "one_pass_power": "anytime without replay",
     "one_pass_average": "anytime without replay, `average_decay=0.99`",
     "one_pass_iid_average": "constant rate and `average_decay=0.99` on all data at once (i.i.d.)",
-    "one_pass_quarter": "anytime with `replay=0.25` in the earlier order, `average_decay=0.99`",
+    "one_pass_quarter": "anytime with `replay=0.25`, `average_decay=0.99`",
     "one_pass_sm": "SM, wait 1",
     "one_pass_iid": "SM on all data at once (i.i.d.)",
     "one_pass_ens": "Ens of 2, wait 1",

@@ -24,7 +24,7 @@ class Numbers(FairseqDataset):
 
 def read(num_new: int, num_past: int, num_kept: int | None, epochs: int = 30) -> set[int]:
     """Return the indices of the past blocks that are read in some epochs."""
-    dataset = ReplayShareDataset(Numbers(num_new), [Numbers(num_past)], 0.5, 1, num_kept)
+    dataset = ReplayShareDataset(Numbers(num_new), Numbers(num_past), 0.5, 1, num_kept)
     found: set[int] = set()
     for epoch in range(1, epochs + 1):
         dataset.set_epoch(epoch)
@@ -35,7 +35,7 @@ def read(num_new: int, num_past: int, num_kept: int | None, epochs: int = 30) ->
 
 def test_all_blocks_are_read_before_one_is_read_again():
     """An epoch of 40 blocks has 10 of the 40 past blocks and 30 new ones."""
-    dataset = ReplayShareDataset(Numbers(40), [Numbers(40)], 0.25, 1)
+    dataset = ReplayShareDataset(Numbers(40), Numbers(40), 0.25, 1)
     orders = []
     for epoch in range(1, 9):
         dataset.set_epoch(epoch)
@@ -70,7 +70,7 @@ def test_a_block_that_was_dropped_does_not_come_back():
 
 def test_the_sample_is_uniform():
     kept = np.zeros(4)
-    for block in ReplayShareDataset(Numbers(4), [Numbers(40_000)], 0.5, 1, 4000).order.past:
+    for block in ReplayShareDataset(Numbers(4), Numbers(40_000), 0.5, 1, 4000).past:
         kept[block // 10_000] += 1
     # 1000 of each quarter expected, with a standard deviation of about 26
     assert np.all(np.abs(kept - 1000) < 130)
@@ -78,4 +78,4 @@ def test_the_sample_is_uniform():
 
 def test_a_memory_without_a_block_is_refused():
     with pytest.raises(SettingError, match="replay_memory= must be at least one block"):
-        ReplayShareDataset(Numbers(4), [Numbers(4)], 0.5, 1, 0)
+        ReplayShareDataset(Numbers(4), Numbers(4), 0.5, 1, 0)

@@ -207,8 +207,7 @@ def test_numbers_must_be_finite(stream, tmp_path, name):
 def test_options_that_vary_are_set_as_fairseq_would_set_them(stream, monkeypatch):
     values = {
         "data": stream, "arch": "switch_lm_tiny", "total_num_update": 17, "max_update": 17, "lr": [0.003],
-        "warmup_updates": 3, "mega_batches": "3", "replay_mega_batches": "1-2", "replay_share": 0.5,
-        "replay_history": "1-2/452/8/0.0", "num_experts": 6,
+        "warmup_updates": 3, "mega_batches": "3", "replay_mega_batches": "1-2", "replay_share": 0.5, "num_experts": 6,
         "seed": 10_000_003, "save_interval_updates": 4, "validate_interval_updates": 4, "log_interval": 2,
     }  # fmt: skip
     assert values.keys() >= fairseq_train.VARYING
