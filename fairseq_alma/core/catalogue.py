@@ -43,9 +43,9 @@ stage."""
 
 FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": (),
-    "language model": ("lr", "warmup_updates", "clip_norm", "dropout", "batch_size", "sequences_per_update", "updates",
-                       "updates_per_mega_batch", "extra_updates", "cooldown_share", "validations", "precision",
-                       "fairseq"),
+    "language model": ("lr", "warmup_updates", "clip_norm", "dropout", "weight_decay", "batch_size",
+                       "sequences_per_update", "updates", "updates_per_mega_batch", "extra_updates", "cooldown_share",
+                       "validations", "precision", "fairseq"),
 }  # fmt: skip
 """For each half of the project: names of the settings that may change at a fork of a run (see RunRecord). They control
 how a stage is trained, but not the model or the data."""
@@ -70,7 +70,13 @@ report compares two runs that differ only in these settings."""
 
 OPTIONS: Mapping[Half, Mapping[str, Any]] = {
     "vision": {"predict_with": "last", "select_by": "validation_loss", "extra_epochs": 0, "schedule": "constant"},
-    "language model": {"predict_with": "last", "optimizer_state": "reset", "schedule": "per_stage", "extra_updates": 0},
+    "language model": {
+        "predict_with": "last",
+        "optimizer_state": "reset",
+        "schedule": "per_stage",
+        "extra_updates": 0,
+        "weight_decay": 0.0,
+    },
 }
 """For each half of the project: names of settings that switch something on that the paper does not have, each with the
 value that switches it off. The label of a run names such a setting only if it is on."""

@@ -113,6 +113,9 @@ class LanguageModelSettings(RunSettings):
     """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000."""
     dropout: float = 0.1
     """Dropout probability."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW: before each update, all parameters are multiplied by 1 - learning rate * weight_decay. It
+    reduces overfitting if a mega-batch is read several times."""
     clip_norm: float = 1.0
     """Maximum gradient norm. Larger gradients are scaled down. 0 turns clipping off."""
     precision: Precision = "auto"
@@ -138,10 +141,10 @@ class LanguageModelSettings(RunSettings):
     """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
     fork: bool = False
     """Whether to continue the run in `out` with other values of the settings that control how a stage is trained (lr,
-    warmup_updates, clip_norm, dropout, batch_size, sequences_per_update, updates, updates_per_mega_batch,
-    extra_updates, cooldown_share, validations, precision, fairseq). They are used from the first unfinished stage on,
-    which is started again. Finished stages are kept. The ledger row of that stage, and settings.json, record the
-    change."""
+    warmup_updates, clip_norm, dropout, weight_decay, batch_size, sequences_per_update, updates,
+    updates_per_mega_batch, extra_updates, cooldown_share, validations, precision, fairseq). They are used from the
+    first unfinished stage on, which is started again. Finished stages are kept. The ledger row of that stage, and
+    settings.json, record the change."""
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has."""
 
@@ -177,8 +180,14 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(f"lr={self.lr} must be a finite number above 0")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"dropout={self.dropout} must be at least 0 and below 1")
-        if not 0 <= self.clip_norm < math.inf:
-            raise SettingError(f"clip_norm={self.clip_norm} must be a finite number, and not negative")
+        for name in ("clip_norm", "weight_decay"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise SettingError(f"{name}={value} must be a finite number, and not negative")
+        if self.lr * self.weight_decay >= 1:
+            raise SettingError(
+                f"weight_decay={self.weight_decay} must be below 1 / lr = {1 / self.lr:g}: an update multiplies the "
+                "parameters by 1 - lr * weight_decay"
+            )
 
     def _check_values(self) -> None:
         check_wait(self.wait, self.wait_ratio)

@@ -86,6 +86,7 @@ class TrainingConfigs:
             "num_experts": member.num_experts,
             "expert_parallel": s.expert_parallel,
             "dropout": s.dropout,
+            "weight_decay": s.weight_decay,
             "precision": s.precision,
             "clip_norm": s.clip_norm,
             **self._rates(stage, updates),

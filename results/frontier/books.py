@@ -18,11 +18,15 @@ IID = ("learner=sm", "experts=4", "wait=4")
 CONSTANT = ("schedule=constant", "optimizer_state=keep")
 AVERAGE = ("predict_with=average", "average_every=update", "average_power=8")
 HALF = "replay=0.5"
+DECAY = ("weight_decay=0.3", "warmup_updates=53")
+"""Weight decay, and a warm-up as long as the default of `IID`: 5% of all updates. That of `SM` is 5% of a stage, 13."""
 SEEDS = (0, 1, 2, 3, 4)
 
 ROWS = (
     Row("books_power_half", (*SM, *CONSTANT, *AVERAGE, HALF), seeds=SEEDS),
     Row("books_iid_power", (*IID, "schedule=constant", *AVERAGE), "updates_per_mega_batch", seeds=SEEDS),
+    Row("books_weight_decay", (*SM, *CONSTANT, *AVERAGE, HALF, *DECAY), seeds=SEEDS),
+    Row("books_iid_weight_decay", (*IID, "schedule=constant", *AVERAGE, *DECAY), "updates_per_mega_batch", seeds=SEEDS),
     Row("books_power", (*SM, *CONSTANT, *AVERAGE, "replay=uniform"), seeds=SEEDS),
     Row("books_replay", (*SM, HALF), seeds=SEEDS),
     Row("books_no_replay", (*SM, *CONSTANT, *AVERAGE), seeds=SEEDS),
@@ -35,6 +39,8 @@ TEXTS = {
     "ens_w1_4at2": "Ens of 2, wait 1",
     "sm_w4_4_4x": "SM on all data at once (i.i.d.)",
     "books_power_half": "**anytime** (`replay=0.5`)",
+    "books_weight_decay": "anytime with `weight_decay=0.3`, warm-up of 53 updates",
+    "books_iid_weight_decay": "constant rate and average on all data at once (i.i.d.), `weight_decay=0.3`",
     "books_iid_power": "constant rate and average on all data at once (i.i.d.)",
     "books_power": "anytime with `replay=uniform`",
     "books_replay": "SM, wait 1, `replay=0.5`",

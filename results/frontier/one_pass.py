@@ -23,9 +23,14 @@ KEEP = (*AVERAGE, "optimizer_state=keep")
 POWER = ("schedule=constant", "predict_with=average", "average_every=update", "average_power=8")
 RECIPE = (*POWER, "optimizer_state=keep", "replay=0.5")
 """The settings of preset=anytime."""
+WARM = "warmup_updates=180"
+"""A tenth of all updates. By default, the warm-up is 5% of the first stage: 90 updates for the learners of all data at
+once, and 22 for those in sequence."""
 SEEDS = (0, 1, 2, 3, 4)
 
 ROWS = (
+    Row("one_pass_warm", (*SM, *POWER, "optimizer_state=keep", WARM), seeds=SEEDS),
+    Row("one_pass_iid_warm", (*IID, *POWER, WARM), "updates_per_mega_batch", seeds=SEEDS),
     Row("one_pass_recipe", (*SM, *RECIPE), seeds=SEEDS),
     Row("one_pass_iid_power", (*IID, *POWER), "updates_per_mega_batch", seeds=SEEDS),
     Row("one_pass_power", (*SM, *POWER, "optimizer_state=keep"), seeds=SEEDS),
@@ -38,6 +43,8 @@ ROWS = (
 )
 """The rows in the order in which they run."""
 TEXTS = {
+    "one_pass_warm": "anytime without replay, warm-up of 180 updates",
+    "one_pass_iid_warm": "constant rate and average on all data at once (i.i.d.), warm-up of 180 updates",
     "one_pass_iid_power": "constant rate and average on all data at once (i.i.d.)",
     "one_pass_recipe": "**anytime** (`replay=0.5`)",
     "one_pass_power": "anytime without replay",

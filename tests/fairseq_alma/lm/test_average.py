@@ -167,6 +167,8 @@ def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expec
         ({"learner": "gens", "schedule": "wsd"}, "schedule=wsd cannot be used with learner=gens"),
         ({"learner": "gens", "from_scratch": True}, "from_scratch=true has no effect with learner=gens"),
         ({"schedule": "wsd", "expert_parallel": 2}, "schedule=wsd cannot be combined with expert_parallel=2"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 must be a finite number, and not negative"),
+        ({"lr": 0.5, "weight_decay": 2.0}, "weight_decay=2.0 must be below 1 / lr = 2"),
         ({"cooldown_share": 0.3}, "cooldown_share=0.3 needs schedule=wsd, but schedule=per_stage"),
         ({"schedule": "wsd", "cooldown_share": 1.0}, "cooldown_share=1.0 must be above 0 and below 1"),
         ({"schedule": "wsd", "updates": 1}, "needs stages of at least 2 updates"),

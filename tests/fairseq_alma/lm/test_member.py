@@ -175,9 +175,10 @@ def test_advice_depends_on_the_log_of_this_attempt_only(tmp_path, before, log, s
         ("--dropout 0.1", "--dropout is set by"),  # the default of fairseq, but not of this run
         ("--bf16", "give precision=bfloat16"),
         ("--update-freq 7", "update-freq"),
-        ("--weight-decay much", "refuses the options from fairseq= and arch=: .*--weight-decay: invalid float value"),
+        ("--weight-decay 0.1", "--weight-decay is set by"),
+        ("--adam-eps much", "refuses the options from fairseq= and arch=: .*--adam-eps: invalid float value"),
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
-        ("--weight-decay 'a", "cannot be split into options"),
+        ("--adam-eps 'a", "cannot be split into options"),
     ],
 )
 def test_options_that_would_change_the_protocol_are_refused(stream, tmp_path, options, message):
@@ -189,16 +190,16 @@ def test_options_that_would_change_the_protocol_are_refused(stream, tmp_path, op
 
 def test_other_options_of_fairseq_reach_the_training(stream, tmp_path):
     processes = NoProcesses()
-    options = "--weight-decay 0.1 --balance-loss-weight 0.02 --adam-betas '(0.8, 0.9)' --decoder-layers 2"
+    options = "--balance-loss-weight 0.02 --adam-betas '(0.8, 0.9)' --decoder-layers 2"
     with pytest.raises(StageError):
-        train(stream, tmp_path / "it's a run", processes, fairseq=options)
+        train(stream, tmp_path / "it's a run", processes, fairseq=options, weight_decay=0.1)
     (config,) = processes.configs
     assert (config.optimizer.weight_decay, config.criterion.balance_loss_weight) == (0.1, 0.02)
     assert (config.optimizer.adam_betas, config.model.decoder_layers) == ("(0.8, 0.9)", 2)
     assert config.checkpoint.save_dir == str(tmp_path / "it's a run/stages/stage_001/member_1")
 
 
-@pytest.mark.parametrize("name", ["lr", "clip_norm", "checkpoint_minutes"])
+@pytest.mark.parametrize("name", ["lr", "clip_norm", "weight_decay", "checkpoint_minutes"])
 def test_numbers_must_be_finite(stream, tmp_path, name):
     with pytest.raises(SettingError, match=f"{name}=nan must be a finite number"):
         settings(stream, tmp_path, **{name: float("nan")})
