@@ -110,12 +110,14 @@ class LanguageModelSettings(RunSettings):
     """Whether each stage starts from newly initialised weights."""
     average: AverageSettings = field(default_factory=AverageSettings)
     warmup_updates: NonNegative | None = None
-    """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000."""
+    """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000. With
+    optimizer_state=keep and schedule=constant, rsqrt or wsd, only the first stage, and a stage after a growth, has a
+    warm-up."""
     dropout: float = 0.1
     """Dropout probability."""
     weight_decay: float = 0.0
-    """Weight decay of AdamW: before each update, all parameters are multiplied by 1 - learning rate * weight_decay. It
-    reduces overfitting if a mega-batch is read several times."""
+    """Weight decay of AdamW: before each update, all parameters are multiplied by 1 - learning rate * weight_decay.
+    On nine books that were read five times, 0.3 was better than 0 with lr=0.005, and 1 was worse."""
     clip_norm: float = 1.0
     """Maximum gradient norm. Larger gradients are scaled down. 0 turns clipping off."""
     precision: Precision = "auto"

@@ -69,8 +69,8 @@ TIMES = {"recipe_more": 3 / 2.6, "recipe_warm": 3 / 2.6, "recipe_2": 2, "retrain
 The question is whether the recipe is as good as retraining that has 2.6 times its compute. Retraining has three times
 the compute of the other rows, so `recipe_more` has 3 / 2.6 times theirs. `retrained_less` has that of `recipe_more`.
 
-By default, the warm-up is 5% of the updates of the first stage of a training: 12 to 16 updates for `recipe_more`, and 54
-to 73 for the last model that is retrained. `recipe_warm` has about 5% of all updates, too."""
+By default, the warm-up is 5% of the updates of the first stage of a training: 12 and 16 updates for `recipe_more`, and
+54 and 73 for the last model that is retrained. `recipe_warm` has about 5% of all updates, too."""
 CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
 """Name of the file -> heading."""
 SHORT = {"sotu": "speeches", "peps": "proposals"}
