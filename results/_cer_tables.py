@@ -6,12 +6,12 @@ results/frontier/mnist.py and results/frontier/cifar10.py use this module.
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
 from _grid import Job, Study
-from _texts import standard_error
+from _texts import mean_text
 
 SEEDS = 5
 
@@ -45,6 +45,8 @@ class CerStudy:
     """The letter before the width in names of folders."""
     num_first: int
     """Number of rows that are run at each width before the others are run."""
+    seeds: Mapping[int, int] = field(default_factory=dict)
+    """Width -> number of seeds, for the widths at which it is not SEEDS."""
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs: the first rows at each width, then the others."""
@@ -52,7 +54,7 @@ class CerStudy:
             for width, row in product(self.widths, rows):
                 if row.widths is None or width in row.widths:
                     settings = [*row.settings, f"width={row.widths[width] if row.widths else width}"]
-                    yield Job(f"{row.name}_{self.prefix}{width}", settings, seeds=SEEDS)
+                    yield Job(f"{row.name}_{self.prefix}{width}", settings, seeds=self.seeds.get(width, SEEDS))
 
     def main(self, description: str) -> None:
         """Read the command line and run every job that has no committed ledger."""
@@ -72,7 +74,7 @@ class CerStudy:
         lines = [
             f"# {self.heading}, width {width}",
             "",
-            f"| learner | CER | against {best.text} | final error | training FLOPs | of {best.text} |",
+            f"| learner | CER | against {best.text}, in % | final error | training FLOPs | of {best.text} |",
             "|:---|---:|---:|---:|---:|---:|",
         ]
         for row, seeds in sorted(found.items(), key=lambda one: _mean(one[1], "cer")):
@@ -90,11 +92,11 @@ class CerStudy:
 def _line(text: str, row: list[dict], base: list[dict]) -> str:
     """Return a line of the table. Differences are paired over seeds, with their standard error."""
     cers = [one["cer"] for one in row]
-    ratios = [one["cer"] / other["cer"] - 1 for one, other in zip(row, base, strict=True)]
-    change = f"{100 * statistics.mean(ratios):+.1f}% ± {100 * standard_error(ratios):.1f}" if row is not base else ""
-    cost = _mean(row, "comp") / _mean(base, "comp")
-    error = f"{statistics.mean(cers):.2f} ± {standard_error(cers):.2f}"
-    return f"| {text} | {error} | {change} | {100 * _mean(row, 'final'):.2f}% | {_mean(row, 'comp'):.3g} | {cost:.2f} |"
+    changes = [100 * (one["cer"] / other["cer"] - 1) for one, other in zip(row, base, strict=True)]
+    change = mean_text(changes, signed=True) if row is not base else ""
+    final, flops = _mean(row, "final"), _mean(row, "comp")
+    cells = [text, mean_text(cers, 2), change, f"{100 * final:.2f}%", f"{flops:.3g}"]
+    return f"| {' | '.join(cells)} | {flops / _mean(base, 'comp'):.2f} |"
 
 
 def _mean(row: list[dict], key: str) -> float:
