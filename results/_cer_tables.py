@@ -86,7 +86,10 @@ class CerStudy:
     def _summary(self, row: Row, width: int) -> list[dict]:
         """Return the summary of each seed of a row, or [] if its ledgers are not committed."""
         path = self.folder / "ledgers" / f"{row.name}_{self.prefix}{width}" / "summary.json"
-        return json.loads(path.read_text())["per_seed"] if path.exists() else []
+        if not path.exists():
+            return []
+        summary = json.loads(path.read_text())
+        return summary.get("per_seed", [summary])  # a run with one seed has no folders of seeds
 
 
 def _line(text: str, row: list[dict], base: list[dict]) -> str:
