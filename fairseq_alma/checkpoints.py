@@ -121,7 +121,7 @@ def num_updates(checkpoint: dict[str, Any]) -> int:
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
-def repair_stage_folder(folder: Path) -> None:
+def repair_stage_folder(folder: Path, needs_best: bool = True) -> None:
     """Repair the checkpoints of one member (network) in one stage, so that a killed training can be resumed.
 
     The repair has three steps:
@@ -135,6 +135,8 @@ def repair_stage_folder(folder: Path) -> None:
 
     Args:
         folder: the folder of the member in the stage folder.
+        needs_best: False leaves out step 3. If the predictor is an average of weights, the end of the stage writes it
+            to checkpoint_best.pt, so after a kill there, the checkpoint with the best score is missing and not needed.
     """
     found = {path: read_checkpoint(path) for path in folder.glob("checkpoint*.pt")}
     whole = {path: checkpoint for path, checkpoint in found.items() if checkpoint is not None}
@@ -148,7 +150,7 @@ def repair_stage_folder(folder: Path) -> None:
             path.unlink()
         return
     newest = max(resumable, key=lambda path: (num_updates(whole[path]), path.name == LAST))
-    best_loss = whole[newest]["extra_state"].get("best")
+    best_loss = whole[newest]["extra_state"].get("best") if needs_best else None
     best = folder / BEST
     if best_loss is not None and (best not in whole or whole[best]["extra_state"]["val_loss"] != best_loss):
         source = next((path for path, c in whole.items() if c["extra_state"]["val_loss"] == best_loss), None)

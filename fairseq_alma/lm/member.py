@@ -1,8 +1,6 @@
 """Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
-import json
 import logging
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +32,7 @@ from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
-from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
+from fairseq_alma.lm.stage_processes import training_command
 from fairseq_alma.lm.trainee import finish_stage, restart_if_trainee_is_lost
 from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
 
@@ -201,7 +199,7 @@ class MemberTraining:
             updates: number of updates of the stage.
         """
         folder = self._folder(stage, member)
-        repair_stage_folder(folder)
+        repair_stage_folder(folder, needs_best=not self.settings.average.averages)
         restart_if_trainee_is_lost(folder, self.settings.updates_before_cooldown(updates))
         key = self._mark_started(stage, member, folder, start, num_devices)
         if self._shared and key and self._shared.copy_to(folder, key):
@@ -317,11 +315,7 @@ class MemberTraining:
         config = self._configs.of(member, num_devices, stage, folder, start)
         with written_aside(folder / CONFIG) as temporary:
             OmegaConf.save(config, temporary)
-        minutes = str(self.settings.checkpoint_minutes)
-        command = [sys.executable, "-m", TRAIN_MEMBER, str(folder / CONFIG), "--checkpoint-minutes", minutes]
-        if self.settings.average.averages:
-            command += ["--average", json.dumps(asdict(self.settings.average))]
-        return [*command, "--keep-optimizer"] if self.settings.keeps_optimizer else command
+        return training_command(folder / CONFIG, self.settings)
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training.

@@ -165,7 +165,7 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
     """
     from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint
     from fairseq_alma.lm.member import CONFIG, DONE
-    from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
+    from fairseq_alma.lm.stage_processes import training_command
 
     folder = chain.jobs.run / "stages" / f"stage_{stage_index:03d}" / f"member_{number}"
     config = OmegaConf.load(folder / CONFIG)
@@ -176,8 +176,7 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
     del last
     log = folder / "log.txt"
     log_size = log.stat().st_size if log.exists() else 0
-    minutes = str(chain.settings.checkpoint_minutes)
-    command = [sys.executable, "-m", TRAIN_MEMBER, str(folder / CONFIG), "--checkpoint-minutes", minutes]
+    command = training_command(folder / CONFIG, chain.settings)
     print(f"training, with the log {log}", flush=True)
     start = time.monotonic()
     (status,) = run_processes([SlurmProcesses(chain, 0).member_job(command, log)])

@@ -1,8 +1,10 @@
 """Runs the training processes of a stage on this machine, in parallel if possible, with a live display."""
 
+import json
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import fairseq_alma
@@ -10,6 +12,7 @@ from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.holder import JOB_VARIABLE
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
+from fairseq_alma.lm.settings import LanguageModelSettings
 from launch.local import Job, run_processes, share_of_machine
 from launch.warm import warm_start
 
@@ -38,6 +41,20 @@ IMPORTED = (TRAIN_MEMBER, *fairseq_alma.REGISTERED, "torch._dynamo")
 
 torch._dynamo is in the list, because torch imports it when the first optimizer is created, and this import takes more
 than a second."""
+
+
+def training_command(config: Path, settings: LanguageModelSettings) -> list[str]:
+    """Return the command that trains a member in one stage.
+
+    Args:
+        config: the file with fairseq's configuration of the training.
+        settings: settings of the run. Some of them are not part of fairseq's configuration.
+    """
+    command = [sys.executable, "-m", TRAIN_MEMBER, str(config)]
+    command += ["--checkpoint-minutes", str(settings.checkpoint_minutes)]
+    if settings.average.averages:
+        command += ["--average", json.dumps(asdict(settings.average))]
+    return [*command, "--keep-optimizer"] if settings.keeps_optimizer else command
 
 
 class LocalProcesses:

@@ -20,6 +20,7 @@ from fairseq_alma.checkpoints import (
     require_checkpoint,
     write_checkpoint,
 )
+from fairseq_alma.core.errors import StageError
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,19 @@ def finish_stage(folder: Path, settings: LanguageModelSettings) -> None:
         folder: the folder of the member.
         settings: settings of the run. With predict_with=average, BEST gets the averaged weights. Without
             optimizer_state=keep, TRAINED has no state of the optimizer.
+
+    Raises:
+        StageError: with predict_with=average, if the last checkpoint has no average.
     """
     cools_down = settings.schedule == "wsd"
     if settings.average.averages:
         last = require_checkpoint(folder / LAST)
-        entry = last["extra_state"].pop(AVERAGE)
+        entry = last["extra_state"].pop(AVERAGE, None)
+        if entry is None:
+            raise StageError(
+                f"{folder / LAST} has no average of the weights, because an earlier version of ALMA has trained it "
+                f"without one (with launch=slurm): remove {folder}, and run the same command again to restart the stage"
+            )
         optimizer = last.pop("last_optimizer_state")
         write_checkpoint({**last, "model": {**last["model"], **entry["model"]}}, folder / BEST)
         if not cools_down:

@@ -123,6 +123,16 @@ def test_when_the_best_is_lost_the_training_continues_from_the_last(tmp_path):
     assert state_of(tmp_path) == {LAST: 40}
 
 
+def test_the_written_average_is_left_alone(tmp_path, caplog):
+    """A kill after the averaged weights of the last update were written, and before the member's done mark."""
+    write(tmp_path / "checkpoint_last.pt", 6, val_loss=5.0, best=4.0)
+    write(tmp_path / "checkpoint_best.pt", 6, val_loss=5.0, best=4.0)
+    before = state_of(tmp_path)
+    repair_stage_folder(tmp_path, needs_best=False)
+    assert state_of(tmp_path) == before
+    assert caplog.text == ""
+
+
 def test_a_checkpoint_without_optimizer_state_keeps_the_model(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     before = (tmp_path / BEST).stat().st_size

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
-from fairseq_alma.lm import slurm_settings
+from fairseq_alma.lm import slurm_job, slurm_settings
 from fairseq_alma.lm.jobs import JobFolder
+from fairseq_alma.lm.member import CONFIG
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import SlurmSettings
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
@@ -24,6 +27,7 @@ UPDATES = 40
 SMALL = (*RUN, f"updates={UPDATES}", "validations=1", "checkpoint_minutes=1000", "tensorboard=false")
 GMOE = (*SMALL, "learner=gmoe", "grow_experts=2")
 ENS = (*SMALL, "learner=ens", "members=2")
+AVERAGE = ("predict_with=average", "average_every=update", "schedule=constant", "optimizer_state=keep")
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +90,9 @@ def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [1, 2])
-def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(slurm, stream, tmp_path, stages):
-    settings, out = (*ENS, f"mega_batches={stages}"), tmp_path / "run"
+@pytest.mark.parametrize(("stages", "more"), [(1, ()), (2, ()), (2, AVERAGE)], ids=["1", "2", "2, averaged"])
+def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(slurm, stream, tmp_path, stages, more):
+    settings, out = (*ENS, *more, f"mega_batches={stages}"), tmp_path / "run"
     assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
     slurm.wait_for(lambda: {job.nodes for job in JobFolder(out).queued() if job.state == "RUNNING"} == set(NODES), 120)
     shown = run_command("alma-lm", "status", out).stdout
@@ -202,6 +206,22 @@ def test_what_cannot_run_is_refused_when_it_is_submitted(stream, tmp_path, setti
 )
 def test_time_limits_are_read_as_slurm_reads_them(time, seconds):
     assert slurm_settings._seconds(time) == seconds
+
+
+def test_a_member_job_trains_with_the_average_and_the_optimizer_of_the_run(stream, tmp_path, monkeypatch):
+    folder = tmp_path / "stages/stage_002/member_1"
+    folder.mkdir(parents=True)
+    OmegaConf.save({"optimization": {"max_update": 4}, "dataset": {"batch_size": 1}}, folder / CONFIG)
+    values = {"stream": str(stream), "out": str(tmp_path), "learner": "ens", "members": 2, "updates": 4}
+    settings = LanguageModelSettings.from_mapping({**values, **dict(word.split("=") for word in AVERAGE)})
+    jobs = []
+    monkeypatch.setattr(slurm_job, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda command, _: command))
+    monkeypatch.setattr(slurm_job, "run_processes", lambda of_call: (jobs.extend(of_call), [0])[1])
+    slurm_job.train_member(SimpleNamespace(jobs=JobFolder(tmp_path), settings=settings), 2, 1)
+    (command,) = jobs
+    assert json.loads(command[command.index("--average") + 1]) == asdict(settings.average)
+    assert command[-1] == "--keep-optimizer"
+    assert str(folder / CONFIG) in command
 
 
 def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs():

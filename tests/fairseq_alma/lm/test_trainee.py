@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.checkpoints import TRAINED
+from fairseq_alma.checkpoints import LAST, TRAINED
+from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.lm import train_member
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import TRAINING_CODE
-from fairseq_alma.lm.trainee import remove_old_trainees
+from fairseq_alma.lm.trainee import finish_stage, remove_old_trainees
 from tests.commands import run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, rows_without_seconds, same_run
 from tests.fairseq_alma.lm.test_average import SHORT, succeed
 from tests.fairseq_alma.lm.test_stage_commands import config_of_stage
+from tests.fairseq_alma.test_checkpoints import write
 
 
 def trainees(out: Path) -> list[str]:
@@ -31,6 +34,15 @@ def test_only_the_newest_trainees_are_kept(stream, tmp_path):
             path.touch()
     remove_old_trainees(tmp_path, 2)
     assert sorted(path.parents[1].name for path in tmp_path.glob("*/*/*")) == ["stage_002"] * 2 + ["stage_003"] * 2
+
+
+def test_a_training_without_the_average_is_reported_with_what_to_remove(tmp_path):
+    """Earlier versions trained so with launch=slurm."""
+    write(tmp_path / LAST, 4, val_loss=5.0, best=5.0)
+    values = {"stream": "s", "out": "o", "updates": 4, "predict_with": "average", "average_every": "update"}
+    with pytest.raises(StageError, match=f"has no average of the weights.*remove {tmp_path}, and run the same command"):
+        finish_stage(tmp_path, LanguageModelSettings.from_mapping(values))
+    assert [path.name for path in tmp_path.iterdir()] == [LAST]
 
 
 @pytest.mark.slow
