@@ -60,7 +60,7 @@ SIZE_SETTINGS = ("arch", "width", "experts", "members")
 GROWTH_INTERVAL = "grow_every"
 """Name of the setting with the number of stages from one growth to the next."""
 
-GROWTH_SETTINGS = (GROWTH_INTERVAL, "grow_experts")
+GROWTH_SETTINGS = (GROWTH_INTERVAL, "grow_experts", "grow_layers")
 """Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
 of stages, which depends on `wait`. So runs with different values of `wait` usually also differ in these settings."""
 
@@ -81,8 +81,13 @@ OPTIONS: Mapping[Half, Mapping[str, Any]] = {
 """For each half of the project: names of settings that switch something on that the paper does not have, each with the
 value that switches it off. The label of a run names such a setting only if it is on."""
 
-GROWTH_OPTIONS: Mapping[str, Any] = {"grow_router": "copy", "split_by": "validation_loss", "grow_drop": 0.0}
-"""Language models: names of the settings that determine how experts are copied, each with the paper's value."""
+GROWTH_OPTIONS: Mapping[str, Any] = {
+    "grow_router": "copy",
+    "split_by": "validation_loss",
+    "grow_drop": 0.0,
+    "grow_layers": 0,
+}
+"""Language models: names of the settings that determine what is copied and how, each with the paper's value."""
 
 DENSE_GROWTH: Mapping[str, Any] = {"grow_router": "tree"}
 """Language models: settings that learner=gmoe needs if the first model is dense (experts=1)."""
@@ -106,7 +111,7 @@ UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
         **options,
         **AVERAGE_SETTINGS,
         **{"from_scratch": False, "replay_memory": None, "wait_ratio": None, "split_by": "validation_loss"},
-        **({"precision": "float32", "grow_drop": 0.0} if half == "language model" else {}),
+        **({"precision": "float32", "grow_drop": 0.0, "grow_layers": 0} if half == "language model" else {}),
     }
     for half, options in OPTIONS.items()
 }

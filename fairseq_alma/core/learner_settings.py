@@ -191,6 +191,10 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     grow_experts: int | list[int] | None = None
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
     before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
+    grow_layers: int | list[int] = 0
+    """Number of layers that each growth adds, an even number, or a list of such numbers like that of grow_experts. At
+    most, every layer is copied once. The copies have output projections of 0, so they do not change the output of the
+    model. With grow_experts=0, only layers are added."""
     grow_router: Literal["copy", "tree"] = "copy"
     """How to initialize the router row (weight vector) of a new expert, which is a copy of an existing expert, its
     parent. With `copy` (the paper), the router row is the router row of the parent plus noise. With `tree`, the router
@@ -214,17 +218,34 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
         Args:
             stage_index: index of the stage, at least 2. There is no growth before the first stage.
         """
-        growths = self._growths
-        return growths[min(stage_index - 2, len(growths) - 1)]
+        return _number_at(self._growths, stage_index)
+
+    def layers_added_at(self, stage_index: int) -> int:
+        """Return the number of layers that are added before a stage. See `added_at` for the argument."""
+        return _number_at(self._layer_growths, stage_index)
 
     def grows_before(self, stage_index: int) -> bool:
-        return stage_index > 1 and self.added_at(stage_index) > 0
+        return stage_index > 1 and self.added_at(stage_index) + self.layers_added_at(stage_index) > 0
+
+    def check_num_layers(self, num_layers: int) -> None:
+        """Raise SettingError if a model with `num_layers` layers cannot grow by as many layers as grow_layers says."""
+        for number, added in enumerate(self._layer_growths, start=1):
+            most = num_layers - num_layers % 2
+            if added > most:
+                raise SettingError(
+                    f"grow_layers={self.grow_layers}: growth {number} would add {added} layers to the {num_layers} "
+                    f"layers of the model, but one growth copies each pair of layers at most once. Set the number for "
+                    f"growth {number} to at most {most}"
+                )
+            num_layers += added
 
     @property
     def _growths(self) -> list[int]:
-        if isinstance(self.grow_experts, list):
-            return self.grow_experts
-        return [] if self.grow_experts is None else [self.grow_experts]
+        return [] if self.grow_experts is None else _as_list(self.grow_experts)
+
+    @property
+    def _layer_growths(self) -> list[int]:
+        return _as_list(self.grow_layers)
 
     def check_run(self, run: Any) -> None:
         if self.grow_experts is None:
@@ -236,10 +257,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
             )
         copied = {"grow_router": self.grow_router, "split_by": self.split_by, "grow_drop": self.grow_drop}
         ignored = [f"{name}={value}" for name, value in copied.items() if value != getattr(type(self), name)]
-        if run.from_scratch and ignored:
-            raise SettingError(
-                f"{' '.join(ignored)} has no effect with from_scratch=true, which copies no experts: leave it out"
-            )
+        why = "from_scratch=true" if run.from_scratch else f"grow_experts={self.grow_experts}"
+        if ignored and (run.from_scratch or (self._growths and not any(self._growths))):
+            raise SettingError(f"{' '.join(ignored)} has no effect with {why}, which copies no experts: leave it out")
         if not 0 <= self.grow_drop <= 1:
             raise SettingError(f"grow_drop={self.grow_drop} must be a share between 0 and 1")
         if self.grow_drop > 0 and run.experts > 1:
@@ -247,8 +267,19 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 f"grow_drop={self.grow_drop} is for growth from a dense model, but the first model has "
                 f"{run.experts} experts in each mixture: set experts=1, or leave grow_drop out"
             )
-        if not self._growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in self._growths):
-            raise SettingError(f"grow_experts={self.grow_experts!r} must be an integer or a list of integers")
+        self._check_growths(run)
+
+    def _check_growths(self, run: Any) -> None:
+        """Raise SettingError if the numbers of experts and layers that are added are invalid."""
+        for name, growths in (("grow_experts", self._growths), ("grow_layers", self._layer_growths)):
+            if not growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in growths):
+                raise SettingError(f"{name}={getattr(self, name)!r} must be an integer or a list of integers")
+        for added in self._layer_growths:
+            if added < 0 or added % 2:
+                raise SettingError(
+                    f"grow_layers={self.grow_layers} must be even and not negative, because layers with a feed-forward "
+                    f"network and layers with a mixture alternate. Set an even number of 0 or more"
+                )
         experts = run.experts
         for number, added in enumerate(self._growths, start=1):
             if added < 0:
@@ -269,3 +300,12 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                     f"Set the number for growth {number} to at most {experts}"
                 )
             experts += added
+
+
+def _as_list(growths: int | list[int]) -> list[int]:
+    return growths if isinstance(growths, list) else [growths]
+
+
+def _number_at(growths: list[int], stage_index: int) -> int:
+    """Return the number for the growth before a stage: the last number is for all further growths."""
+    return growths[min(stage_index - 2, len(growths) - 1)]

@@ -149,6 +149,10 @@ class LanguageModelLearner:
         """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
         return self.settings.experts
 
+    def added_layers(self, stage_index: int) -> int:
+        """Return how many layers the members that are trained in stage `stage_index` have more than at first."""
+        return 0
+
     def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
         """Store the checkpoints of a stage.
 
@@ -184,7 +188,8 @@ class LanguageModelLearner:
     def _member(self, number: int, stage_index: int) -> Member:
         # With from_scratch=true, the members of different stages have different seeds, like those of gEns.
         drawn = number + (stage_index - 1) * self.num_members if self.settings.from_scratch else number
-        member = Member.of_run(drawn, self.settings.seed, self.num_experts(stage_index))
+        size = self.num_experts(stage_index), self.added_layers(stage_index)
+        member = Member.of_run(drawn, self.settings.seed, *size)
         return replace(member, number=number)
 
     def _entry(self, path: Path) -> dict[str, str]:
@@ -237,7 +242,15 @@ class GrowingEnsemble(LanguageModelLearner):
 
 
 class GrowingMixture(LanguageModelLearner):
-    """gMoE: a single model with mixtures. Before each stage except the first, experts are copied."""
+    """gMoE: a single model with mixtures. Before each stage except the first, experts are copied, or layers, or both.
+
+    Raises:
+        SettingError: if a growth would add more layers than it can copy.
+    """
+
+    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
+        super().__init__(settings, stream, processes)
+        self._own.check_num_layers(self._training.num_layers(self._member(1, stage_index=1)))
 
     @property
     def _own(self) -> LanguageModelGrowingMixtureSettings:
@@ -247,8 +260,11 @@ class GrowingMixture(LanguageModelLearner):
     def num_experts(self, stage_index: int) -> int:
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
+    def added_layers(self, stage_index: int) -> int:
+        return sum(self._own.layers_added_at(k) for k in range(2, stage_index + 1))
+
     def grow(self, stage: Stage) -> Spent:
-        """Write a checkpoint with more experts, from which the training of this stage starts. Return the cost.
+        """Write a larger checkpoint, from which the training of this stage starts. Return the cost.
 
         By default, growth copies the experts with the largest validation loss. The validations of the previous stage
         have already measured the loss of each expert and stored it in the checkpoint, so growth needs no forward pass
@@ -257,19 +273,22 @@ class GrowingMixture(LanguageModelLearner):
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         if s.from_scratch or not own.grows_before(stage.index):
-            # A new model with more experts is initialised, or the optimizer and the average continue.
+            # A new, larger model is initialised, or the optimizer and the average continue.
             return super().grow(stage)
         began = time.perf_counter()
         num_new, is_dense = own.added_at(stage.index), self.num_experts(stage.index - 1) == 1
         seed = growth_seed(s.seed, stage.index)
         (source,) = self._trainees.values()
         spent, utilities = Spent(), None
-        if own.split_by == "gradient" and not is_dense:
+        if own.split_by == "gradient" and num_new and not is_dense:
             measured = measure_utilities(source, self._stream.path)
             utilities = measured.utilities
             spent = Spent(train_flops=measured.flops, train_seconds=round(time.perf_counter() - began, 3))
         drop = own.grow_drop if is_dense else 0.0
-        grow_checkpoint(source, target, num_new, own.grow_router, own.grow_noise, seed, own.split_by, utilities, drop)
+        grow_checkpoint(
+            source, target, num_new, own.grow_router, own.grow_noise, seed, own.split_by, utilities, drop,
+            own.layers_added_at(stage.index),
+        )  # fmt: skip
         self._trainees = {1: target}
         return spent
 

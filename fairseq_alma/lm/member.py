@@ -99,7 +99,7 @@ class MemberTraining:
         self._shared = SharedStages(settings.share) if settings.share else None
         self._processes = processes
         self._configs = TrainingConfigs(settings, stream, processes.memory, processes.num_nodes)
-        self._flops: dict[int, tuple[RowFlops, RowFlops]] = {}
+        self._flops: dict[tuple[int, int], tuple[RowFlops, RowFlops]] = {}
 
     def check(self, member: Member, num_members: int) -> None:
         """Let fairseq check the options with which `member` is trained. Nothing is written to the run folder.
@@ -112,6 +112,10 @@ class MemberTraining:
         self._configs.check_fork(member)
         if self._shared:
             self._shared.check()
+
+    def num_layers(self, member: Member) -> int:
+        """Return the number of layers of a member."""
+        return self._configs.of(member).model.decoder_layers
 
     def untrained(self, member: Member, folder: Path) -> Path:
         """Return the path of a member's untrained checkpoint. Write the checkpoint if it is missing or damaged."""
@@ -330,11 +334,12 @@ class MemberTraining:
         # 0 in each stage.
         seconds_before = float(require_checkpoint(start)["extra_state"]["previous_training_time"])
         drop_optimizer_state(folder / BEST)
-        # Members with the same number of experts need the same FLOPs, so count only once for each number of experts.
-        if member.num_experts not in self._flops:
+        # Members of the same size need the same FLOPs, so count only once for each size.
+        size = (member.num_experts, member.added_layers)
+        if size not in self._flops:
             model = build_model(folder / BEST)
-            self._flops[member.num_experts] = (count_training_flops(model), count_forward_flops(model))
-        training_flops, forward_flops = self._flops[member.num_experts]
+            self._flops[size] = (count_training_flops(model), count_forward_flops(model))
+        training_flops, forward_flops = self._flops[size]
         processed = last["extra_state"]["AlmaLanguageModelingTask"]["processed"]
         training, validation = processed["training"], processed["validation"]
         return Spent(

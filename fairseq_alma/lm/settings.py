@@ -82,7 +82,7 @@ class LanguageModelSettings(RunSettings):
     that has been trained little needs more updates."""
     arch: str = "switch_lm_base"
     """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It also sets defaults for tokens_per_sample,
-    sequences_per_update, batch_size and lr."""
+    sequences_per_update and lr."""
     tokens_per_sample: Count = 512
     """Number of tokens in a sequence."""
     sequences_per_update: Count = 192

@@ -34,11 +34,13 @@ class Member:
     """Seed of the member's initial weights and of the order in which it reads the data."""
     num_experts: int
     """Number of experts in each mixture of this network."""
+    added_layers: int = 0
+    """Number of layers of this network beyond those of the model of the first stage."""
 
     @classmethod
-    def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
+    def of_run(cls, number: int, run_seed: int, num_experts: int, added_layers: int = 0) -> "Member":
         """Return member `number` of a run. Member 1, the only member of SM, has the same seed as the run."""
-        return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
+        return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts, added_layers)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ class TrainingConfigs:
             "load_checkpoint_on_all_dp_ranks": True,
             **self._distributed(num_devices),
         }
-        return self._divide_update(member_config(values, s.fairseq), num_devices)
+        config = member_config(values, s.fairseq)
+        config.model.decoder_layers += member.added_layers
+        return self._divide_update(config, num_devices)
 
     def check_fork(self, member: Member) -> None:
         """Raise SettingError if the run is forked with another `fairseq=` that changes the shape of its model."""

@@ -92,13 +92,16 @@ def join_single_curves(
 ) -> dict[str, list[tuple[RunGroup, str]]]:
     """Move a group that has a panel of its own to a panel of groups that differ from it only in size, if there is one.
 
-    The size is one of SIZE_SETTINGS, such as `width`. A group with an option, such as an average of the weights, may
-    also differ in OPTIONS and in `replay`. The group is moved to the panel with the most groups.
+    The size is one of SIZE_SETTINGS, such as `width`, or a growth setting, such as `grow_layers`. A group with an
+    option, such as an average of the weights, may also differ in OPTIONS and in `replay`. The group is moved to the
+    panel with the most groups.
 
     Returns:
         A dictionary panel title -> (group, size) of each group in the panel. The size is a text such as "width 8" or
         "predict_with average" for a group that differs from the title of the panel, and empty for the others.
     """
+
+    growth = [name for name in GROWTH_SETTINGS if not comparison.follows_from_learner_and_wait(name)]
 
     def title_without_size(group: RunGroup) -> str:
         options = options_of(group)
@@ -108,7 +111,7 @@ def join_single_curves(
 
     def size_of(group: RunGroup) -> str:
         # One option names the curve: the table of the runs has the others.
-        names = [name for name in comparison.varied_settings if name in SIZE_SETTINGS]
+        names = [name for name in comparison.varied_settings if name in (*SIZE_SETTINGS, *growth)]
         return group_label(group, [*names, *options_of(group)[:1]]).partition(", ")[2]
 
     titles: dict[str, list[str]] = {}

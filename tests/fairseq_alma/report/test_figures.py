@@ -8,7 +8,7 @@ from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.appearance import appearance_of
 from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
-from fairseq_alma.report.figures.curves import over_the_stream, panels_of, running_averages
+from fairseq_alma.report.figures.curves import join_single_curves, over_the_stream, panels_of, running_averages
 from fairseq_alma.report.figures.errors import error_map, error_maps
 from fairseq_alma.report.figures.experts import expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
@@ -321,6 +321,17 @@ def test_if_growth_does_not_follow_from_the_wait_it_has_panels_of_its_own(tmp_pa
     comparison, numbers = compare(tmp_path)
     panels = [axes.get_title() for axes in visible(against_compute(comparison, numbers))]
     assert panels == ["grow_every 1", "grow_every 5"]
+
+
+def test_curves_that_differ_only_in_growth_are_named(tmp_path):
+    write_text(tmp_path / "sm", [900.0, 60.0, 50.0])
+    for layers in (0, 2):
+        write_text(tmp_path / f"{layers}", [900.0, 60.0, 45.0], learner="gmoe", grow_experts=2, grow_layers=layers)
+    comparison, numbers = compare(tmp_path)
+    (curves,) = join_single_curves(comparison, panels_of(comparison, numbers)[0]).values()
+    assert [(group.learner, size) for group, size in curves] == [
+        ("sm", ""), ("gmoe", "grow_layers 0"), ("gmoe", "grow_layers 2"),
+    ]  # fmt: skip
 
 
 def test_dollars_long_texts_and_bytes_of_other_encodings_are_drawn(tmp_path):
