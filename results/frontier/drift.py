@@ -70,7 +70,7 @@ The question is whether the recipe is as good as retraining that has 2.6 times i
 the compute of the other rows, so `recipe_more` has 3 / 2.6 times theirs. `retrained_less` has that of `recipe_more`.
 
 By default, the warm-up is 5% of the updates of the first stage of a training: 12 and 16 updates for `recipe_more`, and
-54 and 73 for the last model that is retrained. `recipe_warm` has about 5% of all updates, too."""
+54 and 73 for the last model that is retrained. `recipe_warm` has 5% (speeches) and 4% (proposals) of all updates."""
 CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
 """Name of the file -> heading."""
 SHORT = {"sotu": "speeches", "peps": "proposals"}

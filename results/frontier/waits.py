@@ -49,7 +49,7 @@ def tables() -> dict[str, str]:
     lines = [
         "# Waits on nine books, 16 mega-batches",
         "",
-        f"| learner | average perplexity | against {TEXTS[best]}, in % | final | stages at | seeds | training FLOPs |",
+        f"| learner | geometric mean | against {TEXTS[best]}, in % | final | stages at | seeds | training FLOPs |",
         "|:---|---:|---:|---:|:---|---:|---:|",
     ]
     for name in sorted(found, key=lambda name: statistics.mean(_averages(found[name]).values())):
@@ -66,7 +66,7 @@ def tables() -> dict[str, str]:
         ]
         lines.append(f"| {TEXTS[name]} | {' | '.join(cells)} |")
     note = (
-        "The average perplexity is the geometric mean of the test perplexity over all arrivals, so it is exp(average "
+        "The geometric mean is that of the test perplexity over all arrivals, so it is exp(average "
         "loss). Before the first stage, the perplexity is that of the untrained model. Differences are paired over "
         "seeds, with their standard error."
     )
