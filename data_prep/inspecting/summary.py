@@ -59,18 +59,22 @@ def _leakage(report: dict, is_extension: bool) -> list[str]:
 
     Args:
         report: the entry in stream.json.
-        is_extension: whether it is that of an extension. Then each passage counts as a document, and only the new
-            mega-batches were compared.
+        is_extension: whether it is that of an extension. Then only the new mega-batches were compared, and each passage
+            of the validation and test set of the first call counts as a document.
     """
-    texts, compared = ("passages", "the new mega-batches") if is_extension else ("documents", "a mega-batch")
+    compared = "the new mega-batches" if is_extension else "a mega-batch"
+    of_periods = {"new_valid": "valid of the new periods", "new_test": "test of the new periods"}
     lines = []
-    for name in ("valid", "test"):
-        counts = report[name]
+    for name in ("valid", "test", *of_periods):
+        if (counts := report.get(name)) is None:
+            continue
+        texts = "passages" if is_extension and name not in of_periods else "documents"
+        split = of_periods.get(name, name)
         documents = counts["overlapping_documents"] / max(1, counts["documents"])
         words = counts["overlapping_words"] / max(1, counts["words"])
         sample = f" (measured on every {counts['every']}th passage)" if counts["every"] > 1 else ""
         lines.append(
-            f"{documents:.2%} of the {texts} in {name} have {report['ngram_words']} words in a row in common with "
+            f"{documents:.2%} of the {texts} in {split} have {report['ngram_words']} words in a row in common with "
             f"{compared}; {words:.2%} of its words are in such overlaps{sample}"
         )
     return lines

@@ -46,17 +46,20 @@ class HeldOut(NamedTuple):
         return dict(zip(HELD_OUT, self.of_index(index), strict=True))
 
     def measured(self, index: Index) -> dict[str, tuple[Texts, int]]:
-        """Return the texts that the report looks at, and k if these are every k-th of the texts."""
+        """Return the texts that the report looks at, and k if these are every k-th of the texts.
+
+        The names are those of the report: valid and test, and for the extension of a chronological stream also
+        new_valid and new_test, the held-out text of its periods.
+        """
         found = {}
-        for number, name in enumerate(HELD_OUT):
-            if self.base is not None:
+        for name, texts in zip(HELD_OUT, self.of_index(index), strict=False):
+            every = max(1, -(-int(texts.entries()["num_bytes"].sum(dtype=np.int64)) // MEASURED_BYTES))
+            found[name if self.base is None else f"new_{name}"] = texts._replace(step=every), every
+        if self.base is not None:
+            for name in HELD_OUT:
                 # Decode only these texts, because the test set is as large as a mega-batch.
                 every = max(1, -(-self.base[1]["splits"][name]["bytes"] // MEASURED_BYTES))
                 found[name] = self._decoded(name, every), every
-            else:
-                texts = self.of_index(index)[number]
-                every = max(1, -(-int(texts.entries()["num_bytes"].sum(dtype=np.int64)) // MEASURED_BYTES))
-                found[name] = texts._replace(step=every), every
         return found
 
     def _decoded(self, name: str, every: int = 1) -> Texts:
@@ -92,7 +95,7 @@ def measure_leakage(index: Index, where: HeldOut) -> dict:
     held_out = {name: texts for name, (texts, _) in measured.items()}
     found = find_overlaps(folder, NGRAM_WORDS, list(held_out.values()), training, executor, keep_ngrams=True)
     counts = count_overlaps(folder, NGRAM_WORDS, held_out, found.ngrams, executor)
-    return {"ngram_words": NGRAM_WORDS} | {name: counts[name] | {"every": measured[name][1]} for name in HELD_OUT}
+    return {"ngram_words": NGRAM_WORDS} | {name: counts[name] | {"every": measured[name][1]} for name in measured}
 
 
 def without_overlaps(

@@ -197,6 +197,31 @@ def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, caps
     )
 
 
+def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(tmp_path, corpus, alma_prep, capsys):
+    out = tmp_path / "out"
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+    rows = lines(60, 1900, seed=1)
+    for row in rows:
+        row["text"] = f"{row['text']} {prose(20, 7)}"  # the same end, which the documents of `corpus` do not have
+    later = write_lines(tmp_path / "later.jsonl", rows)
+    from data_prep.cli import main
+
+    argv = ["--extend", str(out), "--source", f"text:{later}", "--mega-batches", "2", "--duplicates", "exact"]
+    assert main(argv) == 0
+    splits = splits_of(out)
+    [extension] = json.loads((out / "stream.json").read_text())["extensions"]
+    for name in ("valid", "test"):
+        assert extension["leakage"][name]["overlapping_words"] == 0
+        counts, of_periods = extension["leakage"][f"new_{name}"], [splits[f"mega_batch_{t}/{name}"] for t in (4, 5)]
+        assert counts["words"] == sum(split["words"] for split in of_periods)
+        assert counts["documents"] == counts["overlapping_documents"] == sum(split["documents"] for split in of_periods)
+        # It is less where a passage is cut, and more where the words before the end are equal by chance.
+        assert 13 <= counts["overlapping_words"] / counts["documents"] <= 24
+    shown = capsys.readouterr().out
+    assert "100.00% of the documents in test of the new periods have 13 words in a row in common with" in shown
+    assert "0.00% of the passages in test have 13 words in a row in common with the new mega-batches" in shown
+
+
 def test_too_few_documents_in_a_period_are_an_error(tmp_path, alma_prep, capsys):
     rows = [{"id": str(n), "date": str(1800 + n), "text": prose(3000, n)} for n in range(6)]
     source = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}"
