@@ -166,9 +166,15 @@ class TrainingConfigs:
         See `of` for the arguments.
 
         Raises:
-            SettingError: if the experts cannot be spread over devices with these options.
+            SettingError: if the experts cannot be spread over devices, or the weights cannot be averaged, with these
+                options.
         """
         _check_expert_parallel(config)
+        if self.settings.average.averages and str(config.distributed_training.ddp_backend) == "fully_sharded":
+            raise SettingError(
+                "predict_with=average cannot be combined with --ddp-backend fully_sharded, where no process has all "
+                "weights: leave one of them out"
+            )
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size

@@ -285,6 +285,14 @@ def test_what_spread_experts_do_not_allow_is_refused_before_training(stream, tmp
         configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
 
 
+def test_an_average_of_weights_that_are_spread_over_processes_is_refused(stream, tmp_path):
+    options = {"predict_with": "average", "average_every": "update", "fairseq": "--ddp-backend fully_sharded"}
+    given = settings(stream, tmp_path, precision="float32", **options)
+    configs = TrainingConfigs(given, StreamFolder.open(stream).without_test(), memory=80 << 30)
+    with pytest.raises(SettingError, match="predict_with=average cannot be combined with --ddp-backend fully_sharded"):
+        configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
+
+
 def test_a_fork_with_options_of_fairseq_that_change_the_model_is_refused(stream, tmp_path):
     done = tmp_path / "stages" / "stage_000" / "evaluate.done.json"
     done.parent.mkdir(parents=True)
