@@ -163,7 +163,7 @@ def same_results(comparison: Comparison, numbers: Sequence[Numbers]) -> list[int
     found = []
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
         scores = tuple((result.scores[name].test, result.scores[name].validation) for name in OBJECTIVES)
-        key = (tuple(run.seed for run in group.counted_runs), scores, result.comp, result.num_params)
+        key = (tuple(run.seeds for run in group.counted_runs), scores, result.comp, result.num_params)
         found.append(firsts.setdefault(key, index) if any(test for test, _ in scores) else index)
     return found
 
@@ -221,8 +221,8 @@ class Difference:
         return "worse" if self.mean > 0 else "better"
 
 
-Values = Mapping[int | None, float]
-"""Results of a group of runs: seed -> error rate or perplexity."""
+Values = Mapping[int | str | None, float]
+"""Results of a group of runs: seeds (`Run.seeds`) -> error rate or perplexity."""
 
 
 def values_by_seed(group: RunGroup, numbers: Numbers, objective: Objective = DEFAULT) -> Values:
@@ -236,7 +236,7 @@ def scores_by_seed(group: RunGroup, numbers: Numbers, objective: Objective = DEF
 
 
 def _by_seed(group: RunGroup, values: Sequence[float]) -> Values:
-    return dict(zip((run.seed for run in group.counted_runs), values, strict=True)) if values else {}
+    return dict(zip((run.seeds for run in group.counted_runs), values, strict=True)) if values else {}
 
 
 def difference(first: Values, second: Values) -> Difference | None:
@@ -249,11 +249,11 @@ def difference(first: Values, second: Values) -> Difference | None:
     infinite = [any(np.isinf(value) for value in values.values()) for values in (first, second)]
     if any(infinite):
         return None if all(infinite) else Difference(float("inf") if infinite[1] else -float("inf"), None, 1)
-    shared = sorted(seed for seed in first.keys() & second.keys() if seed is not None)
+    shared = [seeds for seeds in first if seeds is not None and seeds in second]
     if not shared:
         means = [float(np.mean(list(values.values()))) for values in (first, second)]
         return Difference(means[1] - means[0], None, 1)
-    gaps = np.array([second[seed] - first[seed] for seed in shared])
+    gaps = np.array([second[seeds] - first[seeds] for seeds in shared])
     margin = None
     if len(gaps) > 1:
         quantile = T_95[len(gaps) - 2] if len(gaps) - 2 < len(T_95) else 2.0

@@ -5,6 +5,7 @@ Runs that differ only in the seed form a RunGroup. Groups on the same stream for
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ class Stream(NamedTuple):
     data: Any
     """The data of the stream.
 
-    Vision: (dataset, first arrival that CER includes, settings `order` and `drift_overlap`).
+    Vision: (dataset, number of its test set, first arrival that CER includes, settings `order` and `drift_overlap`).
     Language models: digests (hashes) of the validation and test data. If the settings contain no digests, the name of
     the stream folder.
     """
@@ -61,6 +62,32 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         groups.sort(key=sort_key)
         comparisons.append(Comparison(stream.half, title, slug, stream.num_arrivals, tuple(groups)))
     return comparisons
+
+
+def with_numbered_test_sets(runs: Sequence[Run]) -> list[Run]:
+    """Number the test sets of vision runs (`Run.test_set`), so that only runs with the same one are compared.
+
+    A dataset is identified by its name, for example the path of a file. If the file was replaced between two runs, the
+    recorded digests of their test sets differ. Runs with another `image_size` have another digest, too, so digests are
+    compared only among runs of one size. A run of an earlier version, without a digest, is compared with the others if
+    these have only one.
+    """
+    digests: dict[tuple, list[str]] = {}
+    for run in runs:
+        if digest := run.settings.get("test_digest"):
+            found = digests.setdefault(_images_of(run), [])
+            found += [] if digest in found else [digest]
+    numbered = []
+    for run in runs:
+        found, digest = digests.get(_images_of(run), []), run.settings.get("test_digest")
+        number = found.index(digest) if digest else len(found) if len(found) > 1 else 0
+        numbered.append(replace(run, test_set=number))
+    return numbered
+
+
+def _images_of(run: Run) -> tuple:
+    names = ("dataset", "split", "image_size", "order")
+    return tuple(hashable(run.settings.get(name)) for name in names)
 
 
 def first_charged_arrival(settings: Mapping[str, Any]) -> int:
@@ -182,7 +209,7 @@ def _stream_of(run: Run) -> Stream:
             num_mega_batches = (entry.mega_batches if entry else None) or -1
     split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
     drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
-    data = (hashable(settings["dataset"]), first_charged_arrival(settings), *drift)
+    data = (hashable(settings["dataset"]), run.test_set, first_charged_arrival(settings), *drift)
     return Stream("vision", data, split, num_mega_batches or run.longest or num_arrivals, num_arrivals)
 
 
@@ -269,7 +296,7 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
         # Many stream folders have the name `stream`. For these, use the name of the parent folder.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name
     else:
-        dataset, first_charged, order, overlap = stream.data
+        dataset, _, first_charged, order, overlap = stream.data
         name = f"{dataset} {stream.split}" if stream.split else str(dataset)
         if order != "random":
             name += f" in order of {order}" + (f", overlap {overlap:g}" if overlap else "")

@@ -24,7 +24,13 @@ from fairseq_alma.core.lease import is_held
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
 from fairseq_alma.core.metrics import period_losses, summarize
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.report.grouping import first_charged_arrival, group_runs, runs_to_shorten, without_beginnings
+from fairseq_alma.report.grouping import (
+    first_charged_arrival,
+    group_runs,
+    runs_to_shorten,
+    with_numbered_test_sets,
+    without_beginnings,
+)
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
@@ -74,7 +80,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
             data.notes.append(f"{path} has no arrival yet")
         else:
             runs.append(run)
-    runs, beginnings = _with_shared_arrivals(runs)
+    runs, beginnings = _with_shared_arrivals(with_numbered_test_sets(runs))
     data.notes += beginnings
     if not runs:
         reasons = "".join(f"\n  {message}" for message in [*data.errors, *data.notes])
@@ -102,7 +108,7 @@ def _with_shared_arrivals(runs: list[Run]) -> tuple[list[Run], list[str]]:
         return runs, []
     lengths = {runs[index].folder: runs[index].num_arrivals for index in shortened}
     for index, (shared, longest) in shortened.items():
-        runs[index] = replace(read_run(runs[index].folder, shared), longest=longest)
+        runs[index] = replace(read_run(runs[index].folder, shared), longest=longest, test_set=runs[index].test_set)
     return without_beginnings(runs, lengths)
 
 
@@ -150,6 +156,7 @@ def read_run(folder: Path, until: int | None = None) -> Run:
         provenance=_read_optional_json(folder / "provenance.json"),
         is_running=_is_held(folder),
         longest=0,
+        test_set=0,
         **columns,
     )
 

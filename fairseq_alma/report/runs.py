@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.core.catalogue import SIZE_SETTINGS, Half
+from fairseq_alma.core.catalogue import SEED_SETTINGS, SIZE_SETTINGS, Half
 
 Array = np.ndarray
 
@@ -89,6 +89,19 @@ class Run:
     """
     longest: int = 0
     """Number of arrivals of the longest run on the same stream, if it is larger than `num_arrivals`; otherwise 0."""
+    test_set: int = 0
+    """Vision: number of the test set, if runs on a dataset of the same name have different ones (see
+    `grouping.with_numbered_test_sets`); otherwise 0."""
+
+    @property
+    def seeds(self) -> int | str | None:
+        """What identifies the random choices of the run: `seed`, and other seed settings that differ from it.
+
+        For example, 3 or "3 (data_seed 1)". Runs of two groups are paired if it is equal. None if no seed is recorded.
+        """
+        values = {name: self.settings.get(name) for name in SEED_SETTINGS if name != "seed"}
+        others = [f"{name} {value}" for name, value in values.items() if value not in (None, self.seed)]
+        return f"{self.seed} ({', '.join(others)})" if others else self.seed
 
     @property
     def last_t(self) -> int:

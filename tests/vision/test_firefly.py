@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
@@ -25,7 +26,7 @@ from vision.firefly import (
     rank,
     stack_from_chain,
 )
-from vision.networks import MixtureStack, MLPStack
+from vision.networks import MixtureStack, MLPStack, ModuleStack, Structure
 from vision.seeds import generator
 
 CPU = torch.device("cpu")
@@ -105,6 +106,45 @@ def test_a_chain_computes_what_its_stack_does(kind):
 def test_mixtures_do_not_grow_by_firefly():
     with pytest.raises(SettingError, match="cannot grow a MixtureStack"):
         chain_from_stack(MixtureStack.initialised((4, 3, 3, 2), 2, False, [generator(0)], CPU))
+
+
+def convolution(inputs=3, **options):
+    return nn.Conv2d(inputs, 4, 3, **{"padding": 1, "bias": False, **options})
+
+
+BLOCK = (convolution, lambda: nn.BatchNorm2d(4), nn.ReLU)
+HEAD = (lambda: nn.AdaptiveAvgPool2d(1), nn.Flatten, lambda: nn.Linear(4, 10))
+POOL = (lambda: nn.MaxPool2d(2),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "wrong"),
+    [
+        ((*BLOCK[:2], *POOL, nn.ReLU, *HEAD), "MaxPool2d"),  # between a convolution and its ReLU
+        ((*BLOCK, lambda: convolution(4), *BLOCK[1:2], *POOL, nn.ReLU, *HEAD), "MaxPool2d"),
+        ((*BLOCK, *POOL, *POOL, *HEAD), "MaxPool2d"),
+        ((*BLOCK, lambda: nn.MaxPool2d(2, stride=1), *HEAD), "MaxPool2d"),
+        ((*BLOCK, lambda: nn.MaxPool2d(2, ceil_mode=True), *HEAD), "MaxPool2d"),
+        ((BLOCK[0], lambda: nn.BatchNorm2d(4, eps=1e-3), nn.ReLU, *HEAD), "BatchNorm2d"),
+        ((*BLOCK[:2], *BLOCK[1:], *HEAD), "BatchNorm2d"),  # two norms
+        ((lambda: convolution(padding_mode="reflect"), *BLOCK[1:], *HEAD), "Conv2d"),
+        ((*BLOCK, lambda: nn.AdaptiveAvgPool2d(2), nn.Flatten, lambda: nn.Linear(16, 10)), "AdaptiveAvgPool2d"),
+        ((*BLOCK, HEAD[0], lambda: convolution(4), *BLOCK[1:], *HEAD), "Conv2d"),
+        ((*BLOCK, nn.Flatten, lambda: nn.Linear(4 * 64, 10)), "Flatten"),
+        ((*BLOCK, *HEAD, nn.ReLU), "ReLU"),
+    ],
+)
+def test_a_module_that_a_chain_would_compute_differently_is_refused(parts, wrong):
+    stack = ModuleStack([nn.Sequential(*(make() for make in parts))], Structure("mine", (3, 8, 8), 10, 4), CPU)
+    with pytest.raises(SettingError, match=f"In backbone=mine, this layer does not fit: {wrong}"):
+        chain_from_stack(stack)
+
+
+def test_a_module_that_fits_computes_the_same_as_a_chain():
+    module = nn.Sequential(nn.Sequential(*(make() for make in (*BLOCK, *POOL))), *(make() for make in HEAD))
+    stack = ModuleStack([module], Structure("mine", (3, 8, 8), 10, 4), CPU)
+    x = torch.randn(5, 3, 8, 8, generator=generator("images"))
+    torch.testing.assert_close(chain_from_stack(stack).logits(x), module.eval()(x))
 
 
 @KINDS

@@ -10,6 +10,7 @@ from fairseq_alma.core.errors import SettingError
 from vision.firefly.chain import Chain, Layer, Norm
 from vision.networks import MLPStack, ModuleStack, Stack, Structure
 from vision.networks.architectures import untrained_module
+from vision.networks.narrow import EPS
 from vision.networks.parameters import Parameters
 
 NEEDED = (
@@ -50,14 +51,16 @@ def _chain_from_module(module: nn.Module, structure: Structure) -> Chain:
     weight: Tensor | None = None
     norm: Norm | None = None
     head: nn.Linear | None = None
+    is_averaged = False
     for part in _parts(module, structure):
-        fits = True
+        # A layer is complete after its ReLU. Only then may pooling follow.
+        is_complete = weight is None and norm is None and bool(layers)
         if isinstance(part, nn.Conv2d):
-            kind = (part.kernel_size, part.stride, part.padding, part.dilation, part.groups)
-            fits = kind == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and part.bias is None and weight is None
+            fits = _is_plain_convolution(part) and weight is None and not is_averaged
             weight = part.weight.detach()
         elif isinstance(part, nn.BatchNorm2d):
-            fits = weight is not None and part.affine and part.running_mean is not None
+            fits = weight is not None and norm is None and part.affine and part.eps == EPS
+            fits = fits and part.running_mean is not None
             if fits:
                 assert part.running_mean is not None and part.running_var is not None
                 norm = Norm(part.weight.detach(), part.bias.detach(), part.running_mean, part.running_var)
@@ -68,18 +71,32 @@ def _chain_from_module(module: nn.Module, structure: Structure) -> Chain:
                 layers.append(Layer(weight, None, norm))
                 weight = norm = None
         elif isinstance(part, nn.MaxPool2d):
-            fits = bool(layers) and not layers[-1].is_pooled and part.kernel_size in (2, (2, 2)) and not part.padding
+            fits = is_complete and not layers[-1].is_pooled and not is_averaged and _halves(part)
             if fits:
                 layers[-1] = replace(layers[-1], is_pooled=True)
+        elif isinstance(part, nn.AdaptiveAvgPool2d):
+            fits, is_averaged = is_complete and part.output_size in (1, (1, 1)), True
         elif isinstance(part, nn.Linear):
-            fits, head = head is None and bool(layers) and part.in_features == layers[-1].width, part
+            fits, head = head is None and is_averaged and part.in_features == layers[-1].width, part
         else:
-            fits = isinstance(part, nn.AdaptiveAvgPool2d | nn.Flatten | nn.Identity)
+            fits = isinstance(part, nn.Identity) or (isinstance(part, nn.Flatten) and is_averaged)
         if not fits:
             raise SettingError(f"{NEEDED}. In backbone={structure.backbone}, this layer does not fit: {part}")
     if head is None or head.bias is None:
         raise SettingError(f"{NEEDED}. backbone={structure.backbone} does not end with a Linear that has a bias")
     return Chain(layers, head.weight.detach(), head.bias.detach())
+
+
+def _is_plain_convolution(part: nn.Conv2d) -> bool:
+    """Return True if this is a 3 x 3 convolution with zeros around the image and without bias."""
+    kind = (part.kernel_size, part.stride, part.padding, part.dilation, part.groups)
+    return kind == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and part.padding_mode == "zeros" and part.bias is None
+
+
+def _halves(part: nn.MaxPool2d) -> bool:
+    """Return True if this is MaxPool2d(2)."""
+    pairs = all(value in (2, (2, 2)) for value in (part.kernel_size, part.stride))
+    return pairs and part.padding in (0, (0, 0)) and part.dilation in (1, (1, 1)) and not part.ceil_mode
 
 
 def _parts(module: nn.Module, structure: Structure) -> Iterator[nn.Module]:

@@ -179,7 +179,7 @@ def _description(comparison: Comparison, group: RunGroup, common_settings: Mappi
         "own_settings": own_settings,
         "state": state(group),
         "finished": group.is_finished,
-        "seeds": [run.seed for run in group.counted_runs],
+        "seeds": [run.seeds for run in group.counted_runs],
     }
 
 

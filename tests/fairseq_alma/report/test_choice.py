@@ -16,6 +16,7 @@ from fairseq_alma.report.choice import (
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.objectives import BIAS, explanation, rule_of, score_name, score_scale
+from fairseq_alma.report.page import comparison_data
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import summary
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
@@ -113,6 +114,24 @@ def test_differences_are_paired_over_the_seeds_that_both_runs_have(tmp_path):
     alone = difference(groups["sm"], groups["umix"])
     assert (alone.num_pairs, alone.margin, alone.verdict) == (1, None, "one seed")
     assert alone.mean == pytest.approx(0.1 - 0.3)  # seed 0 only
+
+
+def test_runs_with_another_data_seed_are_paired_by_it(tmp_path):
+    errors = {"sm": (0.30, 0.50, 0.40), "ens": (0.28, 0.48, 0.381)}
+    for learner, of_seeds in errors.items():
+        for seed, error in enumerate(of_seeds):
+            out = tmp_path / f"{learner}_{seed}"
+            write_vision(out, [0.9, error], learner=learner, seed=0, data_seed=seed, order_seed=None)
+    [comparison] = read_runs([tmp_path]).comparisons
+    sm, ens = (
+        values_by_seed(group, result)
+        for group, result in zip(comparison.groups, all_numbers(comparison), strict=True)
+    )  # fmt: skip
+    assert list(sm) == list(ens) == [0, "0 (data_seed 1)", "0 (data_seed 2)"]
+    found = difference(sm, ens)
+    assert (found.num_pairs, found.mean) == (3, pytest.approx(-0.059 / 3))
+    assert difference(sm, sm).margin == 0
+    assert all(group["seeds"] == list(sm) for group in comparison_data(comparison)["groups"])
 
 
 def test_of_equal_runs_the_cheaper_is_chosen(tmp_path):

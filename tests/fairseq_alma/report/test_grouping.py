@@ -110,6 +110,26 @@ def test_a_run_from_before_an_option_existed_did_not_have_the_option(tmp_path):
     assert set(comparison.varied_settings) == {"predict_with", "schedule", "precision", "optimizer_state"}
 
 
+def test_runs_on_another_test_set_of_the_same_name_are_compared_apart(tmp_path):
+    """The file data.npz was replaced between the runs."""
+    for name, seed, digest in (("a", 0, "old"), ("b", 1, "old"), ("c", 0, "new"), ("d", 2, "new"), ("e", 3, None)):
+        more = {"test_digest": digest} if digest else {}
+        write_vision(tmp_path / name, ERRORS, dataset="data.npz", seed=seed, **more)
+    comparisons = read_runs([tmp_path]).comparisons
+    assert [comparison.name for comparison in comparisons] == [
+        "data.npz, B = 4", "data.npz (2), B = 4", "data.npz (3), B = 4",
+    ]  # fmt: skip
+    assert [[run.seed for run in group.runs] for one in comparisons for group in one.groups] == [[0, 1], [0, 2], [3]]
+
+
+def test_runs_without_a_digest_and_with_another_image_size_are_compared_with_the_others(tmp_path):
+    write_vision(tmp_path / "old", ERRORS, seed=0)
+    write_vision(tmp_path / "new", ERRORS, seed=1, test_digest="a")
+    write_vision(tmp_path / "large", ERRORS, seed=0, test_digest="b", image_size=32)
+    groups = only_comparison(tmp_path).groups
+    assert sorted([run.seed for run in group.runs] for group in groups) == [[0], [0, 1]]
+
+
 def test_the_own_setting_of_a_plugins_learner_is_not_given_to_other_learners(tmp_path):
     write_vision(tmp_path / "a", ERRORS)
     write_vision(tmp_path / "b", ERRORS, learner="my_own", factor=0.5)
