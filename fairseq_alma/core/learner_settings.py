@@ -74,11 +74,8 @@ class GrowingEnsembleSettings(LearnerSettings):
     """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
 
     def check_run(self, run: Any) -> None:
-        if run.recipe.from_scratch and self.new_members_from == "copy":
-            raise SettingError(
-                "from_scratch=true initializes every network randomly, but new_members_from=copy copies a trained "
-                "network: set only one of them"
-            )
+        if run.recipe.from_scratch:
+            raise SettingError(_no_effect_of_from_scratch(run))
         if run.average.averages:
             raise SettingError(
                 f"predict_with=average cannot be used with learner={run.learner}, whose stages train new networks and "
@@ -180,10 +177,7 @@ class LanguageModelGrowingEnsembleSettings(LearnerSettings):
 
     def check_run(self, run: Any) -> None:
         if run.from_scratch:
-            raise SettingError(
-                f"from_scratch=true has no effect with learner={run.learner}, whose stages train new networks: leave "
-                f"it out"
-            )
+            raise SettingError(_no_effect_of_from_scratch(run))
 
 
 @dataclass(frozen=True)
@@ -300,6 +294,10 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                     f"Set the number for growth {number} to at most {experts}"
                 )
             experts += added
+
+
+def _no_effect_of_from_scratch(run: Any) -> str:
+    return f"from_scratch=true has no effect with learner={run.learner}, whose stages train new networks: leave it out"
 
 
 def _as_list(growths: int | list[int]) -> list[int]:

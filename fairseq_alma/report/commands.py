@@ -40,6 +40,8 @@ FIXED = {"ens_moe": "moe"}
 """Growing learner -> learner that does not grow and has the same training FLOPs. See `_fixed_at_equal_cost`."""
 COMPOSED = ("stream", "data_root", "mega_batches", "arrivals", "seeds", "seed")
 """Settings that a command needs besides those that affect the results, if provenance.json has no command."""
+GIVEN_DATA = "given:"
+"""How the setting `dataset` begins if Python code gave the data to vision.run()."""
 MAX_SIZE = 4096
 """Largest width or number of experts that is proposed."""
 
@@ -48,7 +50,10 @@ Settings = dict[str, Any]
 
 
 def proposed_command(change: Change, comparison: Comparison, index: int, numbers: Sequence[Numbers]) -> str:
-    """Return a command line for an alternative that was not run.
+    """Return a command line for an alternative that was not run; "" if there is none.
+
+    There is none for data that Python code gave to vision.run(), and for one network of the same size if no run in the
+    comparison shows how many parameters one network has.
 
     Args:
         change: the decision in which the alternative differs.
@@ -57,6 +62,8 @@ def proposed_command(change: Change, comparison: Comparison, index: int, numbers
         numbers: the results of each group.
     """
     group, result = comparison.groups[index], numbers[index]
+    if str(group.settings.get("dataset")).startswith(GIVEN_DATA):
+        return ""
     if change in ("wait_longer", "wait_less"):
         changed = _other_wait(group, comparison, change == "wait_longer")
     elif change == "replay":
@@ -65,7 +72,9 @@ def proposed_command(change: Change, comparison: Comparison, index: int, numbers
             changed["replay_memory"] = None  # refused without replay
     elif change == "same_size":
         size = size_of_one_network(comparison, group, mean_params(result, group.num_arrivals))
-        changed = {"learner": "sm"} | ({SCALED_SETTING[group.half]: size} if size else {})
+        if size is None:
+            return ""
+        changed = {"learner": "sm", SCALED_SETTING[group.half]: size}
     elif change == "more_members":
         changed = _more_members(group)
     else:
@@ -110,11 +119,14 @@ def _settings_of_command(group: RunGroup) -> dict[str, str]:
     run = group.runs[0].settings
     words = [word for word in group.command[1:] if "=" in word and not word.startswith("-")]
     if not words:
-        names = [name for name in run if name in COMPOSED or name not in NOT_COMPARED]
+        names = [
+            name for name in run if name in COMPOSED or (name not in NOT_COMPARED and not name.endswith("_digest"))
+        ]
         given = {name: run[name] for name in names if takes(group.half, group.learner, name)}
         return {name: _text(value) for name, value in given.items() if value is not None}
     is_sweep = any(word in ("-m", "--multirun") for word in group.command)
     settings = dict(word.split("=", 1) for word in words)
+    settings.pop("fork", None)  # a new run has nothing to fork from
     if is_sweep:
         settings |= {name: _text(run[name]) for name in settings if name in run and name != "out"}
         settings = {name: value for name, value in settings.items() if not name.startswith("hydra.")}
@@ -203,15 +215,27 @@ def _without_average(group: RunGroup) -> Settings:
 def _fixed_at_equal_cost(group: RunGroup, result: Numbers) -> Settings:
     """Return the settings of a learner that does not grow, with the training FLOPs of a growing learner.
 
-    The cost of the first stage is that of the learner before it grows. An ensemble of N such networks costs N times as
-    much.
+    Each stage of a growing ensemble costs as much as one of an ensemble of as many networks as it adds. Any other
+    learner is compared with what its updates would cost without growth, that is, as much as those of its first stage.
+    An ensemble of N networks costs N times as much as one.
     """
     if group.learner in FIXED:
         return {"learner": FIXED[group.learner]}
-    first = np.flatnonzero(group.counted_runs[0].stage > 0)
-    flops = group.mean_column("train_flops")
-    unchanged = float(flops[first[0]]) / int(first[0]) * group.num_arrivals if len(first) else 0.0
-    return _ensemble(group, max(1, round(result.comp / unchanged)) if unchanged else 1)
+    if group.learner in MEMBER_SETTINGS:
+        return _ensemble(group, num_networks(group))
+    flops, updates = group.mean_column("train_flops"), group.mean_column("num_updates")
+    trained = np.flatnonzero(updates)
+    if not len(trained):
+        return _ensemble(group, 1)
+    unchanged = float(flops[trained[0]] / updates[trained[0]] * updates.sum())
+    return _ensemble(group, max(1, round(result.comp / unchanged)))
+
+
+def _begins_as_plain_networks(group: RunGroup) -> bool:
+    """Return True if the learner, before it grows, is one or several networks like that of learner=sm."""
+    if group.half == "vision" and group.learner in ("gmoe", "gmoe_flat"):
+        return bool(group.mean_column("num_experts")[0] == 1)
+    return group.learner in ("sm", "ff", "gmoe", *MEMBER_SETTINGS)
 
 
 def size_of_one_network(comparison: Comparison, group: RunGroup, params: float) -> int | None:
@@ -228,7 +252,7 @@ def size_of_one_network(comparison: Comparison, group: RunGroup, params: float) 
     known: dict[int, float] = {}
     for other in comparison.groups:
         size = other.settings.get(name)
-        if not isinstance(size, int) or size in known or other.learner not in ("sm", *MEMBER_SETTINGS):
+        if not isinstance(size, int) or size in known or not _begins_as_plain_networks(other):
             continue
         is_same_kind = all(other.settings.get(kind) == group.settings.get(kind) for kind in ("arch", "backbone"))
         if is_same_kind:

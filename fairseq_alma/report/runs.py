@@ -203,10 +203,14 @@ class RunGroup:
     def command(self) -> list[str]:
         """The command line of the first run, as a list of words; empty if provenance.json contains no command.
 
+        If the run was continued with another command, for example with more arrivals, it is the last one.
+
         It contains `out=`. The command line of a committed run may lack it. Then it is runs/NAME, where NAME is the
         name of the run folder.
         """
-        command = self.runs[0].provenance.get("command", [])
+        provenance = self.runs[0].provenance
+        continued = provenance.get("continued") or [{}]
+        command = continued[-1].get("command") or provenance.get("command", [])
         words = [str(word) for word in command] if isinstance(command, list) else []
         if words and words[0] in ("alma-lm", "alma-vision") and not any(word.startswith("out=") for word in words):
             words.append(f"out=runs/{self.folder.name}")

@@ -175,8 +175,12 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"learner": "moe"}, "experts=1 must be at least 2, because learner=moe"),
         ({"learner": "ens_moe", "experts": 1}, "experts=1 must be at least 2, because learner=ens_moe"),
         (
-            {"learner": "gens", "from_scratch": True, "new_members_from": "copy"},
-            "from_scratch=true initializes every network",
+            {"learner": "gens", "from_scratch": True},
+            "from_scratch=true has no effect with learner=gens, whose stages train new networks",
+        ),
+        (
+            {"learner": "ens_moe", "experts": 4, "from_scratch": True},
+            "from_scratch=true has no effect with learner=ens_moe",
         ),
         ({"learner": "umix", "bagging": True}, "bagging=True is for learner=ens, not for learner=umix"),
         ({"learner": "sm", "members": 9}, "members=9 is for learner=ens, umix, not for learner=sm"),

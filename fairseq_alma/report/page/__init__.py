@@ -308,7 +308,7 @@ def _alternatives(numbers: Sequence[Numbers], others: Mapping[Change, Alternativ
     for change, alternative in others.items():
         if alternative.reason:
             found[change] = {"reason": alternative.reason}
-        elif alternative.command:
+        elif not alternative.runs:
             found[change] = {"command": alternative.command}
         else:
             kept: set[int] = set()

@@ -185,6 +185,7 @@ const showAlternatives = (best) => {
       termed(...DECISIONS[change])));
     if (!found.runs) {
       const text = found.reason ? [`does not apply: ${found.reason}`]
+        : found.command === "" ? ["not run"]
         : ["not run. The command that runs it:", element("pre", { className: "command", textContent: found.command })];
       const cell = element("td", { className: "text missing", colSpan: names.length }, ...text);
       rows.push(element("tbody", {}, title, element("tr", {}, cell)));

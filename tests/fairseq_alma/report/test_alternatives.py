@@ -1,6 +1,8 @@
 """The alternatives to each run, and the commands of runs that are missing."""
 
+import json
 import shlex
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -105,11 +107,14 @@ def test_commands_of_vision_are_accepted_and_do_what_they_should(tmp_path, learn
     more = {"moe": ["experts=4"], "ens_moe": ["experts=4"], "gmoe": ["grow_every=4"]}.get(learner, [])
     values = {name: int(value) for name, value in (word.split("=") for word in more)}
     command = [word.replace("learner=sm", f"learner={learner}") for word in COMMAND] + more
+    if learner in ("gmoe", "gmoe_flat"):
+        values["row_experts"] = [1, 1, 2, 3, 4]
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4, 0.3, 0.2], learner=learner, wait=1, command=command, **values)
     [found] = found_in(tmp_path).values()
     commands = {change: settings_of(text) for change, text in found.items() if text.startswith("alma-vision ")}
-    single = learner in ("sm", "moe")
-    assert set(commands) == set(CHANGES) - {"wait_less"} - ({"same_size"} if single else set())
+    # sm and moe have one network. How many parameters one has, a run of ens_moe alone does not show.
+    without_size = {"same_size"} if learner in ("sm", "moe", "ens_moe") else set()
+    assert set(commands) == set(CHANGES) - {"wait_less"} - without_size
     for change, settings in commands.items():
         assert (settings["dataset"], settings["data_root"]) == ("mnist", "my data")  # quoted for a shell
         assert settings["out"].startswith("runs/mnist/a_"), change
@@ -265,3 +270,61 @@ def test_a_learner_of_a_plugin_gets_commands_too(tmp_path):
     )  # fmt: skip
     [found] = found_in(tmp_path).values()
     assert found["replay"] == "alma-vision dataset=mnist learner=mine out=r_replay_all replay=all"
+
+
+@pytest.mark.parametrize(
+    ("learner", "own", "flops", "updates", "expected"),
+    [
+        # With replay=all, updates become more in each stage, but a growing ensemble costs what one network does.
+        ("gens", {"replay": "all"}, [10, 20, 30], [1, 2, 3], {"learner": "sm"}),
+        ("gens", {"new_members": 3}, [30, 30, 30], [3, 3, 3], {"learner": "ens", "members": 3}),
+        # The first stage has more updates (extra_epochs); later ones cost twice and three times as much per update.
+        ("ff", {"extra_epochs": 20}, [100, 20, 30], [10, 1, 1], {"learner": "sm"}),
+        ("ff", {}, [10, 20, 30], [1, 1, 1], {"learner": "ens", "members": 2}),
+    ],
+)
+def test_a_fixed_learner_of_equal_cost_is_proposed(tmp_path, learner, own, flops, updates, expected):
+    command = (*COMMAND, f"learner={learner}", *(f"{name}={value}" for name, value in own.items()))
+    rows = vision_rows([0.9, 0.5, 0.4, 0.3])
+    for row, cost, number in zip(rows[1:], flops, updates, strict=True):
+        rows[row.t] = replace(row, spent=replace(row.spent, train_flops=cost, num_updates=number))
+    write_run(tmp_path / "a", rows, command=command, mega_batches=3, learner=learner, **own)
+    [found] = found_in(tmp_path).values()
+    growth = settings_of(found["growth"])
+    assert expected.items() <= growth.items()
+    assert learner != "gens" or growth.get("members", 1) == own.get("new_members", 1)
+
+
+def test_commands_of_a_continued_run_have_its_last_arrivals(tmp_path):
+    out = write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(*COMMAND, "arrivals=1"), arrivals=2, mega_batches=2)
+    provenance = json.loads((out / "provenance.json").read_text())
+    provenance["continued"] = [{"command": [*COMMAND, "arrivals=2"]}]
+    (out / "provenance.json").write_text(json.dumps(provenance))
+    [group] = only_comparison(tmp_path).groups
+    assert group.command[-1] == "arrivals=2"
+    [found] = found_in(tmp_path).values()
+    assert settings_of(found["replay"])["arrivals"] == 2
+
+
+def test_without_a_recorded_command_digests_are_left_out(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(), backbone="mine:net", backbone_digest="abc")
+    [found] = found_in(tmp_path).values()
+    replay = settings_of(found["replay"])
+    assert (replay["backbone"], "backbone_digest" in replay) == ("mine:net", False)
+
+
+def test_nothing_is_proposed_for_data_that_no_command_can_name(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(), dataset="given:mine")
+    [found] = found_in(tmp_path).values()
+    assert (found["replay"], found["more_members"]) == ("", "")
+
+
+def test_the_size_of_one_network_is_taken_from_a_network_before_it_grows(tmp_path):
+    """At width 4 it has 100 parameters at first, and 200 on average: one network of this size has width 8."""
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=COMMAND, learner="ff", params=[100, 100, 400])
+    [found] = found_in(tmp_path).values()
+    same_size = settings_of(found["same_size"])
+    assert (same_size["learner"], same_size["width"]) == ("sm", 8)
+    write_vision(tmp_path / "b" / "c", [0.9, 0.5, 0.4], command=COMMAND, learner="gmoe", row_experts=[2, 2, 3])
+    [found] = found_in(tmp_path / "b").values()
+    assert found["same_size"] == ""
