@@ -18,7 +18,7 @@ during_stage/... of finished stages are lost.
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,18 @@ class RunScalars:
         folder: the run folder.
         is_on: if False, nothing is written.
         cer_from: first arrival whose error rate is added to CER, 0 or 1.
+        at_first: called with this object when the file is created. It writes the scalars of earlier processes again,
+            other than those of rows.
     """
 
-    def __init__(self, folder: str | Path, is_on: bool = True, cer_from: int = 1):
+    def __init__(
+        self,
+        folder: str | Path,
+        is_on: bool = True,
+        cer_from: int = 1,
+        at_first: "Callable[[RunScalars], None] | None" = None,
+    ):
+        self._at_first = at_first
         self._folder, self._is_on = Path(folder) / FOLDER, is_on
         self._writer: Any = None
         self._flushed = time.monotonic()
@@ -112,6 +121,8 @@ class RunScalars:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder.mkdir(parents=True)
                 self._writer = EventsWriter(str(self._folder / "events"))
+                if self._at_first:
+                    self._at_first(self)
             for name, value in values.items():
                 self._writer.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
             if time.monotonic() - self._flushed > _FLUSH_SECONDS:

@@ -87,14 +87,23 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
     from fairseq import checkpoint_utils
 
     fairseq_alma.register()
-    # The checkpoint contains the paths that the stream and this package had during training. Override them, because
-    # both may have moved since then.
-    overrides: dict[str, Any] = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # The checkpoint also contains the numbers of the mega-batches of its training. Override them, because
-    # `stream` may not have these mega-batches. The value "1" has no effect on the scores.
-    overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0, "replay_memory": 0}
+    overrides = overrides_to_load(stream.path)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model.to(device).eval(), task
+
+
+def overrides_to_load(stream: Path) -> dict[str, Any]:
+    """Return the options with which fairseq loads a checkpoint, instead of those of its training.
+
+    Args:
+        stream: the folder where the stream is now.
+    """
+    # The checkpoint contains the paths that the stream and this package had during training. Override them, because
+    # both may have moved since then.
+    overrides: dict[str, Any] = {"data": str(stream), "user_dir": str(Path(__file__).parents[1].absolute())}
+    # The checkpoint also contains the numbers of the mega-batches of its training. Override them, because
+    # `stream` may not have these mega-batches. The value "1" has no effect on the scores.
+    return overrides | {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0, "replay_memory": 0}
 
 
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:

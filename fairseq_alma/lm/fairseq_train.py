@@ -20,13 +20,14 @@ import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.tasks.language_modeling import LanguageModelingConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import fairseq_alma
 from fairseq_alma.checkpoints import write_checkpoint
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.evaluation.perplexity import overrides_to_load
+from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig
 
 USER_DIR = str(Path(__file__).parents[1].absolute())
 """Value of fairseq's option `--user-dir`: the folder of the package `fairseq_alma`.
@@ -62,7 +63,7 @@ REFUSED = {
     "arch", "task", "criterion", "optimizer", "lr_scheduler", "user_dir",
     # Refuse the options that change which data a run reads or how often it trains on the data, because Algorithm 1 of
     # the paper and the settings of alma-lm determine this.
-    *(field.name for field in fields(LanguageModelingConfig)),
+    *(field.name for field in fields(AlmaLanguageModelingConfig)),
     "train_subset", "valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "max_valid_steps",
     "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
     "num_shards", "shard_id", "grouped_shuffling", "update_epoch_batch_itr", "update_ordered_indices_seed",
@@ -237,10 +238,15 @@ def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-def build_model(checkpoint: Path) -> nn.Module:
-    """Return the model in a checkpoint file, with its trained weights, on the CPU."""
+def build_model(checkpoint: Path, stream: Path) -> nn.Module:
+    """Return the model in a checkpoint file, with its trained weights, on the CPU.
+
+    Args:
+        checkpoint: the checkpoint file.
+        stream: the folder where the stream of the run is now. It may have moved since the checkpoint was written.
+    """
     fairseq_alma.register()
-    (model,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], {"user_dir": USER_DIR})
+    (model,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], overrides_to_load(stream))
     return model
 
 

@@ -17,7 +17,6 @@ from fairseq_alma.checkpoints import (
     link,
     num_updates,
     read_checkpoint,
-    repair_stage_folder,
     require_checkpoint,
 )
 from fairseq_alma.core.errors import RunError, StageError, StoppedError
@@ -33,7 +32,7 @@ from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, write
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import training_command
-from fairseq_alma.lm.trainee import finish_stage, restart_if_trainee_is_lost
+from fairseq_alma.lm.trainee import finish_stage, repair_member
 from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
@@ -203,8 +202,7 @@ class MemberTraining:
             updates: number of updates of the stage.
         """
         folder = self._folder(stage, member)
-        repair_stage_folder(folder, needs_best=not self.settings.average.averages)
-        restart_if_trainee_is_lost(folder, self.settings.updates_before_cooldown(updates))
+        repair_member(folder, self.settings, updates)
         key = self._mark_started(stage, member, folder, start, num_devices)
         if self._shared and key and self._shared.copy_to(folder, key):
             return None
@@ -337,7 +335,7 @@ class MemberTraining:
         # Members of the same size need the same FLOPs, so count only once for each size.
         size = (member.num_experts, member.added_layers)
         if size not in self._flops:
-            model = build_model(folder / BEST)
+            model = build_model(folder / BEST, self._stream.path)
             self._flops[size] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[size]
         processed = last["extra_state"]["AlmaLanguageModelingTask"]["processed"]

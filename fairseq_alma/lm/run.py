@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Collection
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     more_will_follow = stream_folder.is_extended or len(stream) < stream_folder.num_mega_batches
     stream_settings = settings.stream_settings(len(stream), more_will_follow)
 
-    scalars = RunScalars(settings.out, settings.tensorboard)
+    record_trained = partial(record_trained_members, Path(settings.out) / "stages")
+    scalars = RunScalars(settings.out, settings.tensorboard, at_first=record_trained)
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
     # below, because then both processes import fairseq at the same time, which saves seconds.
     processes: LocalProcesses
@@ -87,7 +89,6 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     settings = as_recorded(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     with Lease(settings.out), closing(scalars):
-        record_trained_members(Path(settings.out) / "stages", scalars)
         record = RunRecord(
             settings.out,
             _identity(settings, stream_folder),

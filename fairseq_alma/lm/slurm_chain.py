@@ -23,7 +23,8 @@ from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.protocol import LastGroup, Stage
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
@@ -247,7 +248,8 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
     """
     stream_folder = StreamFolder.open(settings.stream)
     num_mega_batches = len(stream_folder.stream(settings.mega_batches))
-    settings.stream_settings(num_mega_batches)
+    more_will_follow = stream_folder.is_extended or num_mega_batches < stream_folder.num_mega_batches
+    last_group = settings.stream_settings(num_mega_batches, more_will_follow).last_group
     _check_devices(settings, slurm)
     seeds = tuple(range(settings.seed, settings.seed + settings.seeds))
     for seed in seeds:
@@ -256,7 +258,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
             out = str(Path(settings.out) / f"seed_{seed}")
             one = LanguageModelSettings.from_mapping({**settings.to_json(), "seed": seed, "seeds": 1, "out": out})
             group = (settings.out, seeds)
-        _submit_one(Chain(one, slurm, tuple(sys.argv), group), num_mega_batches)
+        _submit_one(Chain(one, slurm, tuple(sys.argv), group), num_mega_batches, last_group)
     print(f"alma-lm status {settings.out}    show the ledger and the jobs")
     print(f"alma-lm logs {settings.out}      print and follow the logs")
     print(f"alma-lm cancel {settings.out}    cancel the jobs")
@@ -271,12 +273,13 @@ def _check_devices(settings: LanguageModelSettings, slurm: SlurmSettings) -> Non
         usable_devices(settings, int(gpus) * slurm.nodes, slurm.nodes)
 
 
-def _submit_one(chain: Chain, num_mega_batches: int) -> None:
+def _submit_one(chain: Chain, num_mega_batches: int, last_group: LastGroup) -> None:
     run = Path(chain.settings.out)
-    summary = run / "summary.json"
-    _check_same_settings(chain.settings)
-    # t = 0 counts as an arrival, but not as a mega-batch.
-    if summary.exists() and read_json(summary)["num_arrivals"] >= num_mega_batches:
+    rows = Ledger(run / "ledger.jsonl").rows() if (run / "summary.json").exists() else []
+    has_all = len(rows) > num_mega_batches  # a row for each arrival, and for t = 0
+    _check_same_settings(chain.settings, has_all and rows[-1].updated)
+    # If the last mega-batches have waited so far, and should be trained on now, there is something to do.
+    if has_all and (rows[-1].updated or (last_group == "wait" and not chain.settings.fork)):
         print(f"{run} is finished")
         return
     try:
@@ -307,8 +310,10 @@ def _check_same_chain(chain: Chain, queued: Sequence[QueuedJob]) -> None:
         )
 
 
-def _check_same_settings(settings: LanguageModelSettings) -> None:
+def _check_same_settings(settings: LanguageModelSettings, is_finished: bool) -> None:
     """Raise RunError if the run folder contains a run with other settings.
+
+    With fork=true, some settings may differ, unless all stages of the run are trained (`is_finished`).
 
     The job checks it again, with the values that are known only there: the digests of the stream, and what
     `precision=auto` means.
@@ -321,7 +326,7 @@ def _check_same_settings(settings: LanguageModelSettings) -> None:
         settings.defaults_for(settings.learner),
     )  # fmt: skip
     names = [line.partition(":")[0] for line in differing]
-    can_fork = all(name in FORK_SETTINGS["language model"] for name in names)
+    can_fork = all(name in FORK_SETTINGS["language model"] for name in names) and not is_finished
     stages = Path(settings.out) / "stages"
     if differing and any(stages.glob("*/*.done.json")) and not (settings.fork and can_fork):
         k = 1 + len(list(stages.glob("*/train.done.json")))

@@ -17,6 +17,7 @@ from fairseq_alma.checkpoints import (
     link,
     num_updates,
     read_checkpoint,
+    repair_stage_folder,
     require_checkpoint,
     write_checkpoint,
 )
@@ -59,6 +60,20 @@ def finish_stage(folder: Path, settings: LanguageModelSettings) -> None:
         link(folder / LAST, folder / TRAINED)
     if cools_down and not settings.keeps_optimizer:
         drop_optimizer_state(folder / TRAINED)
+
+
+def repair_member(folder: Path, settings: LanguageModelSettings, updates: int) -> None:
+    """Repair the checkpoints of a member whose training was interrupted, so that it can be resumed.
+
+    No other process may be training the member.
+
+    Args:
+        folder: the folder of the member.
+        settings: settings of the run.
+        updates: number of updates of the stage.
+    """
+    repair_stage_folder(folder, needs_best=not settings.average.averages)
+    restart_if_trainee_is_lost(folder, settings.updates_before_cooldown(updates))
 
 
 def restart_if_trainee_is_lost(folder: Path, updates_before_cooldown: int | None) -> None:

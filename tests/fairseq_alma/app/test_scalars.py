@@ -55,6 +55,19 @@ def test_a_continued_run_is_written_once(tmp_path):
     assert [step for step, _ in scalars_in(tmp_path)["test/error_rate"]] == [0, 2, 3]
 
 
+def test_what_earlier_processes_wrote_is_written_again_with_the_first_scalar(tmp_path):
+    first = RunScalars(tmp_path)
+    first.during_stage("perplexity", 70.0, 1, 0.5)
+    first.close()
+    again = RunScalars(tmp_path, at_first=lambda scalars: scalars.during_stage("perplexity", 70.0, 1, 0.5))
+    again.close()  # nothing was written, so nothing is lost
+    assert scalars_in(tmp_path)["during_stage/perplexity"] == [(500, 70.0)]
+    again = RunScalars(tmp_path, at_first=lambda scalars: scalars.during_stage("perplexity", 70.0, 1, 0.5))
+    again.during_stage("perplexity", 60.0, 2, 0.5)
+    again.close()
+    assert scalars_in(tmp_path)["during_stage/perplexity"] == [(500, 70.0), (1500, 60.0)]
+
+
 def test_a_language_model_is_called_alike(tmp_path):
     scalars = RunScalars(tmp_path)
     scalars.during_stage("validation_perplexity", 60.0, 2, 0.5)

@@ -50,7 +50,7 @@ def test_the_training_continues_from_before_the_cooldown(cooled):
     assert rates_in_log(out, 2) == pytest.approx([*constant, *falling], abs=1e-6)
 
 
-def test_the_end_of_the_cooldown_predicts_and_its_updates_are_charged(cooled):
+def test_the_end_of_the_cooldown_predicts_and_its_updates_are_charged(cooled, stream):
     out, trained = cooled
     rows = Ledger(out / "ledger.jsonl").rows()
     deployed = json.loads((out / "predictor.json").read_text())["checkpoints"]
@@ -58,7 +58,7 @@ def test_the_end_of_the_cooldown_predicts_and_its_updates_are_charged(cooled):
     for k in (1, 2):
         predictor = checkpoint(out, k, BEST)
         assert num_updates(predictor) == rows[k].spent.num_updates == 10
-        flops = count_training_flops(build_model(out / f"stages/stage_{k:03d}/member_1/{BEST}"))
+        flops = count_training_flops(build_model(out / f"stages/stage_{k:03d}/member_1/{BEST}", stream))
         processed, before = (
             one["extra_state"]["AlmaLanguageModelingTask"]["processed"]["training"]
             for one in (predictor, trained[k - 1])

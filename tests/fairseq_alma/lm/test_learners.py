@@ -437,7 +437,9 @@ def test_a_run_that_lost_its_last_stage_computes_the_same_again(gmoe, stream, tm
 
 def test_a_finished_run_starts_no_process(runs, stream):
     for learner, options in (("gens", {}), ("gmoe", {"grow_experts": [1, 2]})):
+        events = {path: path.read_bytes() for path in runs[learner].glob("tensorboard/*")}
         assert run(settings_of(stream, runs[learner], learner, **options), lambda *_: NoProcesses()) == []
+        assert {path: path.read_bytes() for path in runs[learner].glob("tensorboard/*")} == events != {}
 
 
 def test_when_one_member_fails_the_others_are_kept(stream, tmp_path):

@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from fairseq_alma.checkpoints import require_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import read_checkpoint, require_checkpoint, write_checkpoint
 from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
@@ -14,7 +15,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm import fairseq_train
 from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
-from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
+from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.training_config import Member, TrainingConfigs
@@ -169,6 +170,8 @@ def test_advice_depends_on_the_log_of_this_attempt_only(tmp_path, before, log, s
         ("--optimizer nag", "--optimizer is refused"),
         ("-a switch_lm_base", "--arch is set by"),
         ("--max-valid-steps 1", "--max-valid-steps is refused"),
+        ("--replay-mega-batches 3 --replay-share 0.5", "--replay-mega-batches, --replay-share is refused"),
+        ("--mega-batches 3", "--mega-batches is refused"),
         ("--write-checkpoints-asynchronously", "--write-checkpoints-asynchronously is refused"),
         ("--num-shards=2 --shard-id=1", "--num-shards, --shard-id is refused"),
         ("--distributed-world-size 4", "--distributed-world-size is set by"),
@@ -291,6 +294,15 @@ def test_an_average_of_weights_that_are_spread_over_processes_is_refused(stream,
     configs = TrainingConfigs(given, StreamFolder.open(stream).without_test(), memory=80 << 30)
     with pytest.raises(SettingError, match="predict_with=average cannot be combined with --ddp-backend fully_sharded"):
         configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
+
+
+def test_a_model_is_built_where_the_stream_has_moved(trained, stream, tmp_path):
+    """The checkpoint contains the path of the stream, and the mega-batches, of its training."""
+    checkpoint = read_checkpoint(trained)
+    checkpoint["cfg"]["task"] |= {"data": str(tmp_path / "moved"), "mega_batches": "1-99"}
+    write_checkpoint(checkpoint, tmp_path / "old.pt")
+    weights = build_model(tmp_path / "old.pt", stream).state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in checkpoint["model"].items())
 
 
 def test_a_fork_with_options_of_fairseq_that_change_the_model_is_refused(stream, tmp_path):

@@ -55,3 +55,14 @@ def test_the_choice_does_not_depend_on_other_processes_on_the_machine():
             stack.callback(process.kill)
             assert process.stdout.readline()
         assert len({fastest_precision() for _ in range(5)}) == 1
+
+
+def test_a_seed_has_the_precision_of_the_seeds_that_were_started_before(tmp_path, monkeypatch):
+    """For example, if a run with seeds=3 continues on another machine."""
+    monkeypatch.setattr(precision, "fastest_precision", lambda: "float32")
+    assert as_recorded(settings(tmp_path / "seed_0")).precision == "float32"
+    (tmp_path / "seed_1").mkdir()
+    (tmp_path / "seed_1/settings.json").write_text('{"precision": "bfloat16"}')
+    assert as_recorded(settings(tmp_path / "seed_0")).precision == "bfloat16"
+    assert as_recorded(settings(tmp_path / "seed_0", precision="float32")).precision == "float32"
+    assert as_recorded(settings(tmp_path / "other")).precision == "float32"

@@ -3,20 +3,25 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
-from fairseq_alma.lm import slurm_job, slurm_settings
+from fairseq_alma.checkpoints import BEST, LAST
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.lm import slurm_chain, slurm_job, slurm_settings
 from fairseq_alma.lm.jobs import JobFolder
 from fairseq_alma.lm.member import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import SlurmSettings
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
+from tests.fairseq_alma.report.ledgers import text_rows
+from tests.fairseq_alma.test_checkpoints import state_of, write
 from tests.slurm import NODES
 from tests.streams import make_stream
 
@@ -222,6 +227,50 @@ def test_a_member_job_trains_with_the_average_and_the_optimizer_of_the_run(strea
     assert json.loads(command[command.index("--average") + 1]) == asdict(settings.average)
     assert command[-1] == "--keep-optimizer"
     assert str(folder / CONFIG) in command
+
+
+def test_a_member_job_repairs_what_a_killed_one_left(stream, tmp_path, monkeypatch):
+    """The last checkpoint is the best one, but was not linked yet, and a third file is cut short."""
+    folder = tmp_path / "stages/stage_001/member_1"
+    folder.mkdir(parents=True)
+    OmegaConf.save({"optimization": {"max_update": 9}, "dataset": {"batch_size": 1}}, folder / CONFIG)
+    write(folder / BEST, 2, val_loss=5.0, best=5.0)
+    write(folder / LAST, 4, val_loss=4.0, best=4.0)
+    (folder / "checkpoint_1_6.pt").write_bytes((folder / LAST).read_bytes()[:1000])
+    found = []
+    monkeypatch.setattr(slurm_job, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda *_: None))
+    monkeypatch.setattr(slurm_job, "run_processes", lambda _: (found.append(state_of(folder)), [0])[1])
+    settings = LanguageModelSettings.from_mapping({"stream": str(stream), "out": str(tmp_path), "updates": 9})
+    slurm_job.train_member(SimpleNamespace(jobs=JobFolder(tmp_path), settings=settings), 1, 1)
+    assert found == [{BEST: 4, LAST: 4}]
+
+
+def test_a_run_whose_last_mega_batches_wait_is_submitted_to_train_on_them(stream, tmp_path, monkeypatch, capsys):
+    submitted = []
+    monkeypatch.setattr(slurm_chain.Chain, "submit_run", lambda chain: submitted.append(chain.settings) or "1")
+    monkeypatch.setattr(JobFolder, "queued", lambda _: [])
+    values = {"stream": str(stream), "out": str(tmp_path), "updates": 4, "wait": 3, "last_group": "wait"}
+
+    def submit_with(**more):
+        slurm_chain.submit_runs(LanguageModelSettings.from_mapping({**values, **more}), SlurmSettings())
+        return "is finished" in capsys.readouterr().out
+
+    (tmp_path / "settings.json").write_text(json.dumps(LanguageModelSettings.from_mapping(values).to_json()))
+    (tmp_path / "summary.json").write_text("{}")
+    ledger = Ledger(tmp_path / "ledger.jsonl", durable=False)
+    for row in text_rows([900.0, 900.0, 900.0, 50.0]):
+        ledger.append(replace(row, updated=row.t == 3))
+    ledger.append(replace(text_rows([50.0] * 5)[4], updated=False))  # the fourth mega-batch waits
+    (tmp_path / "stages/stage_001").mkdir(parents=True)
+    (tmp_path / "stages/stage_001/train.done.json").write_text("{}")
+    assert submit_with() and not submitted
+    assert not submit_with(last_group="train") and len(submitted) == 1
+    assert not submit_with(last_group="train", fork=True, updates=8) and len(submitted) == 2
+    ledger.remove_from(4)
+    ledger.append(text_rows([50.0] * 5)[4])  # now all stages are trained
+    assert submit_with(last_group="train") and len(submitted) == 2
+    with pytest.raises(RunError, match="updates"):
+        submit_with(last_group="train", fork=True, updates=8)
 
 
 def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs():
