@@ -15,15 +15,18 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.app.sweep import is_finished
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.metrics import mean_and_standard_error
 from fairseq_alma.core.protocol import LastGroup, Stage
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -34,6 +37,9 @@ from fairseq_alma.lm.slurm_settings import WARNING_SECONDS, SlurmSettings
 from fairseq_alma.lm.stage_processes import SAFE_PATH, LocalProcesses
 from launch.local import Job, start_process
 from launch.slurm import QueuedJob, SlurmError, signal_steps, submit
+
+SEEDS = "seeds.json"
+"""File in the folder of a run with several seeds: the seeds of the last command. Jobs of earlier commands read it."""
 
 
 class HandedOver(Exception):  # noqa: N818 (not an error)
@@ -259,9 +265,32 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
             one = LanguageModelSettings.from_mapping({**settings.to_json(), "seed": seed, "seeds": 1, "out": out})
             group = (settings.out, seeds)
         _submit_one(Chain(one, slurm, tuple(sys.argv), group), num_mega_batches, last_group)
+    if len(seeds) > 1:
+        write_json(Path(settings.out) / SEEDS, seeds)
+        with suppress(RunError):  # a job is writing the summary just now
+            summarize_seeds(Path(settings.out), seeds)
     print(f"alma-lm status {settings.out}    show the ledger and the jobs")
     print(f"alma-lm logs {settings.out}      print and follow the logs")
     print(f"alma-lm cancel {settings.out}    cancel the jobs")
+
+
+def summarize_seeds(folder: Path, seeds: Sequence[int]) -> None:
+    """Write summary.json for a run with several seeds: the means over those that are finished, if there are any.
+
+    Args:
+        folder: the run folder, which contains a run folder for each seed.
+        seeds: the seeds of the run, if `folder` has no file SEEDS.
+
+    Raises:
+        RunError: if another process is using `folder`.
+    """
+    with Lease(folder):
+        if (folder / SEEDS).exists():
+            seeds = read_json(folder / SEEDS)
+        finished = [run for run in (folder / f"seed_{seed}" for seed in seeds) if is_finished(run)]
+        if finished:
+            summaries = [read_json(run / "summary.json") for run in finished]
+            write_json(folder / "summary.json", mean_and_standard_error(summaries))
 
 
 def _check_devices(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:

@@ -21,15 +21,12 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fairseq_alma.app.command import stopped_by_signals
-from fairseq_alma.app.sweep import is_finished
 from fairseq_alma.core.errors import AlmaError, StageError
-from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.metrics import mean_and_standard_error
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
 from fairseq_alma.lm.run import WHEN_STOPPED, hide_messages_of_libraries, run_seeds
-from fairseq_alma.lm.slurm_chain import Chain, HandedOver, SlurmProcesses, this_job
+from fairseq_alma.lm.slurm_chain import Chain, HandedOver, SlurmProcesses, summarize_seeds, this_job
 from launch.local import run_processes
 from launch.slurm import SlurmError, is_preempted, requeue
 
@@ -149,11 +146,7 @@ def continue_run(chain: Chain) -> str:
     sys.argv = list(chain.command)
     run_seeds(chain.settings, chain)
     if chain.group is not None:
-        folder, seeds = Path(chain.group[0]), chain.group[1]
-        with Lease(folder):
-            finished = [run for run in (folder / f"seed_{seed}" for seed in seeds) if is_finished(run)]
-            summaries = [read_json(run / "summary.json") for run in finished]
-            write_json(folder / "summary.json", mean_and_standard_error(summaries))
+        summarize_seeds(Path(chain.group[0]), chain.group[1])
     return "the run is finished"
 
 

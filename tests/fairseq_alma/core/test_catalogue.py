@@ -4,8 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from fairseq_alma.core.catalogue import (
+    FREE_SETTINGS,
     LearnerEntry,
     add_learner,
     find_learner,
@@ -121,3 +123,15 @@ def test_no_other_source_file_names_a_label_or_the_settings_of_a_learner():
         if name not in THE_CATALOGUE and (named := strings_of(path) & (labels | settings) - MAY_NAME.get(name, set())):
             found[name] = named
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("half", "config"),
+    [("vision", "vision/configs/alma_vision.yaml"), ("language model", "fairseq_alma/lm/configs/alma_lm.yaml")],
+)
+def test_the_folders_of_a_sweep_are_not_named_after_settings_that_may_change(half, config):
+    """So the sweep continues with another value. Presets, seeds and numbers of arrivals may be what is swept."""
+    excluded = OmegaConf.load(ROOT / config).hydra.job.config.override_dirname.exclude_keys
+    assert set(FREE_SETTINGS[half]) - {*excluded} == {"preset"} | (
+        {"arrivals"} if half == "vision" else {"seeds", "mega_batches"}
+    )

@@ -12,12 +12,14 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import BEST, LAST
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.lm import slurm_chain, slurm_job, slurm_settings
 from fairseq_alma.lm.jobs import JobFolder
 from fairseq_alma.lm.member import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import SlurmSettings
+from launch.slurm import QueuedJob
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
 from tests.fairseq_alma.report.ledgers import text_rows
@@ -271,6 +273,36 @@ def test_a_run_whose_last_mega_batches_wait_is_submitted_to_train_on_them(stream
     assert submit_with(last_group="train") and len(submitted) == 2
     with pytest.raises(RunError, match="updates"):
         submit_with(last_group="train", fork=True, updates=8)
+
+
+def test_the_summary_has_all_seeds_also_of_a_later_command(stream, tmp_path, monkeypatch):
+    """While the jobs of two seeds are queued, two more are submitted; and a summary that is missing is made."""
+    out = tmp_path / "run"
+    queued: dict[Path, list] = {}
+    monkeypatch.setattr(JobFolder, "queued", lambda jobs: queued.get(jobs.run, []))
+    monkeypatch.setattr(slurm_chain, "what_they_do", lambda *_: "they continue the run")
+    monkeypatch.setattr(
+        slurm_chain.Chain, "submit_run",
+        lambda chain: queued.setdefault(chain.jobs.run, [QueuedJob("1", "PENDING", "", "", "run")]) and "1",
+    )  # fmt: skip
+    monkeypatch.setattr(slurm_job, "run_seeds", lambda settings, _: finish(Path(settings.out)))
+
+    def finish(run: Path) -> None:
+        write_json(run / "arrivals.json", {"digests": ["a"], "decisions": {}})
+        write_json(run / "summary.json", {"final": 9.0, "num_arrivals": 1})
+
+    def seeds_in_summary() -> int:
+        return len(json.loads((out / "summary.json").read_text())["per_seed"])
+
+    values = {"stream": str(stream), "out": str(out), "updates": 4}
+    for seeds in (2, 4):
+        slurm_chain.submit_runs(LanguageModelSettings.from_mapping({**values, "seeds": seeds}), SlurmSettings())
+    for seed in (2, 3, 0, 1):
+        slurm_job.continue_run(slurm_chain.Chain.load(out / f"seed_{seed}"))
+    assert seeds_in_summary() == 4
+    (out / "summary.json").unlink()
+    slurm_chain.submit_runs(LanguageModelSettings.from_mapping({**values, "seeds": 4}), SlurmSettings())
+    assert seeds_in_summary() == 4
 
 
 def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs():
