@@ -170,11 +170,15 @@ class TrainingConfigs:
                 options.
         """
         _check_expert_parallel(config)
-        if self.settings.average.averages and str(config.distributed_training.ddp_backend) == "fully_sharded":
-            raise SettingError(
-                "predict_with=average cannot be combined with --ddp-backend fully_sharded, where no process has all "
-                "weights: leave one of them out"
-            )
+        s, spreads_weights = self.settings, str(config.distributed_training.ddp_backend) == "fully_sharded"
+        for given, is_used in (
+            ("predict_with=average", s.average.averages), ("optimizer_state=keep", s.keeps_optimizer),
+        ):  # fmt: skip
+            if is_used and spreads_weights:
+                raise SettingError(
+                    f"{given} cannot be combined with --ddp-backend fully_sharded, where no process has all weights: "
+                    f"leave one of them out"
+                )
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size

@@ -288,11 +288,13 @@ def test_what_spread_experts_do_not_allow_is_refused_before_training(stream, tmp
         configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
 
 
-def test_an_average_of_weights_that_are_spread_over_processes_is_refused(stream, tmp_path):
-    options = {"predict_with": "average", "average_every": "update", "fairseq": "--ddp-backend fully_sharded"}
-    given = settings(stream, tmp_path, precision="float32", **options)
+@pytest.mark.parametrize(
+    "option", [{"predict_with": "average", "average_every": "update"}, {"optimizer_state": "keep"}]
+)
+def test_what_needs_all_weights_in_one_process_is_refused_if_they_are_spread(stream, tmp_path, option):
+    given = settings(stream, tmp_path, precision="float32", fairseq="--ddp-backend fully_sharded", **option)
     configs = TrainingConfigs(given, StreamFolder.open(stream).without_test(), memory=80 << 30)
-    with pytest.raises(SettingError, match="predict_with=average cannot be combined with --ddp-backend fully_sharded"):
+    with pytest.raises(SettingError, match=" cannot be combined with --ddp-backend fully_sharded, where no process"):
         configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
 
 
