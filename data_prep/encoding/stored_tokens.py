@@ -13,7 +13,8 @@ import functools
 import hashlib
 import mmap
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -160,6 +161,7 @@ def store_tokens(
         for shard in range(len(tasks))
         if _LEAST_USED * sizes[shard] < used_bytes[shard] and sizes[shard] <= _MOST_BYTES
     ]
+    _remove_others(step.folder, used)
     take_finished(step, [store], used)
     with Bar("encode documents", sum(sizes[shard] for shard in used), "bytes") as bar:
 
@@ -168,6 +170,18 @@ def store_tokens(
             store.put(step, number)
 
         step.run(executor, on_done, numbers=used)
+
+
+def _remove_others(folder: Path, numbers: Sequence[int]) -> None:
+    """Remove the files of all tasks but `numbers` from the folder of the step.
+
+    An earlier call, which was killed, may have stored tokens of spool files that are left out now. It may have had
+    another tokenizer, and `stored_tokens` would read them.
+    """
+    names = {f"{number:06d}" for number in numbers}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name[:6].isdigit() and path.name[:6] not in names:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _bytes_by_shard(passages: np.ndarray) -> np.ndarray:

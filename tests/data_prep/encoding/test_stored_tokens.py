@@ -131,6 +131,31 @@ def test_a_file_of_which_the_stream_uses_little_is_not_stored(tmp_path, alma_pre
     assert len(list(cache.glob("??/*/mark.json"))) == 2  # the text of both
 
 
+def test_tokens_that_a_killed_call_stored_with_another_tokenizer_are_not_used(tmp_path, alma_prep, monkeypatch):
+    """The second source has longer versions of most documents of the first one, of which little is used then."""
+    rows = [{"text": prose(120, seed)} for seed in range(400)]
+    longer = [{"text": f"{row['text']} {prose(6, 9000 + n)}"} for n, row in enumerate(rows[:280])]
+    more = [{"text": prose(120, seed)} for seed in range(1000, 1600)]
+    sources = [
+        f"text:{write_lines(tmp_path / name, part)}" for name, part in (("a.jsonl", rows), ("b.jsonl", more + longer))
+    ]
+    cached = ["--cache", str(tmp_path / "cache")]
+
+    class Killed(BaseException):
+        """Stands for kill -9."""
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("data_prep.encoding.encode.join_tokens", killed)
+        alma_prep(tmp_path / "out", sources[0], num_mega_batches=2, more=cached)
+    assert list((tmp_path / "out/.alma-prep/tokens").glob("*.tokens"))
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=cached) == 0
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=2) == 0
+    assert num_different(tmp_path / "out", tmp_path / "wanted") == 0
+
+
 def test_a_task_refuses_other_code_than_that_it_describes(tmp_path):
     task = StoreTokensTask("s", 0, "t", "d", "tokenizer.json", "k", 1024, "uint16", code="other")
     with Heartbeat(tmp_path / "alive") as heartbeat, pytest.raises(PrepError, match="has changed since this run was"):
