@@ -113,8 +113,7 @@ class VisionSettings(RunSettings):
     `uniform` and a number, the number of updates is the same as without replay."""
     replay_memory: Count | None = None
     """replay=uniform or a share: largest number of examples of earlier mega-batches that are kept, for training and
-    validation together. They are a random sample. By default, all are kept. (Learners that add networks, gens and
-    ens_moe, report the validation error on all validation examples of the mega-batches so far.)"""
+    validation together. They are a random sample. By default, all are kept."""
     last_group: LastGroup | None = None
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if fewer

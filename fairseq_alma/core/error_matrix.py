@@ -102,7 +102,8 @@ def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
         if t and stage != stages[t - 1]:
             trained_at += [t] * (t - len(trained_at))
     return ErrorMatrix(
-        by_mega_batch=_padded(by_mega_batch),
+        # Mega-batches that arrived while the run had no error matrix are in no line.
+        by_mega_batch=_padded(by_mega_batch, len(trained_at)),
         by_class=_padded(by_class),
         class_names=lines.get(0, {}).get("class_names"),
         trained_at=trained_at,
@@ -123,9 +124,9 @@ def _row(path: Path, line: dict[str, Any] | None, key: str) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _padded(rows: list[list[float]]) -> list[list[float]]:
-    """Return the rows with NaN at the end of the shorter ones, so that all are equally long."""
-    length = max(map(len, rows), default=0)
+def _padded(rows: list[list[float]], at_least: int = 0) -> list[list[float]]:
+    """Return the rows with NaN at the end of the shorter ones: all are equally long, and at least `at_least`."""
+    length = max(at_least, *map(len, rows)) if rows else 0
     return [row + [math.nan] * (length - len(row)) for row in rows]
 
 

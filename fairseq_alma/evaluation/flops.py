@@ -10,8 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-SHORT, LONG = 16, 32
-"""Numbers of tokens in the two sequences for which torch counts the FLOPs."""
+SHORT = 16
+"""Number of tokens in the shorter one of the two sequences for which torch counts the FLOPs. The other one is twice as
+long. If the model does not have so many positions, both are shorter."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,17 @@ def count_training_flops(model: Any) -> RowFlops:
 
 def _solve(model: Any, backward: bool) -> RowFlops:
     """Count the FLOPs for two lengths L. Return the a and b for which FLOPs = a * L + b * L^2 at these lengths."""
-    short, long = _count(model, SHORT, backward), _count(model, LONG, backward)
-    # LONG is 2 * SHORT, so the terms with per_token cancel in the difference `long - 2 * short`. The difference equals
-    # per_token_pair * (LONG^2 - 2 * SHORT^2).
-    per_token_pair, remainder = divmod(long - 2 * short, LONG**2 - 2 * SHORT**2)
-    per_token, remainder_2 = divmod(short - per_token_pair * SHORT**2, SHORT)
+    length = min(SHORT, model.max_positions() // 2)
+    short, long = _count(model, length, backward), _count(model, 2 * length, backward)
+    # The terms with per_token cancel in the difference `long - 2 * short`. The difference equals
+    # per_token_pair * ((2 * length)^2 - 2 * length^2).
+    per_token_pair, remainder = divmod(long - 2 * short, 2 * length**2)
+    per_token, remainder_2 = divmod(short - per_token_pair * length**2, length)
     if remainder or remainder_2:
         raise ValueError(
             f"{type(model).__name__}: the FLOPs for a sequence of L tokens do not have the form a * L + b * L^2 with "
-            f"integers a and b: they are {short} for L = {SHORT}, {long} for L = {LONG}. Use a model whose FLOPs have "
-            f"this form"
+            f"integers a and b: they are {short} for L = {length}, {long} for L = {2 * length}. Use a model whose "
+            f"FLOPs have this form"
         )
     return RowFlops(per_token, per_token_pair)
 

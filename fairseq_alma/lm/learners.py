@@ -166,7 +166,10 @@ class LanguageModelLearner:
         """Set `num_stored` after a stage."""
         if stage.replay:
             count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
-            self.num_stored = count if stage.replay_memory is None else min(count, stage.replay_memory)
+            if stage.replay_memory is not None:  # whole blocks are kept
+                block = self.settings.tokens_per_sample
+                count = min(count, stage.replay_memory // block * block)
+            self.num_stored = count
 
     def _starts(self, stage: Stage) -> dict[int, Path]:
         """Return the checkpoint from which each member starts in a stage, by member number."""

@@ -13,6 +13,7 @@ from tests.vision.rows import UNCHANGED
 from tests.vision.test_evaluator import met  # noqa: F401 (a fixture)
 from tests.vision.tiny_runs import TESTED_ON, VALIDATED_ON, B, flat, ledger, networks, small_run, summary, taken
 from vision import held_out
+from vision.batches import Memory
 from vision.datasets import Examples, load_dataset
 from vision.held_out import HeldOutEvaluator, error_by_class
 from vision.stream import Arrival, partition, stacked_stream
@@ -254,3 +255,29 @@ def test_columns_are_added_when_more_mega_batches_arrive(tmp_path):
     matrix = read_errors(tmp_path, [row.stage for row in rows])
     assert np.isnan(matrix.by_mega_batch).sum(axis=1).tolist() == [2, 2, 2, 0, 0]
     assert {*TRANSFER_METRICS} <= summary(tmp_path).keys()
+
+
+def test_mega_batches_may_arrive_while_the_error_matrix_is_off(tmp_path):
+    small_run(tmp_path, arrivals=2, error_matrix=True)
+    for _ in range(2):  # the second time, nothing is left to do
+        (rows,) = small_run(tmp_path, arrivals=B, error_matrix=False)
+    matrix = read_errors(tmp_path, [row.stage for row in rows])
+    assert np.isnan(matrix.by_mega_batch).sum(axis=1).tolist() == [2, 2, 2, B, B]
+
+
+def test_a_growing_ensemble_is_validated_on_the_examples_that_are_kept(tmp_path, monkeypatch):
+    """Those on which the epochs of the stage are chosen, as for every other learner."""
+    sizes = []
+    stage_data = Memory.stage_data
+
+    def watched(*arguments):
+        data = stage_data(*arguments)
+        sizes.append(data.validation.num_examples)
+        return data
+
+    monkeypatch.setattr(Memory, "stage_data", watched)
+    (rows,) = small_run(tmp_path, learner="gens", replay=0.5, replay_memory=20)
+    for row, size in zip(rows[1:], sizes, strict=True):
+        wrong = row.scores.validation_error_rate * size
+        assert wrong == pytest.approx(round(wrong), abs=1e-6)
+    assert sizes[-1] < 2 * sizes[0]  # not 4 times as many

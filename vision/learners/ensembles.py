@@ -125,6 +125,8 @@ class GrowingEnsemble(VisionLearner):
         return super().grow(stage)
 
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
+        if self.settings.replay_memory is not None:
+            return super()._validate(data)  # only some of the validation data of earlier mega-batches are kept
         # The scores of the predictor need the outputs of all frozen networks. The evaluator has them already, because
         # it has scored the predictor on these mega-batches before the stage.
         return [None] * len(self.seeds)

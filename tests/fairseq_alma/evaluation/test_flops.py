@@ -17,6 +17,11 @@ def test_forward_flops_by_hand():
     assert (flops.per_token, flops.per_token_pair) == closed_form(4, 128, 40, 4)
 
 
+def test_a_model_with_few_positions_is_counted_with_short_rows():
+    flops = count_forward_flops(make(num_experts=4, learned_positions=9, tokens_per_sample=9))
+    assert (flops.per_token, flops.per_token_pair) == closed_form(4, 128, 40, 4)
+
+
 def test_training_is_forward_and_twice_as_much_backward():
     forward, training = count_forward_flops(make()), count_training_flops(make())
     assert training.per_token == 3 * forward.per_token
