@@ -160,7 +160,7 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     del documents
     dropped = np.empty(0, ENTRY)
     if wanted_words != words:
-        by_documents = settings.hold_out == "documents"
+        by_documents = settings.hold_out == "documents" or _is_chronological(settings, base)
         keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
         is_kept = keep(passages, wanted_words)
         passages, dropped = passages[is_kept], passages[~is_kept]

@@ -63,12 +63,16 @@ def _leakage(report: dict, is_extension: bool) -> list[str]:
             of the validation and test set of the first call counts as a document.
     """
     compared = "the new mega-batches" if is_extension else "a mega-batch"
-    of_periods = {"new_valid": "valid of the new periods", "new_test": "test of the new periods"}
+    of_periods = {
+        f"{when}_{name}": f"{name} of the periods that were added {'before' if when == 'added' else 'now'}"
+        for when in ("added", "new")
+        for name in ("valid", "test")
+    }
     lines = []
     for name in ("valid", "test", *of_periods):
         if (counts := report.get(name)) is None:
             continue
-        texts = "passages" if is_extension and name not in of_periods else "documents"
+        texts = "passages" if is_extension and not name.startswith("new_") else "documents"
         split = of_periods.get(name, name)
         documents = counts["overlapping_documents"] / max(1, counts["documents"])
         words = counts["overlapping_words"] / max(1, counts["words"])

@@ -25,7 +25,7 @@ from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, IDX_SEQUENCE_BYTES, split_prefix
+from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, IDX_SEQUENCE_BYTES, split_entry, split_prefix
 
 _TASK_TOKENS = 1 << 22
 """Approximate number of tokens that one task decodes."""
@@ -90,7 +90,7 @@ def decoded_texts(
     places = folder / "passages.npy"
     np.save(places, passages)
     # The stream was checked before, so the digest in stream.json is that of the file.
-    sha256 = description["splits"][name].get("sha256") or sha256_of(path)
+    sha256 = split_entry(description, name).get("sha256") or sha256_of(path)
     place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file), str(places), sha256_of(places))
     num_tokens = passages[:, 1] - passages[:, 0]
     most = max(_TASK_TOKENS, int(num_tokens.sum()) // _MANY_TASKS)

@@ -5,7 +5,7 @@ Two texts overlap if they have an n-gram in common (see `ngrams` and `overlap`).
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from data_prep.running.tasks import Executor
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.stream_folder import split_entry
 
 NGRAM_WORDS = 13
 """Number of words of the n-grams in the report."""
@@ -39,34 +40,53 @@ class HeldOut(NamedTuple):
     executor: Executor
     """Runs the tasks, on this machine or on a Slurm cluster."""
 
-    def texts(self, index: Index) -> dict[str, Texts]:
-        """Return the texts of the validation set and of the test set. `index` is the index of this call's passages."""
-        if self.base is not None:
-            return {name: self._decoded(name) for name in HELD_OUT}
-        return dict(zip(HELD_OUT, self.of_index(index), strict=True))
+    def texts(self, index: Index) -> list[Texts]:
+        """Return all held-out texts: those of the stream, and those of the passages of this call (`index`)."""
+        of_stream = [self._decoded(split) for splits in self._splits().values() for split in splits]
+        return [*of_stream, *self.of_index(index)]
 
-    def measured(self, index: Index) -> dict[str, tuple[Texts, int]]:
+    def measured(self, index: Index) -> dict[str, list[tuple[Texts, int]]]:
         """Return the texts that the report looks at, and k if these are every k-th of the texts.
 
-        The names are those of the report: valid and test, and for the extension of a chronological stream also
-        new_valid and new_test, the held-out text of its periods.
+        The names are those of the report: valid and test and, for the extension of a chronological stream, also
+        added_valid and added_test (periods of earlier extensions), and new_valid and new_test (periods of this one).
         """
-        found = {}
+        found: dict[str, list[tuple[Texts, int]]] = {}
+        for name, splits in self._splits().items():
+            for split in splits:
+                # Decode only these texts, because the test set is as large as a mega-batch.
+                every = max(1, -(-split_entry(self.description, split)["bytes"] // MEASURED_BYTES))
+                found.setdefault(name, []).append((self._decoded(split, every), every))
         for name, texts in zip(HELD_OUT, self.of_index(index), strict=False):
             every = max(1, -(-int(texts.entries()["num_bytes"].sum(dtype=np.int64)) // MEASURED_BYTES))
-            found[name if self.base is None else f"new_{name}"] = texts._replace(step=every), every
-        if self.base is not None:
-            for name in HELD_OUT:
-                # Decode only these texts, because the test set is as large as a mega-batch.
-                every = max(1, -(-self.base[1]["splits"][name]["bytes"] // MEASURED_BYTES))
-                found[name] = self._decoded(name, every), every
+            found[name if self.base is None else f"new_{name}"] = [(texts._replace(step=every), every)]
         return found
 
+    @property
+    def description(self) -> Mapping:
+        """For --extend: the content of stream.json of the stream to extend."""
+        assert self.base is not None
+        return self.base[1]
+
+    def _splits(self) -> dict[str, list[str]]:
+        """Return the held-out splits of the stream to extend, by the name in the report; {} for a new stream.
+
+        In a chronological stream, the held-out text of the periods of the first call is in `valid` and `test`. That of
+        periods that were added later is stored with these periods.
+        """
+        if self.base is None:
+            return {}
+        added = range(self.description.get("periods_in_test", self.description["num_mega_batches"]) + 1,
+                      self.description["num_mega_batches"] + 1)  # fmt: skip
+        of_first = {name: [name] for name in HELD_OUT}
+        return of_first | {f"added_{name}": [f"mega_batch_{t}/{name}" for t in added] for name in HELD_OUT if added}
+
     def _decoded(self, name: str, every: int = 1) -> Texts:
-        """Return every k-th text of the validation or test set of the stream to extend, where k is `every`."""
+        """Return every k-th text of a held-out split of the stream to extend, where k is `every`."""
         assert self.base is not None
         stream, description = self.base
-        folder = self.work.folder / "held_out" / (name if every == 1 else f"{name}_every_{every}")
+        place = name.replace("/", "_")
+        folder = self.work.folder / "held_out" / (place if every == 1 else f"{place}_every_{every}")
         return decoded_texts(folder, stream, name, description, self.executor, every)
 
     def of_index(self, index: Index) -> list[Texts]:
@@ -92,10 +112,15 @@ def measure_leakage(index: Index, where: HeldOut) -> dict:
     start, end = index.training()
     training = Texts(str(index.path), index.sha256, str(index.spool), start, end)
     measured = where.measured(index)
-    held_out = {name: texts for name, (texts, _) in measured.items()}
+    held_out = {(name, n): texts for name, parts in measured.items() for n, (texts, _) in enumerate(parts)}
     found = find_overlaps(folder, NGRAM_WORDS, list(held_out.values()), training, executor, keep_ngrams=True)
     counts = count_overlaps(folder, NGRAM_WORDS, held_out, found.ngrams, executor)
-    return {"ngram_words": NGRAM_WORDS} | {name: counts[name] | {"every": measured[name][1]} for name in measured}
+    report: dict[str, Any] = {"ngram_words": NGRAM_WORDS}
+    for name, parts in measured.items():
+        of_parts = [counts[name, n] for n in range(len(parts))]
+        total = {key: sum(part[key] for part in of_parts) for key in of_parts[0]}
+        report[name] = total | {"every": max(every for _, every in parts)}
+    return report
 
 
 def without_overlaps(
@@ -124,13 +149,7 @@ def without_overlaps(
     path = folder / INDEX
     write_index(path, passages, planned.order)
     index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
-    # An extension of a chronological stream has held-out text of its own, too.
-    of_extension = where.of_index(index) if where.base is not None else []
-    held_out = [
-        *where.texts(index).values(),
-        *of_extension,
-        *read_benchmarks(settings, folder / "benchmarks", where.executor),
-    ]
+    held_out = [*where.texts(index), *read_benchmarks(settings, folder / "benchmarks", where.executor)]
     start, end = index.training()
     training = Texts(str(path), index.sha256, str(index.spool), start, end)
     found = find_overlaps(folder, settings.decontaminate, held_out, training, where.executor, keep_ngrams=False)

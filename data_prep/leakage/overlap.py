@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
 from data_prep.running.tasks import Executor, Step, Task
 from fairseq_alma.core.files import sha256_of
+
+K = TypeVar("K")
 
 _MERGED_NGRAMS = 1 << 22
 """Approximate number of hashes in a sorted file, unless there would be more than _MAX_PARTS files."""
@@ -213,8 +215,8 @@ class CoverTask(TextsTask):
 
 
 def count_overlaps(
-    folder: Path, size: int, held_out: Mapping[str, Texts], ngrams: np.ndarray, executor: Executor
-) -> dict[str, dict[str, int]]:
+    folder: Path, size: int, held_out: Mapping[K, Texts], ngrams: np.ndarray, executor: Executor
+) -> dict[K, dict[str, int]]:
     """Return how many documents and words of held-out texts have n-grams that occur in training text.
 
     Args:

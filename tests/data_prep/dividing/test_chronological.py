@@ -218,8 +218,53 @@ def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(
         # It is less where a passage is cut, and more where the words before the end are equal by chance.
         assert 13 <= counts["overlapping_words"] / counts["documents"] <= 24
     shown = capsys.readouterr().out
-    assert "100.00% of the documents in test of the new periods have 13 words in a row in common with" in shown
+    assert "100.00% of the documents in test of the periods that were added now have 13 words in a row" in shown
     assert "0.00% of the passages in test have 13 words in a row in common with the new mega-batches" in shown
+
+
+@pytest.mark.parametrize("decontaminates", [False, True])
+def test_an_extension_is_compared_with_the_held_out_text_of_all_periods(tmp_path, corpus, alma_prep, decontaminates):
+    """The second extension quotes test documents of the period that the first one has added."""
+    from data_prep.cli import main
+
+    out, more = tmp_path / "out", ("--decontaminate", "13") if decontaminates else ()
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=2, more=(*CHRONOLOGICAL, *more)) == 0
+    second, third = lines(60, 1900, seed=1), lines(60, 1960, seed=2)
+
+    def extend(name, rows):
+        source = f"text:{write_lines(tmp_path / name, rows)}"
+        assert main(["--extend", str(out), "--source", source, "--mega-batches", "1", "--duplicates", "exact"]) == 0
+        return json.loads((out / "stream.json").read_text())["extensions"][-1]
+
+    extend("second.jsonl", second)
+    held_out = {row["id"] for row in rows_of(out, "mega_batch_3/test")}
+    quoted = [" ".join(row["text"].split()[:60]) for row in second if row["id"] in held_out]
+    for row, text in zip(third, quoted, strict=False):
+        row["text"] += f" {text}"
+    extension = extend("third.jsonl", third)
+    overlapping = extension["leakage"]["added_test"]["overlapping_words"]
+    assert extension["leakage"]["added_test"]["words"] == splits_of(out)["mega_batch_3/test"]["words"]
+    assert (overlapping == 0) == decontaminates
+    removed = [row["words"] for row in extension["cleaning"] if "13-gram overlap" in row["step"]]
+    assert bool(removed) == decontaminates
+
+
+def test_shares_keep_whole_documents_so_that_no_held_out_document_is_trained_on(tmp_path, alma_prep):
+    """What shares leave out can be added later. Of a held-out document, it must be all or nothing."""
+    rows = [{**row, "text": f"{row['text']}\n\n{prose(400, 7000 + n)}"} for n, row in enumerate(lines(100))]
+    sources = [
+        f"text:{write_lines(tmp_path / name, part)}@0.5"
+        for name, part in (("a.jsonl", rows[::2]), ("b.jsonl", [*rows[1::2], *lines(100, 1700, seed=3)]))
+    ]
+    more = (*CHRONOLOGICAL, "--passage-words", "60")
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=more) == 0
+    words = {row["id"]: len(row["text"].split()) for row in [*rows, *lines(100, 1700, seed=3)]}
+    found = Counter()
+    for split in splits_of(tmp_path / "out").keys() - {"valid", "test"}:  # these repeat the text of the periods
+        for row in rows_of(tmp_path / "out", split):
+            found[row["id"]] += row["words"]
+    assert 0 < len(found) < len(words)
+    assert all(found[name] == words[name] for name in found)
 
 
 def test_too_few_documents_in_a_period_are_an_error(tmp_path, alma_prep, capsys):
