@@ -93,10 +93,13 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             f"{out} was made by an earlier release that wrote no {MANIFEST}: make the stream again to extend it."
         )
     fingerprints = {source.name: fingerprint(found) for source, found in files.items()}
+    # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
+    digests = settings.digests() | settings.benchmark_digest()
     for extension in stream.get("extensions", []):
         if extension["fingerprints"] == fingerprints:
-            _check_finished_extension(settings, stream, extension)
+            _check_finished_extension(settings, stream, extension, digests)
             return stream
+    _check_inherited_files(settings, stream, digests)
     what_to_do = f"Restore it, or remove {out} and make it again."
     # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
     is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
@@ -115,7 +118,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             work.add_digests(executor)
         manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
         manifest["extensions"].append(inputs(settings, files))
-        stream = _extended(settings, stream, added, fingerprints)
+        stream = _extended(settings, stream, added, fingerprints, digests)
         publish(out, work, stream, manifest)
     return stream
 
@@ -139,7 +142,34 @@ def _check_with_tasks(out: Path, what_to_do: str, work: WorkFolder, executor: Ex
         raise Unworkable(str(error)) from error
 
 
-def _extended(settings: PrepSettings, stream: Mapping, added: Mapping, fingerprints: Mapping[str, str]) -> dict:
+def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
+    """Raise PrepError if a file of a setting that is taken from the stream has changed since the stream was made.
+
+    Such files are the benchmarks of --decontaminate-against, the modules of --filter and the list of --block-urls.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        stream: the content of stream.json.
+        digests: the digests of these files now.
+    """
+    recorded, changed = stream["settings"], []
+    for name, now in digests.items():
+        setting = file = name.removeprefix("sha256 of ")
+        if setting not in ("block_urls", "decontaminate_against"):
+            setting = "filters"
+        if setting not in settings.given and recorded.get(name, now) != now:
+            changed.append(f"{options_of(settings)[setting].flag} ({file})")
+    if changed:
+        raise PrepError(
+            f"files of settings that are taken from the stream have changed since it was made: {', '.join(changed)}. "
+            "Restore them, or give these options (--decontaminate-against together with --decontaminate) to use the "
+            "files as they are now."
+        )
+
+
+def _extended(
+    settings: PrepSettings, stream: Mapping, added: Mapping, fingerprints: Mapping[str, str], digests: Mapping[str, str]
+) -> dict:
     """Return the content of stream.json after an extension.
 
     Args:
@@ -147,13 +177,14 @@ def _extended(settings: PrepSettings, stream: Mapping, added: Mapping, fingerpri
         stream: the content of stream.json before.
         added: what `build_stream` returned.
         fingerprints: source name -> digest of the names, sizes and modification times of the input files.
+        digests: the digests of the files that the settings name.
     """
     first, last = stream["num_mega_batches"] + 1, stream["num_mega_batches"] + added["num_mega_batches"]
     identity = settings.identity()
     extension = {
         "mega_batches": [first, last],
         "fingerprints": fingerprints,
-        "settings": identity | {"passage_words": added["passage_words"]},
+        "settings": identity | dict(digests) | {"passage_words": added["passage_words"]},
         "given": identity,
         "command": settings.command(),
         "sources": added["sources"],
@@ -180,7 +211,9 @@ def _added_periods(stream: Mapping, added: Mapping) -> dict:
     return {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
 
 
-def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
+def _check_finished_extension(
+    settings: PrepSettings, stream: Mapping, extension: Mapping, digests: Mapping[str, str]
+) -> None:
     """Check mega-batches that an earlier call of alma-prep --extend added from the input files of this call.
 
     Raise PrepError if they were made with other settings, or if the stream is damaged.
@@ -189,6 +222,7 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
         settings: the settings of this call of alma-prep.
         stream: the content of stream.json.
         extension: the entry in stream.json that describes these mega-batches.
+        digests: the digests of the files that the settings name.
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
@@ -200,6 +234,9 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
         if value != identity[name]
         and not (name in options and options[name].is_inherited and name not in settings.given)
     ]
+    for name, now in digests.items():
+        if extension["settings"].get(name, now) != now:
+            changed.append(f"a file of the {name.removeprefix('sha256 of ')} setting has changed")
     if changed:
         raise PrepError(
             f"{out} was extended with these files, but with other settings: {'; '.join(changed)}. The same files "

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
-from data_prep.sources.text import TOO_LONG, first_of, id_fields
+from data_prep.sources.text import TOO_LONG, date_field, first_of, id_fields
 
 _MAX_ROWS = 16
 """Maximum number of rows read at a time. The number is small, because a row may decompress to 16 MiB or more."""
@@ -88,7 +88,7 @@ def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str,
                 if text and not text.isspace():
                     row = {name: _value_of(batch.column(name)[index]) for name in more}
                     identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
-                    yield text, identity, first_of(row, [part.option("date_field")])
+                    yield text, identity, date_field(row, part)
                 number += 1
 
 

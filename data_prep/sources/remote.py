@@ -18,6 +18,7 @@ from data_prep.errors import Passing, PrepError
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, ReportProgress, SourceFile
 from data_prep.sources.common_crawl import ARCHIVE, METADATA
 from data_prep.sources.text import HEAD_BYTES, JSON_LINES
+from data_prep.sources.wikipedia import DUMP
 
 _CHUNK_BYTES = 4 << 20
 """Number of bytes that are downloaded at a time."""
@@ -29,7 +30,7 @@ _WAIT_SECONDS = 2.0
 _PACKED = r"(\.(gz|bz2|zst|xz))?$"
 _WANTED = {
     "common-crawl": ARCHIVE.pattern,
-    "wikipedia": rf"\.xml{_PACKED}",
+    "wikipedia": DUMP.pattern,
     "books": r"\.(txt|md|epub)$",
     "text": rf"\.parquet$|\.(txt|json|jsonl|ndjson){_PACKED}",
 }
@@ -65,15 +66,12 @@ def list_remote(kind: str, path: str) -> list[SourceFile]:
         system, root = _file_system(path)
         if any(character in root for character in "*?["):
             found, root = system.glob(root, detail=True), re.split(r"[*?\[]", root)[0].rpartition("/")[0]
+            for folder in [name for name, info in found.items() if info.get("type") == "directory"]:
+                found |= _files_below(kind, system, folder)
         elif system.isfile(root):
             found, root = {root: system.info(root)}, root.rpartition("/")[0]
         else:
-            wanted = re.compile(_WANTED[kind], re.IGNORECASE)
-            found = {
-                name: info
-                for name, info in system.find(root, detail=True).items()
-                if wanted.search(name) and not (kind == "common-crawl" and METADATA.search(name))
-            }
+            found = _files_below(kind, system, root)
     except PrepError:
         raise
     except Exception as error:  # each file system has its own errors
@@ -86,6 +84,16 @@ def list_remote(kind: str, path: str) -> list[SourceFile]:
     if not files:
         raise PrepError(f"source {kind}:{path}: there are no files of this kind. Check the kind and the path.")
     return sorted(files, key=lambda file: file.name)
+
+
+def _files_below(kind: str, system: Any, root: str) -> dict[str, Any]:
+    """Return the files of a kind below a folder, at any depth: path -> what the file system says about it."""
+    wanted = re.compile(_WANTED[kind], re.IGNORECASE)
+    return {
+        name: info
+        for name, info in system.find(root, detail=True).items()
+        if wanted.search(name.rpartition("/")[2]) and not (kind == "common-crawl" and METADATA.search(name))
+    }
 
 
 def _file_system(path: str) -> tuple[Any, str]:

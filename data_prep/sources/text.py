@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -80,7 +81,7 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                         row = json.loads(text)
                         text = _field_of(row, part.option("text_field"))
                         identity = first_of(row, id_fields(part)) or identity
-                        date = first_of(row, [part.option("date_field")])
+                        date = date_field(row, part)
                 except UnicodeDecodeError:
                     bad.add("not valid UTF-8", line_start)
                 except (ValueError, RecursionError):
@@ -178,6 +179,22 @@ def first_of(row: dict, fields: list[str]) -> str:
         if isinstance(value, str | int) and not isinstance(value, bool):
             return str(value)
     return ""
+
+
+def date_field(row: dict, part: Part) -> str:
+    """Return the value of the field with the date of a document, as text; an empty text if it has none.
+
+    A value that is no date, such as an object, is returned as text that cannot be read as a date. So the document has
+    an unreadable date, and not none, for which that of the file would be taken.
+    """
+    value = row.get(part.option("date_field"))
+    if isinstance(value, float):
+        if math.isnan(value):  # a missing value, as pandas writes it
+            return ""
+        return str(int(value)) if value.is_integer() else str(value)
+    if value is None or (isinstance(value, str | int | datetime.date) and not isinstance(value, bool)):
+        return first_of(row, [part.option("date_field")])
+    return str(value)
 
 
 def _read_parquet(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:

@@ -326,12 +326,13 @@ def _pages(file: "Eager | _Streams") -> Iterator[_Article]:
         raise DamagedFile(f"damaged: not readable as a MediaWiki dump after page {number} ({error})") from error
 
 
-_DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
+DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
+"""Pattern in the name of a file that is read from a folder."""
 
 
 def _list_paths(root: Path) -> list[Path]:
     """Return the paths of all Wikipedia dumps below a folder, at any depth."""
-    return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
+    return [path for path in paths_ending_in("")(root) if DUMP.search(path.name)]
 
 
 WIKIPEDIA = Kind(

@@ -278,6 +278,17 @@ def test_benchmark_files_that_are_damaged_or_have_changed_are_named(tmp_path, qu
     quiz.write_text('{"text": "another question"}\n')
     assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 2
     assert "a file of the decontaminate_against setting has changed" in capsys.readouterr().err
+    # An extension takes the file from the stream, so it must be the same file, unless it is given again.
+    extend = ["--extend", str(tmp_path / "o"), "--source", f"text:{quotes}/new.jsonl", "--workers", "1"]
+    assert main(extend) == 2
+    assert "have changed since it was made: --decontaminate-against (decontaminate_against)" in capsys.readouterr().err
+    given = [*extend, "--decontaminate", "13", "--decontaminate-against", str(quiz)]
+    assert main(given) == 0
+    assert main(given) == 0
+    quiz.write_text('{"text": "a third question"}\n')
+    capsys.readouterr()
+    assert main(given) == 2
+    assert "a file of the decontaminate_against setting has changed" in capsys.readouterr().err
 
 
 def test_what_cannot_work_is_refused_before_anything_is_read(tmp_path, quotes, alma_prep, capsys):

@@ -1,8 +1,13 @@
 """Dates of documents and of files."""
 
+import datetime
+import math
+from types import SimpleNamespace
+
 import pytest
 
-from data_prep.sources.dates import date_in_path, date_text, parse_date
+from data_prep.sources.dates import UNDATED, date_in_path, date_text, parse_date
+from data_prep.sources.text import date_field
 
 
 @pytest.mark.parametrize(
@@ -55,3 +60,22 @@ def test_the_numbers_sort_as_the_dates():
 )
 def test_the_date_of_a_file(path, iso):
     assert date_text(date_in_path(path.rpartition("/")[2], path)) == iso
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "is_read"),
+    [
+        (1863, "1863", True),
+        (1863.0, "1863", True),  # pandas writes a column of integers with gaps so
+        (datetime.date(1863, 11, 19), "1863-11-19", True),
+        ("unknown", "unknown", False),
+        (-3352406400.5, "-3352406400.5", False),
+        ({"$date": "1863-11-19"}, "{'$date': '1863-11-19'}", False),
+        (True, "True", False),
+        (None, "", False),  # then the date of the file is taken
+        (math.nan, "", False),
+    ],
+)
+def test_a_date_that_cannot_be_read_is_not_taken_for_a_missing_one(value, text, is_read):
+    found = date_field({"date": value}, SimpleNamespace(option=lambda _: "date"))
+    assert (found, parse_date(found) != UNDATED) == (text, is_read)

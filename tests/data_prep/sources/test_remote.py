@@ -62,6 +62,11 @@ def test_files_patterns_and_other_kinds(tmp_path):
     folder = write_files(tmp_path / "files")
     assert [file.name for file in list_files(Source("text", f"file://{folder}/a.txt"))] == ["a.txt"]
     assert [file.name for file in list_files(Source("text", f"file://{folder}/sub/*.parquet"))] == ["c.parquet"]
+    matched = [file.name for file in list_files(Source("text", f"file://{folder}/[as]*"))]
+    assert matched == ["a.txt", "sub/b.jsonl.gz", "sub/c.parquet"]  # also the files in a folder that matches
+    (folder / "wiki-articles1.xml-p1p41242.bz2").write_bytes(b"")
+    source = Source("wikipedia", f"file://{folder}")
+    assert [file.name for file in list_files(source)] == ["wiki-articles1.xml-p1p41242.bz2"]
     write_warc(folder / "x.warc.gz", [of_words(50, number) for number in range(3)])
     source = Source("common-crawl", f"file://{folder}")
     assert [file.name for file in list_files(source)] == ["x.warc.gz"]
