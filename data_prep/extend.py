@@ -100,6 +100,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             _check_finished_extension(settings, stream, extension, digests)
             return stream
     _check_inherited_files(settings, stream, digests)
+    _check_new_files(settings, files, read_json(out / MANIFEST))
     what_to_do = f"Restore it, or remove {out} and make it again."
     # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
     is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
@@ -164,6 +165,32 @@ def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Map
             f"files of settings that are taken from the stream have changed since it was made: {', '.join(changed)}. "
             "Restore them, or give these options (--decontaminate-against together with --decontaminate) to use the "
             "files as they are now."
+        )
+
+
+def _check_new_files(settings: PrepSettings, files: Files, manifest: Mapping) -> None:
+    """Raise PrepError if --duplicate-paragraphs is used and some input files are in the stream already.
+
+    Without this option, documents that the stream has are recognised, and left out. With it, a document loses the lines
+    that new documents have too. Then it would count as a new one, also if it is held out.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        files: the input files of each source.
+        manifest: the content of manifest.json.
+    """
+    if settings.duplicate_paragraphs is None:
+        return
+    calls = (manifest, *manifest["extensions"])
+    known = {tuple(file) for call in calls for part in call["inputs"].values() for file in part}
+    repeated = [
+        file.name for found in files.values() for file in found if (file.name, file.num_bytes, file.mtime_ns) in known
+    ]
+    if repeated:
+        raise PrepError(
+            f"{len(repeated)} of the input files are in the stream already, for example {repeated[0]}. With "
+            "--duplicate-paragraphs, their documents could lose other lines than before, and be added again: give only "
+            "new files, for example in a folder of their own."
         )
 
 

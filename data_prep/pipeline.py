@@ -32,7 +32,7 @@ from data_prep.reading.provenance import encoding_digest
 from data_prep.reading.read import Spooled, read_sources, source_name
 from data_prep.reading.removed import keep_removed, save_copies
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.running.progress import Bar
+from data_prep.running.progress import Bar, note
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
@@ -375,6 +375,11 @@ def _write_index(
         order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
     rows: list[dict] = []
     if settings.decontaminate is not None:
+        if plan.passage_words < settings.decontaminate:
+            note(
+                f"warning: --decontaminate {settings.decontaminate} finds little: passages have about "
+                f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
+            )
         (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
         rows = removed_rows(settings, removed, [source_name(record) for record in spooled.records])
     path = where.work.folder / INDEX

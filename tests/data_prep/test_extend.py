@@ -10,6 +10,7 @@ import pytest
 from data_prep import extend as extending
 from data_prep.cli import main
 from data_prep.running import tasks
+from tests.data_prep.encoding.test_documents import prose, write_lines
 from tests.data_prep.test_corpora import texts_of
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -168,3 +169,20 @@ def test_an_extension_that_another_call_makes_meanwhile_is_not_overwritten(
     assert extend(out, tmp_path / "second.jsonl") == 0
     for split, name in (("mega_batch_2", "first"), ("mega_batch_3", "second")):
         assert words_of(out, split) == Counter(" ".join(texts[name]).split())
+
+
+def test_with_duplicate_paragraphs_only_new_files_are_added(tmp_path, alma_prep, capsys):
+    """A document of an old file loses a line that a new file has, too, and would be added as a new one."""
+    folder, out = tmp_path / "files", tmp_path / "out"
+    folder.mkdir()
+    texts = ["\n".join(prose(40, 10 * number + line) for line in range(4)) for number in range(300)]
+    write_lines(folder / "old.jsonl", [{"text": text} for text in texts])
+    more = ["--duplicate-paragraphs", "8", "--hold-out", "documents", "--duplicates", "exact"]
+    assert alma_prep(out, f"text:{folder}", num_mega_batches=2, more=more) == 0
+    before = (out / "stream.json").read_bytes()
+    write_lines(folder / "new.jsonl", [{"text": f"{text.splitlines()[0]}\n{prose(150, 9000 + n)}"}
+                                       for n, text in enumerate(texts)])  # fmt: skip
+    assert main(["--extend", str(out), "--source", f"text:{folder}", "--workers", "1"]) == 2
+    assert "1 of the input files are in the stream already, for example old.jsonl" in capsys.readouterr().err
+    assert (out / "stream.json").read_bytes() == before
+    assert main(["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]) == 0
