@@ -6,7 +6,7 @@ results/frontier/mnist.py and results/frontier/cifar10.py use this module.
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -45,8 +45,6 @@ class CerStudy:
     """The letter before the width in names of folders."""
     num_first: int
     """Number of rows that are run at each width before the others are run."""
-    seeds: Mapping[int, int] = field(default_factory=dict)
-    """Width -> number of seeds, for the widths at which it is not SEEDS."""
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs: the first rows at each width, then the others."""
@@ -54,7 +52,7 @@ class CerStudy:
             for width, row in product(self.widths, rows):
                 if row.widths is None or width in row.widths:
                     settings = [*row.settings, f"width={row.widths[width] if row.widths else width}"]
-                    yield Job(f"{row.name}_{self.prefix}{width}", settings, seeds=self.seeds.get(width, SEEDS))
+                    yield Job(f"{row.name}_{self.prefix}{width}", settings, seeds=SEEDS)
 
     def main(self, description: str) -> None:
         """Read the command line and run every job that has no committed ledger."""
@@ -88,8 +86,7 @@ class CerStudy:
         path = self.folder / "ledgers" / f"{row.name}_{self.prefix}{width}" / "summary.json"
         if not path.exists():
             return []
-        summary = json.loads(path.read_text())
-        return summary.get("per_seed", [summary])  # a run with one seed has no folders of seeds
+        return json.loads(path.read_text())["per_seed"]
 
 
 def _line(text: str, row: list[dict], base: list[dict]) -> str:
