@@ -100,7 +100,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             _check_finished_extension(settings, stream, extension, digests)
             return stream
     _check_inherited_files(settings, stream, digests)
-    _check_new_files(settings, files, read_json(out / MANIFEST))
+    _check_new_files(settings, files, read_json(out / MANIFEST), len(stream.get("extensions", [])))
     what_to_do = f"Restore it, or remove {out} and make it again."
     # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
     is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
@@ -168,7 +168,7 @@ def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Map
         )
 
 
-def _check_new_files(settings: PrepSettings, files: Files, manifest: Mapping) -> None:
+def _check_new_files(settings: PrepSettings, files: Files, manifest: Mapping, num_extensions: int) -> None:
     """Raise PrepError if --duplicate-paragraphs is used and some input files are in the stream already.
 
     Without this option, documents that the stream has are recognised, and left out. With it, a document loses the lines
@@ -178,13 +178,16 @@ def _check_new_files(settings: PrepSettings, files: Files, manifest: Mapping) ->
         settings: the settings of this call of alma-prep.
         files: the input files of each source.
         manifest: the content of manifest.json.
+        num_extensions: number of earlier extensions. manifest.json may have a further one, which was killed before it
+            was finished.
     """
     if settings.duplicate_paragraphs is None:
         return
-    calls = (manifest, *manifest["extensions"])
-    known = {tuple(file) for call in calls for part in call["inputs"].values() for file in part}
+    calls = (manifest, *manifest["extensions"][:num_extensions])
+    # The same file may now be listed from another folder, or have been copied. So its path and its time do not count.
+    known = {(_last_part(name), size) for call in calls for part in call["inputs"].values() for name, size, _ in part}
     repeated = [
-        file.name for found in files.values() for file in found if (file.name, file.num_bytes, file.mtime_ns) in known
+        file.name for found in files.values() for file in found if (_last_part(file.name), file.num_bytes) in known
     ]
     if repeated:
         raise PrepError(
@@ -192,6 +195,10 @@ def _check_new_files(settings: PrepSettings, files: Files, manifest: Mapping) ->
             "--duplicate-paragraphs, their documents could lose other lines than before, and be added again: give only "
             "new files, for example in a folder of their own."
         )
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _extended(

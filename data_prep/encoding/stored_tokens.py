@@ -181,7 +181,7 @@ def _remove_others(folder: Path, numbers: Sequence[int]) -> None:
     names = {f"{number:06d}" for number in numbers}
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name[:6].isdigit() and path.name[:6] not in names:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _bytes_by_shard(passages: np.ndarray) -> np.ndarray:

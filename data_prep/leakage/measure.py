@@ -53,10 +53,10 @@ class HeldOut(NamedTuple):
         """
         found: dict[str, list[tuple[Texts, int]]] = {}
         for name, splits in self._splits().items():
-            for split in splits:
-                # Decode only these texts, because the test set is as large as a mega-batch.
-                every = max(1, -(-split_entry(self.description, split)["bytes"] // MEASURED_BYTES))
-                found.setdefault(name, []).append((self._decoded(split, every), every))
+            # Decode only these texts, because the test set is as large as a mega-batch.
+            num_bytes = sum(split_entry(self.description, split)["bytes"] for split in splits)
+            every = max(1, -(-num_bytes // MEASURED_BYTES))
+            found[name] = [(self._decoded(split, every), every) for split in splits]
         for name, texts in zip(HELD_OUT, self.of_index(index), strict=False):
             every = max(1, -(-int(texts.entries()["num_bytes"].sum(dtype=np.int64)) // MEASURED_BYTES))
             found[name if self.base is None else f"new_{name}"] = [(texts._replace(step=every), every)]

@@ -10,9 +10,9 @@ model/overflow                                         share of the tokens that 
 
 For the scalars during_stage/..., 1000 TensorBoard steps are one stage.
 
-If a run is continued, it deletes the folder RUN/tensorboard and writes the scalars again: those of the arrivals from
-the ledger, and in alma-lm those of the stages from the logs of the members. In alma-vision, the scalars
-during_stage/... of finished stages are lost.
+If a run is continued, it deletes the folder RUN/tensorboard with its first scalar, and writes all scalars again: those
+of the arrivals from the ledger, and in alma-lm those of the stages from the logs of the members. In alma-vision, the
+scalars during_stage/... of finished stages are lost.
 """
 
 import logging
@@ -123,6 +123,8 @@ class RunScalars:
                 self._writer = EventsWriter(str(self._folder / "events"))
                 if self._at_first:
                     self._at_first(self)
+                    if self._writer is None:  # the disk is full
+                        return
             for name, value in values.items():
                 self._writer.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
             if time.monotonic() - self._flushed > _FLUSH_SECONDS:

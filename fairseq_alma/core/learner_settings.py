@@ -186,9 +186,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
     before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
     grow_layers: int | list[int] = 0
-    """Number of layers that each growth adds, an even number, or a list of such numbers like that of grow_experts. At
-    most, every layer is copied once. The copies have output projections of 0, so they do not change the output of the
-    model. With grow_experts=0, only layers are added."""
+    """Number of layers that each growth adds, an even number, or a list of such numbers like that of grow_experts. Each
+    growth copies each pair of layers at most once. The copies have output projections of 0, so they do not change the
+    output of the model. With grow_experts=0, only layers are added."""
     grow_router: Literal["copy", "tree"] = "copy"
     """How to initialize the router row (weight vector) of a new expert, which is a copy of an existing expert, its
     parent. With `copy` (the paper), the router row is the router row of the parent plus noise. With `tree`, the router

@@ -44,8 +44,7 @@ def _of_other_seed(path: Path) -> Precision | None:
     """
     if re.fullmatch(r"seed_\d+", path.parent.name):
         for other in sorted(path.parents[1].glob("seed_*/settings.json")):
-            if precision := read_json(other).get("precision"):
-                return precision
+            return read_json(other).get("precision", "float32")  # an earlier version, without the setting, used float32
     return None
 
 

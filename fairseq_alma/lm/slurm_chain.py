@@ -305,7 +305,9 @@ def _check_devices(settings: LanguageModelSettings, slurm: SlurmSettings) -> Non
 def _submit_one(chain: Chain, num_mega_batches: int, last_group: LastGroup) -> None:
     run = Path(chain.settings.out)
     rows = Ledger(run / "ledger.jsonl").rows() if (run / "summary.json").exists() else []
-    has_all = len(rows) > num_mega_batches  # a row for each arrival, and for t = 0
+    # There must be a row for each arrival, and one for t = 0. A job that is killed may have written a row, and not yet
+    # the summary.
+    has_all = len(rows) > num_mega_batches and read_json(run / "summary.json")["num_arrivals"] >= num_mega_batches
     _check_same_settings(chain.settings, has_all and rows[-1].updated)
     # If the last mega-batches have waited so far, and should be trained on now, there is something to do.
     if has_all and (rows[-1].updated or (last_group == "wait" and not chain.settings.fork)):

@@ -28,12 +28,9 @@ from fairseq_alma.core.catalogue import (
     grows,
     learners_that_take,
 )
-from fairseq_alma.report.commands import CHANGES, Change, mean_params, num_networks, proposed_command
+from fairseq_alma.report.commands import CHANGES, Change, are_about_equal, mean_params, num_networks, proposed_command
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
-
-ABOUT_EQUAL = 1.25
-"""Two costs, or two sizes, are about equal if the larger one is at most this many times the smaller one."""
 
 WITHOUT_AVERAGE = ("gens", "ens_moe")
 """Learners that refuse predict_with=average."""
@@ -120,10 +117,6 @@ def _can_predict_alike(group: RunGroup, other: RunGroup) -> bool:
     return is_equal or any(one.learner in WITHOUT_AVERAGE for one in (group, other))
 
 
-def _about_equal(a: float, b: float) -> bool:
-    return a > 0 and b > 0 and max(a, b) <= ABOUT_EQUAL * min(a, b)
-
-
 def _waits_less(group: RunGroup, other: RunGroup) -> bool:
     """Return True if a group waits less than another one. Waits that grow are longer than 1, even if the mean is 1."""
     is_one = group.wait == 1 and group.has_fixed_wait
@@ -142,11 +135,11 @@ IS_ALTERNATIVE: dict[Change, Callable[[RunGroup, Numbers, RunGroup, Numbers], bo
     "growth": lambda group, result, other, its: (
         grows(other.learner) != grows(group.learner)
         and _can_predict_alike(group, other)
-        and _about_equal(result.comp, its.comp)
+        and are_about_equal(result.comp, its.comp)
     ),
     "same_size": lambda group, result, other, its: (
         is_single_network(other.learner)
-        and _about_equal(mean_params(result, group.num_arrivals), mean_params(its, group.num_arrivals))
+        and are_about_equal(mean_params(result, group.num_arrivals), mean_params(its, group.num_arrivals))
     ),
     "more_members": lambda group, _, other, __: _has_more_members(group, other),
 }

@@ -42,6 +42,8 @@ COMPOSED = ("stream", "data_root", "mega_batches", "arrivals", "seeds", "seed")
 """Settings that a command needs besides those that affect the results, if provenance.json has no command."""
 GIVEN_DATA = "given:"
 """How the setting `dataset` begins if Python code gave the data to vision.run()."""
+ABOUT_EQUAL = 1.25
+"""Two costs, or two sizes, are about equal if the larger one is at most this many times the smaller one."""
 MAX_SIZE = 4096
 """Largest width or number of experts that is proposed."""
 
@@ -52,8 +54,8 @@ Settings = dict[str, Any]
 def proposed_command(change: Change, comparison: Comparison, index: int, numbers: Sequence[Numbers]) -> str:
     """Return a command line for an alternative that was not run; "" if there is none.
 
-    There is none for data that Python code gave to vision.run(), and for one network of the same size if no run in the
-    comparison shows how many parameters one network has.
+    There is none for data that Python code gave to vision.run(); for one network of the same size if no run in the
+    comparison shows how many parameters one network has; and instead of growth if no ensemble has about the same cost.
 
     Args:
         change: the decision in which the alternative differs.
@@ -79,7 +81,14 @@ def proposed_command(change: Change, comparison: Comparison, index: int, numbers
         changed = _more_members(group)
     else:
         changed = _fixed_at_equal_cost(group, result) if grows(group.learner) else _growing_at_equal_cost(group)
+        if not changed:
+            return ""
     return command_with(group, changed)
+
+
+def are_about_equal(a: float, b: float) -> bool:
+    """Return True if two costs, or two sizes, are about equal."""
+    return a > 0 and b > 0 and max(a, b) <= ABOUT_EQUAL * min(a, b)
 
 
 def mean_params(result: Numbers, num_arrivals: int) -> float:
@@ -217,7 +226,7 @@ def _fixed_at_equal_cost(group: RunGroup, result: Numbers) -> Settings:
 
     Each stage of a growing ensemble costs as much as one of an ensemble of as many networks as it adds. Any other
     learner is compared with what its updates would cost without growth, that is, as much as those of its first stage.
-    An ensemble of N networks costs N times as much as one.
+    An ensemble of N networks costs N times as much as one. If none has about the same cost, return {}.
     """
     if group.learner in FIXED:
         return {"learner": FIXED[group.learner]}
@@ -228,7 +237,8 @@ def _fixed_at_equal_cost(group: RunGroup, result: Numbers) -> Settings:
     if not len(trained):
         return _ensemble(group, 1)
     unchanged = float(flops[trained[0]] / updates[trained[0]] * updates.sum())
-    return _ensemble(group, max(1, round(result.comp / unchanged)))
+    number = max(1, round(result.comp / unchanged))
+    return _ensemble(group, number) if are_about_equal(number * unchanged, result.comp) else {}
 
 
 def _begins_as_plain_networks(group: RunGroup) -> bool:

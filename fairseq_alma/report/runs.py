@@ -122,6 +122,10 @@ class Run:
         return files
 
 
+CONTINUED = ("arrivals", "mega_batches", "last_group")
+"""Names of settings that usually change when a run is continued."""
+
+
 @dataclass(frozen=True)
 class RunGroup:
     """Runs with equal settings that differ only in the seed."""
@@ -203,18 +207,25 @@ class RunGroup:
     def command(self) -> list[str]:
         """The command line of the first run, as a list of words; empty if provenance.json contains no command.
 
-        If the run was continued with another command, for example with more arrivals, it is the last one.
+        If the run was continued with more arrivals, the settings for them have their last values.
 
         It contains `out=`. The command line of a committed run may lack it. Then it is runs/NAME, where NAME is the
         name of the run folder.
         """
-        provenance = self.runs[0].provenance
-        continued = provenance.get("continued") or [{}]
-        command = continued[-1].get("command") or provenance.get("command", [])
+        command = self.runs[0].provenance.get("command", [])
         words = [str(word) for word in command] if isinstance(command, list) else []
         if words and words[0] in ("alma-lm", "alma-vision") and not any(word.startswith("out=") for word in words):
             words.append(f"out=runs/{self.folder.name}")
-        return words
+        if any(word in ("-m", "--multirun") for word in words):
+            return words
+        return [word for word in map(self._with_last_value, words) if word]
+
+    def _with_last_value(self, word: str) -> str:
+        """Return a word of the command, with the last value if it is a setting in CONTINUED; "" if it was left out."""
+        name, settings = word.partition("=")[0], self.runs[0].settings
+        if name not in CONTINUED or name not in settings:
+            return word
+        return "" if settings[name] is None else f"{name}={settings[name]}"
 
     def column(self, name: str) -> Array:
         """Return the values of a `Run` attribute for all runs in `counted_runs`, up to arrival `last_t`.

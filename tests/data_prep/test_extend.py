@@ -184,5 +184,10 @@ def test_with_duplicate_paragraphs_only_new_files_are_added(tmp_path, alma_prep,
                                        for n, text in enumerate(texts)])  # fmt: skip
     assert main(["--extend", str(out), "--source", f"text:{folder}", "--workers", "1"]) == 2
     assert "1 of the input files are in the stream already, for example old.jsonl" in capsys.readouterr().err
+    assert main(["--extend", str(out), "--source", f"text:{tmp_path}/fi*", "--workers", "1"]) == 2
+    assert "already, for example" in capsys.readouterr().err  # also if it is listed from another folder
     assert (out / "stream.json").read_bytes() == before
+    assert main(["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]) == 0
+    # As after a kill when manifest.json was written, and stream.json was not yet.
+    (out / "stream.json").write_bytes(before)
     assert main(["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]) == 0

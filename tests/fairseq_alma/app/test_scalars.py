@@ -1,5 +1,6 @@
 """RUN/tensorboard, read back by TensorBoard itself."""
 
+import errno
 import threading
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def test_what_earlier_processes_wrote_is_written_again_with_the_first_scalar(tmp
     again.during_stage("perplexity", 60.0, 2, 0.5)
     again.close()
     assert scalars_in(tmp_path)["during_stage/perplexity"] == [(500, 70.0), (1500, 60.0)]
+
+
+def test_a_disk_that_is_full_at_the_first_scalar_stops_nothing(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter.write_event", full)
+    scalars = RunScalars(tmp_path, at_first=lambda scalars: scalars.during_stage("perplexity", 70.0, 1, 0.5))
+    scalars.during_stage("perplexity", 60.0, 2, 0.5)
+    scalars.close()
+    assert caplog.text.count("no further TensorBoard scalars") == 1
 
 
 def test_a_language_model_is_called_alike(tmp_path):

@@ -66,3 +66,6 @@ def test_a_seed_has_the_precision_of_the_seeds_that_were_started_before(tmp_path
     assert as_recorded(settings(tmp_path / "seed_0")).precision == "bfloat16"
     assert as_recorded(settings(tmp_path / "seed_0", precision="float32")).precision == "float32"
     assert as_recorded(settings(tmp_path / "other")).precision == "float32"
+    (tmp_path / "seed_1/settings.json").write_text("{}")  # of an earlier version, which used float32
+    monkeypatch.setattr(precision, "fastest_precision", lambda: "bfloat16")
+    assert as_recorded(settings(tmp_path / "seed_0")).precision == "float32"

@@ -232,19 +232,20 @@ def test_a_member_job_trains_with_the_average_and_the_optimizer_of_the_run(strea
 
 
 def test_a_member_job_repairs_what_a_killed_one_left(stream, tmp_path, monkeypatch):
-    """The last checkpoint is the best one, but was not linked yet, and a third file is cut short."""
+    """The last checkpoint is the best one, but was not linked yet."""
     folder = tmp_path / "stages/stage_001/member_1"
     folder.mkdir(parents=True)
     OmegaConf.save({"optimization": {"max_update": 9}, "dataset": {"batch_size": 1}}, folder / CONFIG)
     write(folder / BEST, 2, val_loss=5.0, best=5.0)
     write(folder / LAST, 4, val_loss=4.0, best=4.0)
-    (folder / "checkpoint_1_6.pt").write_bytes((folder / LAST).read_bytes()[:1000])
     found = []
+    monkeypatch.setattr(slurm_job, "Lease", lambda _: SimpleNamespace(wait=lambda: found.append(state_of(folder))))
     monkeypatch.setattr(slurm_job, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda *_: None))
     monkeypatch.setattr(slurm_job, "run_processes", lambda _: (found.append(state_of(folder)), [0])[1])
     settings = LanguageModelSettings.from_mapping({"stream": str(stream), "out": str(tmp_path), "updates": 9})
     slurm_job.train_member(SimpleNamespace(jobs=JobFolder(tmp_path), settings=settings), 1, 1)
-    assert found == [{BEST: 4, LAST: 4}]
+    # Nothing is changed before the process that was training the member counts as ended.
+    assert found == [{BEST: 2, LAST: 4}, {BEST: 4, LAST: 4}]
 
 
 def test_a_run_whose_last_mega_batches_wait_is_submitted_to_train_on_them(stream, tmp_path, monkeypatch, capsys):
@@ -258,7 +259,7 @@ def test_a_run_whose_last_mega_batches_wait_is_submitted_to_train_on_them(stream
         return "is finished" in capsys.readouterr().out
 
     (tmp_path / "settings.json").write_text(json.dumps(LanguageModelSettings.from_mapping(values).to_json()))
-    (tmp_path / "summary.json").write_text("{}")
+    write_json(tmp_path / "summary.json", {"num_arrivals": 4})
     ledger = Ledger(tmp_path / "ledger.jsonl", durable=False)
     for row in text_rows([900.0, 900.0, 900.0, 50.0]):
         ledger.append(replace(row, updated=row.t == 3))
@@ -273,6 +274,8 @@ def test_a_run_whose_last_mega_batches_wait_is_submitted_to_train_on_them(stream
     assert submit_with(last_group="train") and len(submitted) == 2
     with pytest.raises(RunError, match="updates"):
         submit_with(last_group="train", fork=True, updates=8)
+    write_json(tmp_path / "summary.json", {"num_arrivals": 3})  # a job was killed after the row, before the summary
+    assert not submit_with(last_group="train") and len(submitted) == 3
 
 
 def test_the_summary_has_all_seeds_also_of_a_later_command(stream, tmp_path, monkeypatch):
