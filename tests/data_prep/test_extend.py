@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_an_extension_that_another_call_makes_meanwhile_is_not_overwritten(
         assert words_of(out, split) == Counter(" ".join(texts[name]).split())
 
 
-def test_with_duplicate_paragraphs_only_new_files_are_added(tmp_path, alma_prep, capsys):
+def test_with_duplicate_paragraphs_only_new_files_are_added(tmp_path, alma_prep, capsys, monkeypatch):
     """A document of an old file loses a line that a new file has, too, and would be added as a new one."""
     folder, out = tmp_path / "files", tmp_path / "out"
     folder.mkdir()
@@ -187,7 +188,20 @@ def test_with_duplicate_paragraphs_only_new_files_are_added(tmp_path, alma_prep,
     assert main(["--extend", str(out), "--source", f"text:{tmp_path}/fi*", "--workers", "1"]) == 2
     assert "already, for example" in capsys.readouterr().err  # also if it is listed from another folder
     assert (out / "stream.json").read_bytes() == before
-    assert main(["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]) == 0
-    # As after a kill when manifest.json was written, and stream.json was not yet.
-    (out / "stream.json").write_bytes(before)
-    assert main(["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]) == 0
+    new_only = ["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]
+
+    class Killed(BaseException):
+        """Stands for kill -9."""
+
+    replace = os.replace
+
+    def killed_between(source, target):
+        if Path(target).name == "stream.json":  # manifest.json was moved before
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("data_prep.running.publish.os.replace", killed_between)
+        main(new_only)
+    assert main(new_only) == 0
+    assert len(json.loads((out / "stream.json").read_text())["extensions"]) == 1
