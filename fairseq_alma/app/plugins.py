@@ -26,15 +26,42 @@ def load_plugin(name: str) -> None:
     """Import a plugin from the current folder or from the installed packages.
 
     Raises:
-        SettingError: if the module, or a module that it imports, is not found.
+        SettingError: if the module, or a module that it imports, is not found, or if its source has changed since this
+            process has imported it.
     """
     try:
         with _current_folder_first():
             importlib.import_module(name)
+        _check_unchanged(name)
     except ModuleNotFoundError as error:
         raise SettingError(
             f"plugin={name}: {error}. Plugins are searched for in the current folder and in the installed packages."
         ) from error
+
+
+def _check_unchanged(module: str) -> None:
+    """Raise SettingError if the source of a module has changed since this process has imported it.
+
+    The old code would run, and the run would be recorded with the digest of the new one. A later version of the code is
+    imported after importlib.reload, or in a new process. The source of a module that was imported before the first call
+    of this function is taken to be unchanged until then.
+    """
+    loaded = sys.modules[module]
+    spec, file = loaded.__spec__, getattr(loaded, "__file__", None)
+    if spec is None or file is None or _is_installed(file):  # the running script, or a namespace package
+        return
+    now = plugin_digest(module)
+    # A reloaded module has another spec.
+    if (before := vars(spec).setdefault("_alma_digest", now)) != now:
+        raise SettingError(
+            f"the module {module} has changed since it was imported (its digest was {before} and is {now}), so the old "
+            f"code would run: restart the notebook or the program, or reload the module by importlib.reload"
+        )
+
+
+def _is_installed(file: str) -> bool:
+    """Return True if a source file belongs to Python or to an installed package."""
+    return any(Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))
 
 
 @contextmanager
@@ -59,7 +86,8 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
         text: MODULE:FUNCTION.
 
     Raises:
-        SettingError: if the text has another form, or if the module or the function is not found.
+        SettingError: if the text has another form, if the module or the function is not found, or if the source of the
+            module has changed since this process has imported it.
     """
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
@@ -69,6 +97,7 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
     try:
         with _current_folder_first():
             function = getattr(importlib.import_module(module), name, None)
+        _check_unchanged(module)
     except ModuleNotFoundError as error:
         raise SettingError(
             f"{setting}={text}: {error}. Modules are searched for in the current folder and in the installed packages."
@@ -173,7 +202,7 @@ def source_digest(function: Callable[..., Any], setting: str, value: str) -> str
                     f"define the function or class in a file or in a cell of a notebook"
                 ) from error
             digests.append(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
-        elif not any(Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")):
+        elif not _is_installed(file):
             digests.append(plugin_digest(name))
     return "+".join(digests)
 

@@ -5,6 +5,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import CodeType
 from typing import Any
 
@@ -19,7 +20,7 @@ def sources_in_script(function: Callable[..., Any]) -> list[str]:
         OSError, TypeError: if the source of `function` cannot be read. What cannot be read of the rest is left out.
     """
     variables = vars(sys.modules[function.__module__])
-    found = {function.__qualname__: inspect.getsource(function)}
+    found = {function.__qualname__: _source_of(function)}
     waiting = [found[function.__qualname__]]
     while waiting:
         for name in sorted(_globals_in(waiting.pop()) & variables.keys() - found.keys()):
@@ -35,11 +36,40 @@ def _is_of(value: Any, module: str) -> bool:
     return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module
 
 
+def _source_of(value: Any) -> str:
+    """Return the source of a function or class.
+
+    Before Python 3.13, inspect does not find the source of a class of a notebook, but that of its methods. Then the
+    result is made of the methods and of the constants of the class.
+
+    Raises:
+        OSError, TypeError: if the source cannot be read.
+    """
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        if not inspect.isclass(value):
+            raise
+    lines: list[str] = []
+    for name, member in sorted(vars(value).items()):
+        of_property = [member.fget, member.fset] if isinstance(member, property) else [member]
+        for method in filter(None, (getattr(one, "__func__", one) for one in of_property)):
+            if inspect.isfunction(method):
+                with suppress(OSError):  # a method that was generated, such as that of a dataclass
+                    lines.append(textwrap.dedent(inspect.getsource(method)))
+            elif not name.startswith("__") and isinstance(method, str | int | float | bool | tuple):
+                lines.append(f"{name} = {method!r}\n")
+    if not lines:
+        raise OSError(f"no source of class {value.__qualname__}")
+    bases = ", ".join(base.__name__ for base in value.__bases__)
+    return f"class {value.__name__}({bases}):\n" + textwrap.indent("".join(lines), "    ")
+
+
 def _text_of(value: Any, module: str) -> str:
     """Return the source of a function or class of the module, or the value of a constant; otherwise the type's name."""
     if _is_of(value, module):
         try:
-            return inspect.getsource(value)
+            return _source_of(value)
         except (OSError, TypeError):
             return value.__qualname__
     if inspect.isfunction(value) or inspect.isclass(value):

@@ -82,7 +82,10 @@ class Holder:
         """
         me = Holder.this_process()
         if self._is_in_namespace_of(me):
-            return "running" if process_start(self.pid) == self.process_start else "ended"
+            start = process_start(self.pid)
+            if start == ALIVE != self.process_start:
+                return "unknown"
+            return "running" if start == self.process_start else "ended"
         if self.job_id is not None:
             is_restarted = self.job_id == me.job_id and self.job_restarts != me.job_restarts
             if is_restarted or (ask_slurm and self._job_has_ended()):
@@ -112,29 +115,28 @@ class Holder:
         return state == "PENDING" or restarts != self.job_restarts
 
 
+ALIVE = "alive"
+"""What `process_start` returns if a process exists and its start time is not known."""
+
+
 def process_start(pid: int) -> str | None:
     """Return the start time of process `pid` in the PID namespace of this process; None if the process has ended.
 
-    The start time distinguishes the process from a later process with the same id. Without /proc, for example on
-    macOS, the start time is not known, and the function returns "alive" for every running process.
+    The start time distinguishes the process from a later process with the same id. It is not known without /proc, for
+    example on macOS, and for processes of other users if /proc hides them (mount option hidepid, common on clusters).
+    Then the function returns ALIVE if there is a process with this id.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    else:
-        state, *rest = stat.rpartition(")")[2].split()
-        return None if state == "Z" else rest[18]
-    try:  # without /proc, test only whether a process with this id exists
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return "alive"
-    return "alive"
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass  # the process of another user
+        return ALIVE
+    return None if state == "Z" else rest[18]
 
 
 @cache

@@ -592,3 +592,12 @@ def test_without_arguments_it_shows_sm_and_ens_on_digits(tmp_path):
     assert (report / "index.html").is_file()
     cer = [summary(tmp_path / "runs/quickstart" / learner)["cer"] for learner in ("sm", "ens")]
     assert cer[1] < cer[0]
+
+
+def test_a_learner_whose_files_are_not_its_members_is_refused(tmp_path, plugin, alma_vision):
+    """predictor.json would name other networks than those that were evaluated."""
+    more = "\n    @property\n    def members(self):\n        return [('first', self.stack), (None, self.stack)]\n"
+    plugin.write_text(PLUGIN + more)
+    said = alma_vision(*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
+    assert said.status != 0
+    assert "predicts with 2 stacks of networks (members), but predictor_files names 1 files" in said.err

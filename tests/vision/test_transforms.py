@@ -61,6 +61,9 @@ def test_two_seeds_together_equal_each_alone(tmp_path, own_transform):
 def test_a_run_is_refused_when_the_source_of_its_transform_has_changed(tmp_path, own_transform):
     small_run(tmp_path / "run", **HOW)
     (tmp_path / "own_transform.py").write_text(SOURCE.replace("p=0.5", "p=0.25"))
+    with pytest.raises(SettingError, match="the module own_transform has changed since it was imported"):
+        small_run(tmp_path / "other", **HOW)
+    del sys.modules["own_transform"]  # as in a new process
     with pytest.raises(RunError, match="transform_digest"):
         small_run(tmp_path / "run", **HOW)
 

@@ -132,6 +132,7 @@ def _write(
     own = path.with_name(f"{path.stem}_{uuid4().hex}.npy")
     with written_aside(own) as temporary:
         array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
+        _allocate(temporary)
 
         def decode(index: int) -> None:
             try:
@@ -145,6 +146,23 @@ def _write(
         _for_all(decode, len(paths), f"{where}: decoding images")
         array.flush()
     os.replace(own, path)
+
+
+def _allocate(path: Path) -> None:
+    """Allocate the disk space of a file that is written through memory.
+
+    Otherwise the process would be killed by SIGBUS, without a message, when the disk is full.
+
+    Raises:
+        OSError: if the disk is full. The error names the file.
+    """
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    with open(path, "r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
 
 
 def _for_all(do: Callable[[int], None], count: int, title: str) -> None:

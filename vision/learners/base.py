@@ -24,6 +24,7 @@ from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
+from vision.learners import files as saved
 from vision.learners.average import AveragedPredictor, average_of
 from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile
 from vision.networks import GatedStack, Stack
@@ -86,10 +87,10 @@ class VisionLearner:
         None."""
         self._file = StackFile()
         out = Path(settings.out)
-        self._saved_files = SavedFiles(
-            out / "stages", (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
-        )
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
+        # The run may have had keep_stages=true before.
+        names = (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
+        self._saved_files = SavedFiles(out / "stages", names, kept=saved.files_of_predictors(folders[0]))
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._average: AveragedPredictor | None = None
         """The networks of the predictor, if their parameters are an average."""
@@ -336,8 +337,9 @@ class VisionLearner:
 
     def _write_predictor(self, stage_index: int | None) -> None:
         """Write predictor.json, or the file that describes the predictor after a stage."""
-        name = predictor_file(stage_index)
-        self._predictor_file.write(name, self.predictor_files(), self.predictor_combine, self.settings.dataset)
+        name, files = predictor_file(stage_index), self.predictor_files()
+        saved.check_files_of_members(self.settings.learner, files, len(self.members))
+        self._predictor_file.write(name, files, self.predictor_combine, self.settings.dataset)
 
     def delete_old(self) -> None:
         """Delete the files of earlier calls of `save` that are not needed. With keep_stages=true, keep all networks."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
-from fairseq_alma.core.files import sha256_of, write_json
+from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.predictors import predictor_file
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.networks import Stack
 
@@ -52,11 +54,12 @@ class SavedFiles:
         stages: folder that contains the folders of all stages. It is searched only once, for files of earlier
             processes.
         names: names of the files that may be deleted.
+        kept: files that are never deleted.
     """
 
-    def __init__(self, stages: Path, names: Collection[str]):
+    def __init__(self, stages: Path, names: Collection[str], kept: Collection[Path] = ()):
         self._names = names
-        self._found = {path for path in stages.glob("stage_*/*/*") if path.name in names}
+        self._found = {path for path in stages.glob("stage_*/*/*") if path.name in names} - set(kept)
         self._before: set[Path] = set()
         self._needed: set[Path] = set()
         """The files of the saves since the last but one save after a training, and since the last one."""
@@ -84,6 +87,24 @@ class SavedFiles:
                     path.parent.rmdir()
                     path.parent.parent.rmdir()
         self._before, self._needed = self._needed, set()
+
+
+def files_of_predictors(run_folder: Path) -> set[Path]:
+    """Return the files with the networks of the predictors after single stages, which keep_stages=true has recorded."""
+    return {
+        Path(os.path.normpath(run_folder / entry["path"]))
+        for path in run_folder.glob(predictor_file("stage_*"))
+        for entry in read_json(path)["checkpoints"]
+    }
+
+
+def check_files_of_members(learner: str, files: Sequence[Path], num_members: int) -> None:
+    """Raise StageError if a learner names another number of files than it has stacks that predict together."""
+    if len(files) != num_members:
+        raise StageError(
+            f"learner={learner} predicts with {num_members} stacks of networks (members), but predictor_files names "
+            f"{len(files)} files: override predictor_files too, so that what is deployed is what was evaluated"
+        )
 
 
 class PredictorFile:

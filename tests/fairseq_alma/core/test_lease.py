@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.holder import Holder
+from fairseq_alma.core.holder import Holder, process_start
 from fairseq_alma.core.lease import Lease
 from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
 from tests.leases import beating
@@ -392,3 +394,23 @@ def test_slurm_is_asked_about_the_job_of_a_holder_that_this_process_cannot_see(
     else:
         with beating(run), pytest.raises(RunError, match="process 4321 on elsewhere, job 77"):
             Lease(run).__enter__()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])  # the mount options hidepid=2 and hidepid=1
+def test_the_lease_of_a_process_that_proc_hides_is_not_taken_over_at_once(monkeypatch, error):
+    process = subprocess.Popen(["sleep", "60"])
+    other = replace(Holder.this_process(), pid=process.pid, process_start=process_start(process.pid))
+    assert other.state() == "running"
+    read_text = Path.read_text
+
+    def hidden(path, *arguments, **more):
+        if str(path) == f"/proc/{process.pid}/stat":
+            raise error
+        return read_text(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert other.state() == "unknown"  # then its heartbeat decides
+    process.kill()
+    process.wait()
+    assert other.state() == "ended"
