@@ -36,6 +36,13 @@ class BestByValidation(Callback):
     The jobs are sorted by validation scores (see `score_key`). Test scores do not influence the order.
     """
 
+    def __init__(self) -> None:
+        self._failed_before: dict[str, int] = {}
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Take note of jobs that failed in earlier sweeps in the same folder. Hydra calls this method first."""
+        self._failed_before = _failed_jobs(Path(config.hydra.sweep.dir))
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and write SWEEP/sweep.json. Hydra calls this method when all jobs of a sweep have ended."""
         folder = Path(config.hydra.sweep.dir)
@@ -46,7 +53,8 @@ class BestByValidation(Callback):
         if finished:
             write_json(folder / "sweep.json", finished)
             wide_console().print(_table(finished))
-        if failed := _failed_jobs(folder):
+        failed = [name for name, time in _failed_jobs(folder).items() if time != self._failed_before.get(name)]
+        if failed:
             wide_console(sys.stderr).print(f"failed, with the message in {ERROR_FILE}: {'; '.join(failed)}")
             # Hydra has no way to report failed jobs of a sweep, because the sweep continues after them. It catches
             # exceptions of callbacks, but not SystemExit.
@@ -101,14 +109,14 @@ def _add_average_validation(summaries: Sequence[dict[str, Any]], folders_of: Seq
             summary[AVERAGE_VALIDATION_KEY] = sum(value for value in values if value is not None) / len(values)
 
 
-def _failed_jobs(folder: Path) -> list[str]:
-    """Return the names of the jobs of a sweep whose last start failed."""
-    failed = []
+def _failed_jobs(folder: Path) -> dict[str, int]:
+    """Return the jobs in the folder of a sweep whose last start failed: name -> time of the message, in nanoseconds."""
+    failed = {}
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in ("stages", "tensorboard", "evaluated")]
         if ERROR_FILE in files:
-            failed.append(str(Path(path).relative_to(folder)))
-    return sorted(failed)
+            failed[str(Path(path).relative_to(folder))] = (Path(path) / ERROR_FILE).stat().st_mtime_ns
+    return dict(sorted(failed.items()))
 
 
 def score_key(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -402,6 +402,9 @@ def test_a_bad_value_in_a_sweep_is_told_and_the_others_are_run_and_ranked(tmp_pa
     runs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert len(runs) == 2
     assert "CER" in said.out[said.out.index("best first") :]
+    # The corrected sweep in the same folder has no failed job.
+    assert alma_vision("-m", *as_arguments(epochs=1), "wait=1,2", f"out={tmp_path / 'sweep'}").status == 0
+    assert alma_vision("-m", *as_arguments(epochs=1), "wait=1,99", f"out={tmp_path / 'sweep'}").status == 1
 
 
 @pytest.mark.parametrize("name", ["", "null", '""'])
