@@ -26,6 +26,8 @@ import vision.datasets
 from fairseq_alma.core.errors import RunError, SettingError
 from tests.vision.test_killed import Child
 from tests.vision.tiny_runs import SMALL, as_arguments, ledger, small_settings, summary
+from vision.learners import SingleModel, register_learner
+from vision.networks.architectures import register_backbone
 
 DIGITS = load_digits()
 
@@ -315,3 +317,12 @@ def test_names_of_the_package():
         assert getattr(vision, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'rum'"):
         vision.rum  # noqa: B018
+
+
+def test_built_in_names_cannot_be_taken():
+    """A run of the built-in learner or network would continue with other code."""
+    with pytest.raises(ValueError, match="there is a built-in learner 'sm'"):
+        register_learner("sm")(type("Mine", (SingleModel,), {"__module__": "mine"}))
+    for name in ("mlp", "resnet20"):
+        with pytest.raises(ValueError, match=f"there is a built-in backbone '{name}'"):
+            register_backbone(name)(lambda: None)

@@ -31,7 +31,8 @@ def register_learner(
         grows: whether the learner adds capacity between stages.
 
     Raises:
-        ValueError: if a setting of the learner has the same name as a setting that all runs have.
+        ValueError: if a setting of the learner has the same name as a setting that all runs have, or if there is a
+            built-in learner with this name.
     """
     in_catalogue = name in {entry.name for entry in learners("vision")}
     has_new_entry = not in_catalogue or label is not None or settings is not None
@@ -43,6 +44,9 @@ def register_learner(
         )
 
     def register(cls: type[VisionLearner]) -> type[VisionLearner]:
+        if name in LEARNERS and LEARNERS[name].__module__.startswith("vision.") and cls is not LEARNERS[name]:
+            # A run of the built-in learner would continue with this one.
+            raise ValueError(f"there is a built-in learner {name!r}: give your learner another name")
         LEARNERS[name] = cls
         if has_new_entry:
             first_line = (cls.__doc__ or "").strip().partition("\n")[0]

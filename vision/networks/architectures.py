@@ -82,9 +82,18 @@ def register_backbone(name: str, draw: Draw | None = None) -> Callable[[Callable
         name: the value of `backbone=`.
         draw: function that initialises the parameters with a random generator. By default, the module keeps its own
             initial parameters, and torch's random state is seeded before the function is called.
+
+    Raises:
+        ValueError: if there is a built-in architecture with this name.
     """
 
     def register(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        before = _ARCHITECTURES.get(name)
+        if name == "mlp" or (
+            before and before.function.__module__.startswith("vision.") and before.function != function
+        ):
+            # A run of the built-in network would continue with this one.
+            raise ValueError(f"there is a built-in backbone {name!r}: give your function another name")
         _ARCHITECTURES[name] = Architecture(function, draw)
         return function
 
