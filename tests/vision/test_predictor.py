@@ -1,6 +1,7 @@
 """`load_predictor`: predict with the networks of a run."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -121,6 +122,9 @@ def test_changed_source_of_the_network_is_noticed(tmp_path, monkeypatch):
     small_run(tmp_path / "run", backbone="network_of_a_test:make", epochs=1)
     vision.load_predictor(tmp_path / "run")
     path.write_text(path.read_text() + "# changed\n")
+    with pytest.raises(SettingError, match="the module network_of_a_test has changed since it was imported"):
+        vision.load_predictor(tmp_path / "run")
+    del sys.modules["network_of_a_test"]  # as in a new process
     with pytest.raises(RunError, match="the source code of backbone=network_of_a_test:make has changed since"):
         vision.load_predictor(tmp_path / "run")
 

@@ -88,10 +88,8 @@ def register_backbone(name: str, draw: Draw | None = None) -> Callable[[Callable
     """
 
     def register(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        before = _ARCHITECTURES.get(name)
-        if name == "mlp" or (
-            before and before.function.__module__.startswith("vision.") and before.function != function
-        ):
+        before = _ARCHITECTURES[name].function if name in _ARCHITECTURES else function
+        if name == "mlp" or (before is not function and before.__module__.startswith("vision.")):
             # A run of the built-in network would continue with this one.
             raise ValueError(f"there is a built-in backbone {name!r}: give your function another name")
         _ARCHITECTURES[name] = Architecture(function, draw)

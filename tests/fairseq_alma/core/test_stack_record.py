@@ -397,8 +397,9 @@ def test_a_learner_that_grows_is_saved_after_its_training_and_after_a_slow_growt
 
 
 @pytest.mark.parametrize("rows_left", [3, 4, 5])
-def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_left):
+def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_left, monkeypatch):
     """The first seed's row is there, the second's is not: the next process adds what is missing."""
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", math.inf)  # on a slow machine, too
     stack_run(tmp_path / "whole")
     stack_run(tmp_path / "killed")
     path = tmp_path / "killed/seed_6/ledger.jsonl"
