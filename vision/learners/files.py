@@ -54,12 +54,13 @@ class SavedFiles:
         stages: folder that contains the folders of all stages. It is searched only once, for files of earlier
             processes.
         names: names of the files that may be deleted.
-        kept: files that are never deleted.
+        kept: normalised paths of files that are never deleted.
     """
 
     def __init__(self, stages: Path, names: Collection[str], kept: Collection[Path] = ()):
         self._names = names
-        self._found = {path for path in stages.glob("stage_*/*/*") if path.name in names} - set(kept)
+        found = {path for path in stages.glob("stage_*/*/*") if path.name in names}
+        self._found = {path for path in found if Path(os.path.normpath(path)) not in kept}
         self._before: set[Path] = set()
         self._needed: set[Path] = set()
         """The files of the saves since the last but one save after a training, and since the last one."""
