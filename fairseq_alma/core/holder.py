@@ -133,8 +133,8 @@ def process_start(pid: int) -> str | None:
             os.kill(pid, 0)
         except ProcessLookupError:
             return None
-        except PermissionError:
-            pass  # the process of another user
+        except PermissionError:  # there is such a process, of another user
+            return ALIVE
         return ALIVE
     return None if state == "Z" else rest[18]
 

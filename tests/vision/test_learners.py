@@ -437,7 +437,7 @@ def test_old_networks_are_removed_unless_they_are_kept_or_predict(tmp_path):
 
     assert kept("sm") == ["4train"]
     assert kept("all", keep_stages=True) == ["1train", "2train", "3train", "4train"]
-    # Networks that were kept stay, also if the run goes on without keep_stages.
+    # If a run continues without keep_stages, the networks that it stored with it are not deleted.
     assert kept("some", arrivals=2, keep_stages=True) == ["1train", "2train"]
     assert kept("some", arrivals=4) == ["1train", "2train", "4train"]
     assert kept("gmoe", learner="gmoe") == ["4train"]

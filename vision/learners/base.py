@@ -88,7 +88,7 @@ class VisionLearner:
         self._file = StackFile()
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
-        # The run may have had keep_stages=true before.
+        # If the run had keep_stages=true before, what it stored then is not deleted.
         names = (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
         self._saved_files = SavedFiles(out / "stages", names, kept=saved.files_of_predictors(folders[0]))
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
