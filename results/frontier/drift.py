@@ -33,8 +33,9 @@ from _texts import Row, TextStudy, mean_text, training_flops  # noqa: E402
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
 from fairseq_alma.core.metrics import averages_by_part, period_losses  # noqa: E402
 
-SEEDS = (0, 1, 2)
 PERIODS = 5
+SEEDS = {"recipe_warm": 5, "retrained": 5, "once": 5}
+"""Name -> the number of seeds. The other learners have 3."""
 AVERAGE = ("schedule=constant", "predict_with=average", "average_every=update", "average_power=8")
 KEEP = (*AVERAGE, "optimizer_state=keep")
 LEARNERS = {
@@ -94,7 +95,7 @@ def _study(corpus: str) -> DatedStudy:
     for name, (more, steps, _) in LEARNERS.items():
         wait = f"wait={PERIODS if name == 'once' else 1}"
         times = TIMES.get(name, 1)
-        rows.append(Row(f"{corpus}_{name}", ("learner=sm", "experts=4", wait, *more), steps, SEEDS, times))
+        rows.append(Row(f"{corpus}_{name}", ("learner=sm", "experts=4", wait, *more), steps, tuple(range(SEEDS.get(name, 3))), times))
     settings = ("dropout=0.2", "precision=bfloat16")
     return DatedStudy(rows, HERE / "ledgers", settings, PERIODS, passes=0.5, corpus=corpus)
 
