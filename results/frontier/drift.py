@@ -95,7 +95,15 @@ def _study(corpus: str) -> DatedStudy:
     for name, (more, steps, _) in LEARNERS.items():
         wait = f"wait={PERIODS if name == 'once' else 1}"
         times = TIMES.get(name, 1)
-        rows.append(Row(f"{corpus}_{name}", ("learner=sm", "experts=4", wait, *more), steps, tuple(range(SEEDS.get(name, 3))), times))
+        rows.append(
+            Row(
+                f"{corpus}_{name}",
+                ("learner=sm", "experts=4", wait, *more),
+                steps,
+                tuple(range(SEEDS.get(name, 3))),
+                times,
+            )
+        )
     settings = ("dropout=0.2", "precision=bfloat16")
     return DatedStudy(rows, HERE / "ledgers", settings, PERIODS, passes=0.5, corpus=corpus)
 
