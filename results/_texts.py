@@ -27,7 +27,7 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow
 SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
 SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
             "parallel=1")  # fmt: skip
-"""Settings of every run of every study."""
+"""Settings of every run of the studies for two CPU cores."""
 LEFT_OUT = "gitenberg_moby_dick"
 """The beginning of the name of a book file that is skipped, because it is a second copy of Moby-Dick."""
 
@@ -66,9 +66,13 @@ class TextStudy(ABC):
     """Number of mega-batches that are trained on."""
     passes: float = 5
     """Passes over a mega-batch in each stage."""
+    common: ClassVar[tuple[str, ...]] = SETTINGS
+    """Settings of every run of the study, before those of the study and of the row."""
+    tokens_per_update: ClassVar[int] = SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE
+    """Number of tokens in an update, with the settings in `common`."""
     data: ClassVar[str]
     """Name of the folder with the text of the study, in the folder that ALMA_DATA names. The option --NAME replaces
-    it."""
+    it. "." is the folder ALMA_DATA itself, which the option --data replaces."""
 
     @abstractmethod
     def prepare(self, data: Path, out: Path) -> list[str]:
@@ -89,38 +93,45 @@ class TextStudy(ABC):
         """
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("what", choices=["run"], help="run what is missing")
-        help_text = f"folder of the text (ALMA_DATA/{self.data} by default)"
-        parser.add_argument(f"--{self.data}", type=Path, dest="data", metavar="FOLDER", help=help_text)
+        option = "--data" if self.data == "." else f"--{self.data}"
+        help_text = f"folder of the text (default: {Path('ALMA_DATA', self.data)})"
+        parser.add_argument(option, type=Path, dest="data", metavar="FOLDER", help=help_text)
+        help_text = "folder of a finished stream, for a machine without the text (default: made in the folder --out)"
+        parser.add_argument("--stream", type=Path, help=help_text)
         parser.add_argument("--out", type=Path, default=Path(out), help=f"folder of the runs (default: {out})")
         parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time, one thread each")
         parser.add_argument("--only", default="", help="run only rows whose name starts with this")
         parser.add_argument("--seeds", type=int, default=99, help="number of seeds (default: all of the study)")
         parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
         arguments = parser.parse_args()
-        if arguments.data is None and "ALMA_DATA" not in os.environ:
-            sys.exit(f"no text: give --{self.data} FOLDER, or set ALMA_DATA to the folder that contains {self.data}/")
+        if arguments.data is None and arguments.stream is None and "ALMA_DATA" not in os.environ:
+            sys.exit(f"no text: give {option} FOLDER, or set ALMA_DATA to the folder with the data")
         rows = [row for row in self.rows if row.name.startswith(arguments.only)]
         # Train all rows with one seed first, so that the table is complete even if time runs out.
         tasks = [(seed, row) for seed in range(arguments.seeds) for row in rows if seed in row.seeds]
         missing = [(seed, row) for seed, row in tasks if not (self._folder(row.name, seed) / "summary.json").exists()]
-        data = arguments.data or Path(os.environ["ALMA_DATA"]) / self.data
+        out = arguments.out / subfolder
         if missing:
-            self._run(missing, data, arguments.out / subfolder, arguments.side_by_side, arguments.hours)
+            data = arguments.data or Path(os.environ.get("ALMA_DATA", "")) / self.data
+            stream = arguments.stream or self._make_stream(data, out)
+            self._run(missing, stream, str(data), out, arguments.side_by_side, arguments.hours)
 
-    def _run(self, tasks: Sequence[tuple[int, Row]], data: Path, out: Path, side_by_side: int, hours: float) -> None:
+    def _run(
+        self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, hours: float
+    ) -> None:
         deadline = time.monotonic() + 3600 * hours
-        stream, updates = self._make_stream(data, out)
+        updates = self._updates_of_stage(stream)
 
         def run_row(task: tuple[int, Row]) -> None:
             seed, row = task
             if time.monotonic() > deadline:
                 return
             folder, started = out / row.name / f"seed_{seed}", time.monotonic()
-            words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, f"mega_batches={self.mega_batches}"]
+            words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
             words += [*self.settings, *row.settings]
             words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"share={out / 'shared'}"]
             if _run_command(words, folder.with_suffix(".log")):
-                copy_results(folder, self._folder(row.name, seed), str(data))
+                copy_results(folder, self._folder(row.name, seed), data)
                 final = json.loads((folder / "summary.json").read_text())["final"]
                 seconds = time.monotonic() - started
                 print(f"{row.name} seed {seed}: final perplexity {final:.2f}, {seconds:.0f} s", flush=True)
@@ -128,14 +139,18 @@ class TextStudy(ABC):
         with ThreadPoolExecutor(side_by_side) as pool:
             list(pool.map(run_row, tasks))
 
-    def _make_stream(self, data: Path, out: Path) -> tuple[Path, int]:
-        """Make the stream if it does not exist. Return its folder and the number of updates of `passes`.
-
-        If the committed ledgers belong to another stream, this script exits.
-        """
+    def _make_stream(self, data: Path, out: Path) -> Path:
+        """Make the stream if it does not exist, and return its folder."""
         stream = out / "stream"
         if not _run_command(["alma-prep", str(stream), *self.prepare(data, out)], out / "stream.log"):
             sys.exit(1)
+        return stream
+
+    def _updates_of_stage(self, stream: Path) -> int:
+        """Return the number of updates of `passes` over a mega-batch.
+
+        If the committed ledgers belong to another stream, this script exits.
+        """
         splits = json.loads((stream / "stream.json").read_text())["splits"]
         evaluated_on = [splits[split]["sha256"] for split in ("valid", "test")]
         for row in self.rows:
@@ -143,7 +158,7 @@ class TextStudy(ABC):
                 if json.loads(settings.read_text())["evaluated_on"] != evaluated_on:
                     sys.exit(f"{settings.parent} belongs to another stream than {stream}: remove it to run it again")
         largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, self.mega_batches + 1))
-        return stream, math.ceil(self.passes * largest / (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
+        return math.ceil(self.passes * largest / self.tokens_per_update)
 
     def rows_by_seed(self, name: str) -> dict[int, list[LedgerRow]]:
         """Return the rows of the committed ledgers of a row of the study, by seed."""
@@ -172,14 +187,19 @@ class BookStudy(TextStudy):
     data: ClassVar[str] = "books"
 
     def prepare(self, data: Path, out: Path) -> list[str]:
-        sources = out / "books"
-        sources.mkdir(parents=True, exist_ok=True)
-        for book in sorted(data.iterdir()):
-            if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
-                (link := sources / book.name).unlink(missing_ok=True)
-                link.symlink_to(book.absolute())
+        sources = link_books(data, out / "books")
         options = ["--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"]
         return ["--source", f"books:{sources}", "--mega-batches", str(self.parts), *options]
+
+
+def link_books(data: Path, folder: Path) -> Path:
+    """Make links to all books in the folder `data` but the second copy of one. Return `folder`, with the links."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for book in sorted(data.iterdir()):
+        if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
+            (link := folder / book.name).unlink(missing_ok=True)
+            link.symlink_to(book.absolute())
+    return folder
 
 
 def _run_command(words: Sequence[str], log: Path) -> bool:
