@@ -175,7 +175,7 @@ def provenance(load_at_start: float) -> list[str]:
         f"- command: `{data}python {script} {' '.join('PATH' if a.startswith('/') else a for a in sys.argv[1:])}`",
         f"- commit: {_commit()}",
         f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- machine: {_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB; {loads}",
+        f"- machine: {_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB{_gpu()}; {loads}",
         f"- Python {platform.python_version()}, {', '.join(packages)}",
     ]
 
@@ -186,6 +186,13 @@ def _commit() -> str:
 
     changed = git("status", "--porcelain", "--", "fairseq_alma", "vision", "data_prep", "launch", "benchmarks/*.py")
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with uncommitted changes" if changed else "")
+
+
+def _gpu() -> str:
+    """Return ", " and the name of the GPU, or "" without one."""
+    import torch
+
+    return f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
 
 
 def _processor() -> str:

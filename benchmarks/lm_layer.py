@@ -60,8 +60,6 @@ def main() -> None:
                 print("\n".join(section), flush=True)
                 lines += section
     machine = provenance(load_at_start)
-    if options.device == "cuda":
-        machine.append(f"- GPU: {torch.cuda.get_device_name()}")
     print("\n".join(machine))
     if options.write:
         write_part(INTRODUCTION, PARTS, f"On {options.device}", [*machine, "", *lines])
