@@ -93,8 +93,8 @@ def _tokens_of_row(row: str, arch: str) -> int:
         config = compose("alma_lm", ["stream=S", "out=O", f"preset=table2/{row}", f"arch={arch}"])
     settings = LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), given=[])
     arrivals = settings.stream_settings(min(MEGA_BATCHES, settings.mega_batches or MEGA_BATCHES))
-    sizes = [end - start for start, end in pairwise([0, *arrivals.arrivals_of_stages])]
-    updates = sum(settings.updates_of_stage(size) for size in sizes)
+    stages = pairwise([0, *arrivals.arrivals_of_stages])
+    updates = sum(settings.updates_of_stage(end - start, t=end) for start, end in stages)
     members = getattr(settings.own, "members", None) or 1
     return updates * members * settings.sequences_per_update * settings.tokens_per_sample
 
