@@ -26,6 +26,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the GPUs from all tests but those of `make test-gpu`.
+
+    The tests compare results exactly, and fork processes, which a process that has used a GPU cannot do.
+    """
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(scope="session")
 def alma_data() -> Path:
     """Return the folder with real data sets. Skip the test if the variable ALMA_DATA is not set."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
     # modes have the same number of FLOPs.
     network.eval()
     example = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
-    # torch counts some fused operations as 0: attention without gradients, and recurrent networks with mkldnn.
-    with torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
+    # Some versions of torch count fused operations as 0: attention, and recurrent networks with mkldnn or cuDNN.
+    mkldnn, cudnn = torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False)
+    with torch.enable_grad(), mkldnn, cudnn, sdpa_kernel(SDPBackend.MATH):
         forward = flops_of_call(lambda: network(example))
         training = flops_of_call(lambda: network(example).sum().backward())
     return Flops(forward, training, forward)

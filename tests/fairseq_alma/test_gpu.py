@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint
+from fairseq_alma.core.files import read_json
 from fairseq_alma.core.ledger import Ledger
 from tests.commands import ROOT, RUN, run_command
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu"),
+]
 
 SHORT = (*RUN, "updates=40", "validations=4", "dropout=0.1")
 
@@ -35,7 +39,19 @@ def test_bfloat16_learns_what_float32_learns(stream, tmp_path, learner):
     assert len(exact) == 3
     assert rounded == pytest.approx(exact, rel=0.05)
     assert rounded != exact
-    assert train(stream, tmp_path / "default", *learner) == pytest.approx(rounded, rel=1e-3)  # auto is bfloat16
+
+
+def test_bfloat16_is_the_default(stream, tmp_path):
+    train(stream, tmp_path, "mega_batches=1", "updates=2")
+    assert read_json(tmp_path / "settings.json")["precision"] == "bfloat16"
+
+
+def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
+    diverging = ("wait=3", "lr=1e18", "clip_norm=0", "updates=20")
+    result = run_command("alma-lm", f"stream={stream}", f"out={tmp_path}", *RUN, *diverging)
+    assert result.returncode == 2
+    assert "lower lr=1e+18" in result.stderr, result.stderr[-3000:]
+    assert "FloatingPointError" in result.stderr, result.stderr[-3000:]
 
 
 def test_alma_eval_on_the_gpu_and_on_the_cpu_agree(stream, tmp_path):

@@ -8,14 +8,14 @@ import torch
 
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json
-from tests.vision.tiny_runs import taken
+from tests.vision.tiny_runs import ledger, taken
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
 from vision.firefly import chain_from_stack
 from vision.inputs import Images
 from vision.learners import VisionLearner
 from vision.learners import firefly as learners
-from vision.networks import GatedModuleStack, ModuleStack, Structure
+from vision.networks import GatedModuleStack, ModuleStack, Structure, module_stack
 from vision.runs import run_learner
 from vision.seeds import generator
 from vision.settings import VisionSettings
@@ -332,3 +332,14 @@ def test_a_stage_on_cifar10(tmp_path):
     assert abs(rows[0].scores.error_rate - 0.9) < 0.02
     assert rows[1].scores.error_rate < 0.88
     assert rows[1].spent.num_updates == 6 * 8  # 900 examples
+
+
+@pytest.mark.parametrize("learner", ["sm", "ens", "gens", "gmoe", "ff"])
+def test_gaps_between_the_parameters_change_nothing(tmp_path, monkeypatch, learner):
+    """On a GPU, each parameter begins at a multiple of 64 values."""
+    more = {"candidates": 5} if learner == "ff" else {}
+    small_run(tmp_path / "packed", learner, **more)
+    monkeypatch.setattr(module_stack, "ALIGNMENT", {"cpu": 64})
+    small_run(tmp_path / "aligned", learner, **more)
+    for seed in ("seed_0", "seed_1"):
+        assert ledger(tmp_path / "aligned" / seed) == ledger(tmp_path / "packed" / seed)

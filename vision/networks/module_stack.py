@@ -25,6 +25,11 @@ from vision.networks.streams import SideStreams
 
 PIXELS_AT_ONCE = 40_000 * 1024
 """Largest number of pixels times channels in one forward pass of `logits_of_many`. It limits the memory of the pass."""
+ALIGNMENT = {"cuda": 64}
+"""Type of device -> the number of values at a multiple of which each parameter begins; 1 on other devices.
+
+Kernels of a GPU read several values at once. With a parameter at another place, as in a network whose number of
+channels is odd, some of them end with "misaligned address"."""
 _FLOPS: PerStructure[Flops] = PerStructure()
 
 
@@ -48,9 +53,9 @@ class ModuleStack(Stack):
         self._is_channels_last = getattr(first, CHANNELS_LAST, True)
         trained = {name: self._stored_shape(value) for name, value in _trained(first)}
         others = {name: self._stored_shape(value) for name, value in _others(first)}
-        dtype = torch.get_default_dtype()
-        self.parameters = Parameters(trained, len(self._networks), device, dtype)
-        self.statistics = Parameters(others, len(self._networks), device, dtype) if others else None
+        rest = (len(self._networks), device, torch.get_default_dtype(), ALIGNMENT.get(device.type, 1))
+        self.parameters = Parameters(trained, *rest)
+        self.statistics = Parameters(others, *rest) if others else None
         self.gradient = self.parameters.zeros_like()
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         """Each buffer that is stored in `statistics`: the network, the name of the buffer, and the view."""

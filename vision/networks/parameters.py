@@ -21,6 +21,8 @@ class Parameters:
         num_networks: number of networks, M.
         device: device on which the tensors are stored.
         dtype: dtype of the tensors. None means torch's default dtype.
+        alignment: the values of each network in each tensor begin at a multiple of this number of values. The gaps
+            contain zeros. With more than 1, the tensors of the networks do not follow each other without gaps.
     """
 
     def __init__(
@@ -29,10 +31,13 @@ class Parameters:
         num_networks: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        alignment: int = 1,
     ):
         self.shapes = dict(shapes)
         self.num_networks = num_networks
-        self.flat = torch.zeros(num_networks * self.size, device=device, dtype=dtype)
+        self.alignment = alignment
+        size = sum(self._stored_size(shape) for shape in self.shapes.values())
+        self.flat = torch.zeros(num_networks * size, device=device, dtype=dtype)
         self._tensors = self._views(self.flat)
 
     @property
@@ -51,7 +56,7 @@ class Parameters:
 
     def zeros_like(self) -> "Parameters":
         """Return new `Parameters` with the same names, shapes, device and dtype, filled with zeros."""
-        return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype)
+        return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype, self.alignment)
 
     def copy(self) -> "Parameters":
         """Return a copy of these parameters that shares no memory with this object."""
@@ -85,12 +90,17 @@ class Parameters:
             parameters[name].copy_(tensor)
         return parameters
 
+    def _stored_size(self, shape: tuple[int, ...]) -> int:
+        """Return how many values of the flat tensor a tensor of one network takes, with the gap after it."""
+        return -(-prod(shape) // self.alignment) * self.alignment
+
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return all named tensors, [M, *shape] each, as views of the flat tensor."""
         views, start = {}, 0
         for name, shape in self.shapes.items():
-            end = start + self.num_networks * prod(shape)
-            views[name] = flat[start:end].view(self.num_networks, *shape)
+            end = start + self.num_networks * self._stored_size(shape)
+            rows = flat[start:end].view(self.num_networks, self._stored_size(shape))
+            views[name] = rows[:, : prod(shape)].view(self.num_networks, *shape)
             start = end
         return views
 

@@ -170,7 +170,7 @@ def test_devices_are_named_or_refused(stream, trained, capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu")
 def test_all_gpus_give_the_scores_of_the_cpu(stream, trained):
     folder = StreamFolder.open(stream)
     model, task = load_member(trained, folder, CPU)

@@ -235,7 +235,7 @@ def test_the_loss_of_each_token_is_that_of_its_score_in_float32(precision):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_training_step_on_cuda_never_makes_the_host_wait(precision):
     model = make(precision=precision, capacity_factor=1.0).cuda().train()

@@ -79,9 +79,9 @@ def outputs_and_gradients(way, layer, x_TD, direction_TD):
     layer.zero_grad(set_to_none=True)
     x_TD = x_TD.clone().requires_grad_()
     output = layer(x_TD)
-    torch.autograd.backward([output.y_TD, output.routing.balance_loss], [direction_TD, torch.tensor(0.1).to(x_TD)])
+    torch.autograd.backward([output.y_TD, output.routing.balance_loss], [direction_TD, x_TD.new_full((), 0.1)])
     result = {name: p.grad for name, p in layer.named_parameters()} | {"x": x_TD.grad, "y": output.y_TD.detach()}
-    return {name: value.float() for name, value in result.items()}, output
+    return {name: value.float().clone() for name, value in result.items()}, output
 
 
 # 3 tokens for 8 experts: most experts are empty. Factor 0.5 drops many tokens, 8 leaves most slots empty.
@@ -141,7 +141,7 @@ def test_rows_that_grouped_products_refuse_are_split(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu")
 @pytest.mark.parametrize("num_experts", [1, 4, 64])
 @pytest.mark.parametrize("factor", [0.0, 1.0])
 def test_on_cuda_a_layer_equals_the_cpu_and_the_host_never_waits(num_experts, factor):

@@ -62,7 +62,7 @@ def test_only_so_many_losses_wait(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu")
 def test_a_loss_on_a_cuda_device_is_found_without_a_wait():
     check = LossCheck()
     loss = torch.tensor(math.nan, device="cuda")

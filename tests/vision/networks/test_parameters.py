@@ -90,3 +90,43 @@ def test_weights_and_biases_have_the_distribution_of_torch():
             assert 0.245 < values.max() <= 0.25
             assert abs(values.mean()) < 0.02
             assert abs(values.std() - 0.1443) < 0.01
+
+
+def test_with_an_alignment_each_network_begins_at_a_multiple_and_the_gaps_stay_zero():
+    parameters = Parameters(SHAPES, 3, alignment=4)
+    assert parameters.size == 8
+    assert len(parameters.flat) == 3 * (8 + 4)
+    for name in SHAPES:
+        for network in range(3):
+            assert parameters[name][network].storage_offset() % 4 == 0
+            assert parameters[name][network].is_contiguous()
+            parameters[name][network].fill_(1 + network)
+    assert parameters.flat.tolist() == [
+        *[1] * 6,
+        0,
+        0,
+        *[2] * 6,
+        0,
+        0,
+        *[3] * 6,
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+        2,
+        2,
+        0,
+        0,
+        3,
+        3,
+        0,
+        0,
+    ]
+    assert parameters.zeros_like().alignment == 4
+    packed = Parameters.from_state(parameters.state())
+    assert packed.flat.tolist() == [*[1] * 6, *[2] * 6, *[3] * 6, 1, 1, 2, 2, 3, 3]
+    other = parameters.zeros_like()
+    other.copy_networks(parameters, torch.tensor([True, False, True]))
+    assert other["bias_1"].tolist() == [[1, 1], [0, 0], [3, 3]]
