@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,7 +58,8 @@ class StepByStep:
     """A process that is stopped after each wanted line of its output, until `next` continues it.
 
     A benchmark continues several such processes in turn. So if other programs slow down the machine, they slow down
-    all processes alike. Only CPU time is measured, so the time for which a process is stopped does not count.
+    all processes alike. Only CPU time is measured, so the time for which a process is stopped does not count. On a GPU
+    use `timed_lines`, because a GPU finishes what a process has queued even while the process is stopped.
 
     Args:
         command: the program and its arguments.
@@ -73,14 +74,9 @@ class StepByStep:
             command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self._cpu_seconds = 0.0
-        self.wall_seconds = 0.0
 
     def next(self) -> tuple[float, str]:
-        """Continue the process until its next wanted line. Return the CPU seconds since the last one, and the line.
-
-        The attribute wall_seconds is the time for which this call waited.
-        """
-        start = time.perf_counter()
+        """Continue the process until its next wanted line. Return the CPU seconds since the last one, and the line."""
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -88,13 +84,9 @@ class StepByStep:
             if self._is_wanted(line):
                 now = tree_cpu_seconds(self._process.pid)
                 self._process.send_signal(signal.SIGSTOP)
-                self.wall_seconds = time.perf_counter() - start
                 spent, self._cpu_seconds = now - self._cpu_seconds, now
                 return spent, line
-        raise RuntimeError(
-            f"{' '.join(self._command)}\nended before it printed all expected lines; its last output:\n"
-            f"{''.join(self._lines[-30:])}"
-        )
+        raise _ended_early(self._command, self._lines)
 
     def end(self) -> None:
         """Kill the process."""
@@ -102,6 +94,42 @@ class StepByStep:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def timed_lines(
+    command: Sequence[str], environment: Mapping[str, str], is_wanted: Callable[[str], bool]
+) -> Generator[tuple[float, str], None, None]:
+    """Run a command, and yield each wanted line of its output with the seconds that have passed since the last one.
+
+    The first line comes with the seconds since the start. The process is killed when the generator is closed.
+
+    Args:
+        command: the program and its arguments.
+        environment: environment variables to add or change.
+        is_wanted: function that returns True for a wanted line.
+    """
+    before, lines = time.perf_counter(), []
+    process = subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if is_wanted(line):
+                now = time.perf_counter()
+                yield now - before, line
+                before = now
+        raise _ended_early(command, lines)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _ended_early(command: Sequence[str], lines: Sequence[str]) -> RuntimeError:
+    last = "".join(lines[-30:])
+    return RuntimeError(f"{' '.join(command)}\nended before it printed all expected lines; its last output:\n{last}")
 
 
 def ratio_columns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:

@@ -1,6 +1,7 @@
-"""Run alma-lm on the paper's large model for 50 updates of random tokens, and project the time of the whole Table 2.
+"""Run alma-lm on a model of the paper for 50 updates of random tokens, and project the time of the whole Table 2.
 
 .venv/bin/python benchmarks/lm_table2.py                                      on the devices of this machine
+.venv/bin/python benchmarks/lm_table2.py --arch switch_lm_base                the smaller model
 .venv/bin/python benchmarks/lm_table2.py --write                              also written to benchmarks/lm_table2.md
 .venv/bin/python benchmarks/lm_table2.py --updates 50 --sequences 4           smaller updates, e.g. on a CPU
 
@@ -32,8 +33,9 @@ VOCABULARY = 50_264  # size of a fairseq dictionary for the 50,257 symbols of GP
 MEGA_BATCHES = 4
 """Number of mega-batches in the paper's stream."""
 PARTS = {
-    "On cpu": "benchmarks/lm_table2.py --updates 50 --sequences 4",
-    "On cuda": "benchmarks/lm_table2.py",
+    "switch_lm_large on cpu": "benchmarks/lm_table2.py --updates 50 --sequences 4",
+    "switch_lm_large on cuda": "benchmarks/lm_table2.py",
+    "switch_lm_base on cuda": "benchmarks/lm_table2.py --arch switch_lm_base",
 }
 """Part of the report -> the command that fills it, on a machine without and with a GPU."""
 
@@ -78,9 +80,9 @@ def main() -> None:
     ])  # fmt: skip
     print(text)
     if options.write:
-        introduction = "# The paper's large model, by hand\n\nWritten by `benchmarks/lm_table2.py --write`."
+        introduction = "# A stage of the paper's models\n\nWritten by `benchmarks/lm_table2.py --write`."
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        write_part(introduction, PARTS, f"On {device}", text.splitlines())
+        write_part(introduction, PARTS, f"{options.arch} on {device}", text.splitlines())
 
 
 def tokens_of_table_2(arch: str) -> int:

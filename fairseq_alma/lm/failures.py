@@ -60,9 +60,11 @@ def _last_error(lines: Sequence[str]) -> str:
     """Return the last line of a log that names an error; "" if there is none.
 
     If several processes train a member, an error of one of them ends the others, too. The errors that this causes are
-    returned only if there is no other error.
+    returned only if there is no other error. A FloatingPointError is preferred to all others: while fairseq handles it,
+    it searches the model for the operation that computed the value, and on a GPU this search can fail.
     """
     lines = [RANK.sub("", line) for line in lines]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line) or "Error" in line.split(":")[0]]
     causes = [line for line in errors if not AFTER_ANOTHER.search(line)]
-    return (causes or errors or [""])[-1]
+    not_finite = [line for line in causes if line.startswith("FloatingPointError")]
+    return (not_finite or causes or errors or [""])[-1]

@@ -163,6 +163,14 @@ def test_advice_depends_on_the_log_of_this_attempt_only(tmp_path, before, log, s
     assert advice in failure_message(path, len(before), status, 0.001, 16, members)
 
 
+def test_an_error_that_follows_a_loss_that_is_not_finite_does_not_hide_it(tmp_path):
+    path, after = tmp_path / "log.txt", "During handling of the above exception, another exception occurred:\n"
+    path.write_text(f"FloatingPointError: the loss is nan at update 3\n{after}RuntimeError: CUDA error: device-side\n")
+    message = failure_message(path, 0, 1, 0.001, 16, 1)
+    assert "status 1: FloatingPointError: the loss is nan at update 3\n" in message
+    assert "lower lr=0.001" in message
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
