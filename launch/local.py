@@ -177,7 +177,10 @@ def share_of_machine(
         return [{}]
     if num_gpus:
         visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").strip(", ").split(",")]
-        names = visible if len(visible) == num_gpus and all(visible) else [str(gpu) for gpu in range(num_gpus)]
+        # CUDA uses the names up to the first one that it does not know, and one slice of a GPU (MIG) at most.
+        names = visible[:num_gpus]
+        if len(names) < num_gpus or not all(names):
+            names = [str(gpu) for gpu in range(num_gpus)]
         each = max(1, num_gpus // at_once)
         shares = [[names[(slot * each + i) % num_gpus] for i in range(each)] for slot in range(at_once)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]

@@ -54,7 +54,7 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
         if state["kind"] in OLD_KINDS:
             raise ValueError("an earlier version of this program wrote it: continue the run with that version")
         return KINDS[state["kind"]].from_state(state, device)
-    except SettingError:
+    except (SettingError, MemoryError, torch.OutOfMemoryError):
         raise
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start a new run in another folder (out=)") from error

@@ -74,7 +74,7 @@ class GraphedGradient:
                 self._stack.compute_gradient(x, one_hot_UbC, loss, unit)
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.device(x.device), torch.cuda.graph(graph, stream=torch.cuda.Stream(x.device)):
             self._stack.compute_gradient(x, one_hot_UbC, loss, unit)
         if self._stack.has_replaced_buffers:
             raise RuntimeError("a buffer was replaced by a new tensor")

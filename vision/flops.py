@@ -7,7 +7,8 @@ convolutions are counted. Every expert and every gate is counted once per exampl
 experts and gates. Exception: `Flops.prediction` counts only the experts that hard gates choose.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +42,25 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
     network.eval()
     example = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
     # Some versions of torch count fused operations as 0: attention, and recurrent networks with mkldnn or cuDNN.
-    mkldnn, cudnn = torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False)
-    with torch.enable_grad(), mkldnn, cudnn, sdpa_kernel(SDPBackend.MATH):
+    mkldnn = torch.backends.mkldnn.flags(enabled=False)
+    with torch.enable_grad(), mkldnn, _without_cudnn(), sdpa_kernel(SDPBackend.MATH):
         forward = flops_of_call(lambda: network(example))
         training = flops_of_call(lambda: network(example).sum().backward())
     return Flops(forward, training, forward)
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Do not use cuDNN in a `with` block.
+
+    `torch.backends.cudnn.flags` would also read the switches of TF32, which fails if a program has used the newer ones.
+    """
+    previous = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = previous
 
 
 def flops_of_call(call: Callable[[], object]) -> int:

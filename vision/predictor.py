@@ -144,6 +144,9 @@ class Predictor:
             images: array or tensor with the size and type of the images in training, [n, height, width, channels], or
                 [n, height, width] for grey images, or flat as in `Examples.images`.
 
+        On a GPU, torch computes convolutions in TF32 by default, and a run with `precision=float32` does not. Set
+        `torch.backends.cudnn.allow_tf32 = False` for the same probabilities.
+
         Raises:
             SettingError: if the images have another shape or type.
         """

@@ -154,7 +154,7 @@ class VisionSettings(RunSettings):
     supports it. tf32 is float32 with the reduced precision of a GPU's tensor cores."""
     cuda_graphs: bool = False
     """Networks other than mlp, on a GPU: whether to record each training step as a CUDA graph, which a GPU starts as
-    one operation. It saves time if the network is small. This has not yet been tried on a GPU."""
+    one operation. It saves time if the network is small."""
     threads: Count = 1
     """Number of CPU threads. More than one thread does not make the training faster, because the networks are small."""
     tensorboard: bool = True

@@ -33,7 +33,7 @@ Half = Literal["vision", "language model"]
 
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
-               "last_group", "tensorboard", "error_matrix"),
+               "last_group", "tensorboard", "error_matrix", "cuda_graphs"),
     "language model": ("stream", "out", "mega_batches", "last_group", "preset", "seeds", "parallel", "share",
                        "tensorboard", "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
 }  # fmt: skip

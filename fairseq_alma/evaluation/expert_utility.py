@@ -55,7 +55,15 @@ def measure_utilities(checkpoint: Path, stream: Path, device: torch.device | Non
         StageError: if a gradient is not finite.
     """
     device = device or default_devices()[0]
-    folder = StreamFolder.open(stream)
+    try:
+        return _measure(checkpoint, StreamFolder.open(stream), device)
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # free the GPU memory for the training, which runs in another process
+
+
+def _measure(checkpoint: Path, folder: StreamFolder, device: torch.device) -> ExpertUtilities:
+    """See `measure_utilities`. When this function returns, no tensor of it is left on the device."""
     model, task = load_member(checkpoint, folder, device)
     mixtures = {f"{name}.": module for name, module in model.named_modules() if isinstance(module, SwitchFeedForward)}
     num_tokens = num_pairs = 0

@@ -86,7 +86,7 @@ def sequences_per_pass(
                 fits = tokens <= TOKENS_PER_PASS_ON_CPU
             else:
                 needed = bytes_of_training(
-                    model, vocabulary, tokens, settings.expert_parallel, settings.average.averages
+                    model, vocabulary, tokens, settings.expert_parallel, settings.average.averages, num_devices
                 )
                 fits = needed <= SHARE_OF_MEMORY * memory
             if fits:
@@ -95,14 +95,20 @@ def sequences_per_pass(
 
 
 def bytes_of_training(
-    model: Any, vocabulary: int, tokens: int, expert_parallel: int = 1, averages: bool = False
+    model: Any,
+    vocabulary: int,
+    tokens: int,
+    expert_parallel: int = 1,
+    averages: bool = False,
+    num_devices: int = 1,
 ) -> int:
     """Return an estimate of the memory, in bytes, that the training of a model needs on each device.
 
     A parameter needs 18 bytes: the weight, the gradient and two Adam averages in float32, and a copy of the weight in
-    bfloat16. An average of the weights needs 4 bytes more. With precision=bfloat16, a layer of width D needs about 80 D
-    bytes for each token if its feed-forward network has width 4 D: about 20 D bfloat16 numbers, and the residual
-    stream, normalized values and gradients in float32. With precision=float32, a layer needs twice as much. The logits
+    bfloat16. An average of the weights needs 4 bytes more. On several devices, a parameter that all of them have needs
+    4 bytes more for the sum of its gradients. With precision=bfloat16, a layer of width D needs about 80 D bytes for
+    each token if its feed-forward network has width 4 D: about 20 D bfloat16 numbers, and the residual stream,
+    normalized values and gradients in float32. With precision=float32, a layer needs twice as much. The logits
     are computed in chunks, for which 1 GB is added.
 
     Args:
@@ -111,13 +117,17 @@ def bytes_of_training(
         tokens: number of tokens in a forward pass.
         expert_parallel: number of devices over which the experts are spread.
         averages: whether the weights are averaged (predict_with=average).
+        num_devices: number of devices that train the model.
     """
     dim, ffn_dim, layers = model.decoder_embed_dim, model.decoder_ffn_embed_dim, model.decoder_layers
     feed_forward = 2 * dim * ffn_dim
     num_mixtures = layers // 2
     parameters = (vocabulary + model.learned_positions) * dim + layers * (4 * dim * dim)
     num_experts = -(-model.num_experts // expert_parallel)
-    parameters += (layers - num_mixtures + num_mixtures * num_experts) * feed_forward
+    parameters += (layers - num_mixtures) * feed_forward
+    in_experts = num_mixtures * num_experts * feed_forward
+    summed = 0 if num_devices == 1 else parameters + (in_experts if expert_parallel == 1 else 0)
+    parameters += in_experts
     bytes_per_number = 2 if model.precision == "bfloat16" else 4
     # With a capacity factor above 1, the layout of the experts' rows has that many times the rows on a GPU.
     ffn_rows = layers - num_mixtures + num_mixtures * max(1.0, model.capacity_factor)
@@ -126,4 +136,4 @@ def bytes_of_training(
     activations = int(bytes_per_number * (layers * 24 * dim + ffn_rows * 4 * ffn_dim) * tokens)
     if model.checkpoint_activations:
         activations = layers * 4 * dim * tokens + activations // layers
-    return (22 if averages else 18) * parameters + activations + 2**30
+    return (22 if averages else 18) * parameters + 4 * summed + activations + 2**30

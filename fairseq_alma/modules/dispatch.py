@@ -67,10 +67,11 @@ def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None, w
     if capacity is not None:
         return "slots"
     # grouped_mm has fast kernels only for bfloat16, and only since the A100 (compute capability 8.0). It refuses rows
-    # whose size in bytes is not a multiple of 16.
+    # whose size in bytes is not a multiple of 16. On a Blackwell (10.0 and above), its gradient for an expert without
+    # tokens was not 0 (pytorch/pytorch#172439).
     if any(width % 8 for width in widths):
         return "split"
-    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0):
+    if dtype == torch.bfloat16 and (8, 0) <= torch.cuda.get_device_capability(device) < (10, 0):
         return "grouped"
     return "split"
 

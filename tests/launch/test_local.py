@@ -389,6 +389,9 @@ def test_threads_and_gpus_of_the_environment_are_respected(eight_cores):
     assert share_of_machine(3, 4, environment=named) == gpus("4", "5", "6")
     assert share_of_machine(1, 4, environment=named) == [{}]
     assert share_of_machine(2, 2, environment={"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}) == gpus("GPU-aa", "GPU-bb")
+    # CUDA stops at a name that it does not know, and sees one slice of a GPU only.
+    assert share_of_machine(2, 2, environment={"CUDA_VISIBLE_DEVICES": "4,5,99"}) == gpus("4", "5")
+    assert share_of_machine(2, 1, 2, environment={"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}) == gpus("MIG-a", "MIG-a")
 
 
 def test_the_cores_are_those_this_process_may_use():

@@ -111,6 +111,19 @@ class TestOnAGPU:
             # Dropout draws other numbers in other streams, so with several networks only the size is compared.
             assert torch.allclose(plain, graphed, atol=1e-4 if count == 1 else 0.5)
 
+    def test_a_mixture_with_soft_gates_can_be_recorded(self):
+        gradients = []
+        for is_graphed in (False, True):
+            structure = Structure("tests: dropout", (3, 8, 8), 4, 6)
+            generators = [generator(0, "initialisation")]
+            stack = GatedModuleStack.of_experts(structure, 2, False, generators, torch.device("cuda"))
+            loss = OwnLoss(1, 1)
+            compute = GraphedGradient(stack) if is_graphed else stack.compute_gradient
+            for number in range(3):
+                compute(*batch(1, 16 + number, "cuda"), loss.gradient, 1)
+            gradients.append(stack.gradient.flat.cpu())
+        assert (gradients[0] - gradients[1]).abs().max() <= 0.5 * gradients[0].abs().max()  # dropout draws again
+
     def test_streams_compute_the_gradients_of_a_cpu(self):
         gradients = []
         for device in ("cpu", "cuda"):

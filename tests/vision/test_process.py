@@ -41,6 +41,7 @@ def test_a_program_that_uses_the_newer_switches(tmp_path):
     """In a process of its own, because the older switches cannot be used afterwards."""
     script = """
 import torch
+from vision.flops import count_flops
 from vision.process import process_settings
 switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
 switches[0].fp32_precision, switches[1].fp32_precision = "tf32", "ieee"
@@ -49,6 +50,7 @@ with process_settings(threads=1, tf32=False):
     assert [one.fp32_precision for one in switches] == ["ieee"] * 3
     with process_settings(threads=1, tf32=True):
         assert [one.fp32_precision for one in switches] == ["tf32"] * 3
+        assert count_flops(torch.nn.Conv2d(1, 1, 3), (1, 3, 3)).forward == 2 * 9
 assert [one.fp32_precision for one in switches] == before
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -11,6 +11,7 @@ Shapes: b examples, E experts, n nodes of the tree, K branches of all nodes toge
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ class MixtureLayerModule(nn.Module):
             of_pairs = None if uniform is None else uniform[:, bool(self.root) :]
             parts.append(self._choose(logits_bK[:, self.root :].unflatten(-1, (-1, 2)), of_pairs).flatten(-2))
         branches_bK1 = torch.cat([*parts, logits_bK.new_ones(len(x), 1)], dim=-1)
-        return branches_bK1[:, self.path_index].prod(-1)
+        return _product(branches_bK1[:, self.path_index])
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
         """Return the weight of each branch of some nodes, in the shape of the logits, [..., branches of the node]."""
@@ -154,3 +155,9 @@ def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
         linear.weight.copy_(weight)
         linear.bias.copy_(bias)
     return linear
+
+
+def _product(factors: Tensor) -> Tensor:
+    """Return the product over the last dimension."""
+    # The gradient of torch.prod makes the host wait for a GPU, so it cannot be part of a CUDA graph.
+    return reduce(torch.mul, factors.unbind(-1)) if factors.is_cuda else factors.prod(-1)

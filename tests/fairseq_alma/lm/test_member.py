@@ -252,6 +252,10 @@ def test_the_memory_of_an_average_is_counted(stream):
     rest = 2**30 + bytes_of_training(model, 50_000, 2) - bytes_of_training(model, 50_000, 1)  # 1 GB, and one token
     plain, averaged = (bytes_of_training(model, 50_000, 1, averages=averages) - rest for averages in (False, True))
     assert averaged / plain == pytest.approx(22 / 18)
+    summed = bytes_of_training(model, 50_000, 1, num_devices=2) - rest  # on two devices, the gradients are summed
+    assert summed / plain == pytest.approx(22 / 18)
+    alone, spread = (bytes_of_training(model, 50_000, 1, 2, num_devices=number) for number in (1, 2))
+    assert 0 < spread - alone < summed - plain  # each device has experts of its own, whose gradients it does not sum
     paper = LanguageModelSettings(stream="s", out="o", updates=1, arch="switch_lm_large", precision="bfloat16")
     mean = replace(paper, average=AverageSettings("average", "update"))
     memory = int(bytes_of_training(model, 50_000, 4 * 512) / SHARE_OF_MEMORY) + 1

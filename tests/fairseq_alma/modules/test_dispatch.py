@@ -133,6 +133,8 @@ def test_rows_that_grouped_products_refuse_are_split(monkeypatch):
     device = torch.device("cuda")
     assert choose_way(device, torch.bfloat16, None, (64, 256)) == "grouped"
     assert choose_way(device, torch.bfloat16, None, (100, 256)) == "split"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    assert choose_way(device, torch.bfloat16, None, (64, 256)) == "split"
     with pytest.raises(RuntimeError, match="16 bytes"):  # why: the rows of a layer of width 20
         torch.nn.functional.grouped_mm(
             torch.randn(4, 20, dtype=torch.bfloat16), torch.randn(2, 20, 24, dtype=torch.bfloat16),

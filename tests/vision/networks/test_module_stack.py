@@ -161,6 +161,17 @@ def test_a_checkpoint_of_a_network_whose_code_has_changed_is_refused(tmp_path, m
         register_backbone("tests: many kinds of layers")(many_kinds)
 
 
+def test_full_memory_is_not_a_damaged_file(tmp_path, monkeypatch):
+    def fill_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    stack = ModuleStack.initialised(Structure("tests: blocks", SHAPE, 4, 6), generators(1), CPU)
+    write_checkpoint(stack, tmp_path / "networks.pt")
+    monkeypatch.setattr(ModuleStack, "from_state", fill_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        read_checkpoint(tmp_path / "networks.pt", CPU)
+
+
 def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
     torch.save({"format_version": 1, "kind": "vgg"}, tmp_path / "networks.pt")
     with pytest.raises(StageError, match="an earlier version of this program wrote it"):
