@@ -59,7 +59,11 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
 
     class OneProcess:
         kind = "cpu"
-        memory = None
+        memory: int | None = None
+        num_nodes = 1
+
+        def check_free(self, stage: Stage) -> None:
+            pass
 
         def num_devices(self, num_jobs: int) -> int:
             return 1

@@ -8,6 +8,7 @@ import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def ours(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
     return model, loss
 
 
-def compile_blocks(model: nn.Module) -> None:
+def compile_blocks(model: Any) -> None:
     """Compile the parts of our model whose shapes do not depend on the routing: all but the mixtures and the loss."""
     for layer in model.decoder.layers:
         layer.self_attn.compile()
@@ -59,7 +60,7 @@ def hugging_face(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
 
     It has the sizes of switch_lm_base, with relative positions, and no biases, as in T5.
     """
-    sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]  (see _lm_layer.transformers_layer)
+    sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]  # see _lm_layer.transformers_layer
     from transformers import SwitchTransformersConfig
     from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersStack
 

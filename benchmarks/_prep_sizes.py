@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -217,12 +218,9 @@ class _Projection:
             f"the memory of a job that joins a mega-batch is {gb}": lambda n: self.join_bytes(n) / MEMORY_LIMIT_BYTES
         }
         for step in self.steps:
-            needs[f"the memory of the command in the step `{step}` is {gb}"] = lambda n, step=step: (
-                self.memory_bytes(step, n) / MEMORY_LIMIT_BYTES
-            )
-            needs[f"the time of the step `{step}` is {TIME_LIMIT_HOURS:.0f} hours"] = lambda n, step=step: (
-                self.wall_hours(step, n) / TIME_LIMIT_HOURS
-            )
+            memory, hours = partial(self.memory_bytes, step), partial(self.wall_hours, step)
+            needs[f"the memory of the command in the step `{step}` is {gb}"] = _share_of(memory, MEMORY_LIMIT_BYTES)
+            needs[f"the time of the step `{step}` is {TIME_LIMIT_HOURS:.0f} hours"] = _share_of(hours, TIME_LIMIT_HOURS)
         sizes = {what: _breaks_at(need) for what, need in needs.items()}
         what = min(sizes, key=sizes.__getitem__)
         return f"The first limit that is reached: {what} at {sizes[what] / 1e12:,.2g} TB of text."
@@ -247,6 +245,11 @@ def projected(first: Measured, last: Measured) -> list[str]:
         "",
         projection.first_limit(),
     ]
+
+
+def _share_of(amount: Callable[[float], float], limit: float) -> Callable[[float], float]:
+    """Return a function from the number of bytes of text to the share of a limit that they need."""
+    return lambda size: amount(size) / limit
 
 
 def _breaks_at(need: Callable[[float], float]) -> float:

@@ -126,10 +126,11 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
         documents = read_documents(Part(kind, str(path), path.name, 0, path.stat().st_size))
         return sum(len(document.text.split()) for document in documents if isinstance(document, Document))
 
-    def sign_page(page: str) -> None:
+    def sign_page(page: str) -> int:
         units = unit_hashes(page)
         sign(units)
         anchors(units, 0)
+        return len(units)
 
     language, gopher = Cleaner(Cleaning(language="en")), Cleaner(Cleaning(rules=("gopher",)))
     steps: dict[str, Callable[[], int]] = {

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from argparse import Namespace
+from typing import Any
 
 import torch
 
@@ -81,7 +82,11 @@ def make_update(options: argparse.Namespace):
         optimizer = Adam(parameters, lr=1e-5, betas=(0.9, 0.98), weight_decay=0.0)
     shape = (options.sequences, options.length + 1)
     tokens = torch.randint(4, options.vocabulary, shape, device=options.device)
-    sample = {"target": tokens[:, 1:], "ntokens": tokens[:, 1:].numel(), "net_input": {"src_tokens": tokens[:, :-1]}}
+    sample: dict[str, Any] = {
+        "target": tokens[:, 1:],
+        "ntokens": tokens[:, 1:].numel(),
+        "net_input": {"src_tokens": tokens[:, :-1]},
+    }
     if "has_padding" in inspect.signature(model.forward).parameters:
         sample["net_input"]["has_padding"] = False
     clock = time.process_time if options.device == "cpu" else synchronized_time

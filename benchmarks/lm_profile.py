@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from _common import ROOT, provenance, table, write_part
 
@@ -86,7 +87,7 @@ def profiles(before: Path | None, common: list[str], sequences: int) -> list[str
 
 def scaling(common: list[str], sequences: int) -> list[str]:
     """Return the lines of the table that shows the cost of an update against tokens, experts and layers."""
-    variants = [
+    variants: list[tuple[str, list[Any]]] = [
         *((f"{n * 512:,} tokens", ["--sequences", n]) for n in (sequences // 4, sequences // 2, sequences * 2)),
         *((f"{experts} experts", ["--experts", experts]) for experts in (8, 12, 64)),
         *((f"{layers} layers", ["--layers", layers]) for layers in (2, 12)),

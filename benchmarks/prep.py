@@ -27,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from _common import ROOT, cpu_seconds_of, provenance, ratio_columns, table, verdict, write_part
 from _prep_run import VOCABULARY, MeasuredRun, alma_prep
@@ -165,7 +166,7 @@ def measure_cache(random_text: RandomText, data: Path, scratch: Path) -> list[st
     rows = []
     for number, (name, source, more) in enumerate(sources):
         folder = scratch / f"cached_{number}"
-        tokenizers = ([], [], ["--tokenizer", folder / "0" / "tokenizer.json"])
+        tokenizers: tuple[list[Any], ...] = ([], [], ["--tokenizer", folder / "0" / "tokenizer.json"])
         seconds = []
         for seed, tokenizer in enumerate(tokenizers):
             common = ["--workers", 1, "--seed", seed, "--cache", folder / "cache"]

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 from _common import ROOT, provenance, table, write_part
 from _lm_stream import write_stream
@@ -278,7 +279,7 @@ class Sizes:
 
         options = Namespace(arch=arch, vocabulary=VOCABULARY, experts=1, length=LENGTH, precision="float32",
                             capacity_factor=1.0)  # fmt: skip
-        model, _ = ours(options)
+        model: Any = ours(options)[0]
         experts = sum(p.numel() for m in model.mixtures for n, p in m.named_parameters() if n.startswith("fc"))
         # The router has one row for each expert.
         dim = model.decoder.embed_positions.embedding_dim
