@@ -46,7 +46,7 @@ class BestByValidation(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and write SWEEP/sweep.json. Hydra calls this method when all jobs of a sweep have ended."""
         folder = Path(config.hydra.sweep.dir)
-        finished, unfinished = _runs_of(folder)
+        finished, unfinished = _runs_of(folder, of_images="stream" not in config)
         if unfinished:
             jobs = "; ".join(unfinished)
             wide_console(sys.stderr).print(f"these jobs are not in the table, because they are not finished: {jobs}")
@@ -61,8 +61,13 @@ class BestByValidation(Callback):
             sys.exit(1)
 
 
-def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the summaries of the finished jobs of a sweep, best job first, and the names of the unfinished jobs."""
+def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the summaries of the finished jobs of a sweep, best job first, and the names of the unfinished jobs.
+
+    Args:
+        folder: the folder of the sweep.
+        of_images: whether the jobs are those of alma-vision. Finished runs of the other command are left out.
+    """
     seeds_of: dict[Path, list[Path]] = {}
     for path in find_runs(folder):
         run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path
@@ -74,8 +79,10 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         name = str(run.relative_to(folder))
         if all(is_finished(seed) for seed in seeds):
             summary = read_json(run / "summary.json")
-            finished.append({"run": name, **summary.get("mean", summary)})
-            folders_of.append(seeds)
+            summary = summary.get("mean", summary)
+            if ("cer" in summary) == of_images:
+                finished.append({"run": name, **summary})
+                folders_of.append(seeds)
         else:
             unfinished.append(name)
     # A job that failed early has a folder without settings.json, which `find_runs` does not find. So add all folders

@@ -280,7 +280,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 raise SettingError(
                     f"grow_experts={self.grow_experts} must not be negative: growth only adds experts. Set 0 or more"
                 )
-            if experts == 1 and added:
+            if run.from_scratch:  # no expert is copied
+                pass
+            elif experts == 1 and added:
                 if self.grow_router == "copy":
                     raise SettingError(
                         f"grow_experts={self.grow_experts}: growth {number} would add {added} experts to a mixture of "

@@ -163,9 +163,9 @@ class StackRecord:
             return
         if self._learner is None or self._last != self._saved:
             raise RunError(
-                f"the networks in {self._stages} are those of stage {self._saved[0]}, but {self.records[0].folder} "
-                f"does not contain exactly the results up to this stage: restore ledger.jsonl, decisions.jsonl and the "
-                f"folder {self._stages.name} from a backup, or choose another out="
+                f"the networks in {self._stages} are those of stage {self._saved[0]}, but {self._stages.parent} "
+                f"does not contain exactly the results of all seeds up to this stage: restore ledger.jsonl, "
+                f"decisions.jsonl and the folder {self._stages.name} from a backup, or choose another out="
             )
         k, name = self._saved
         self._learner.load(self.stage_folder(k) / name)

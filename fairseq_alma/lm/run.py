@@ -27,6 +27,7 @@ from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
@@ -150,6 +151,22 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
     return summary[score_key([summary])]
 
 
+def _refuse_other_layout(settings: LanguageModelSettings) -> None:
+    """Raise RunError if the run folder contains a run of one seed, and several are wanted, or the other way round.
+
+    A run of one seed is stored in the folder itself, and those of several seeds in folders below it. The summaries of
+    both have the same path, and runs inside another run are not found.
+    """
+    out = Path(settings.out)
+    others = [out] if settings.seeds > 1 else sorted(out.glob("seed_*"))
+    if found := [str(folder) for folder in others if (folder / "settings.json").exists()]:
+        raise RunError(
+            f"{out} contains a run of other seeds ({', '.join(found)}).\n"
+            f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, set "
+            f"out= to a different folder."
+        )
+
+
 store_settings(LanguageModelSettings)
 
 
@@ -159,6 +176,7 @@ def hydra_main(config: DictConfig) -> float:
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         settings = LanguageModelSettings.from_mapping(values, given)
+        _refuse_other_layout(settings)
         launch = {str(key): value for key, value in config.launch.items()}
         if launch.pop("name") == "local":
             return run_seeds(settings)

@@ -224,9 +224,12 @@ class LanguageModelSettings(RunSettings):
         """Raise SettingError if the other settings do not allow that training continues from another checkpoint."""
         if not self.keeps_trainee:
             return
-        given = (
-            f"predict_with={self.average.predict_with} optimizer_state={self.optimizer_state} schedule={self.schedule}"
-        )
+        values = {
+            "predict_with=average": self.average.averages,
+            "optimizer_state=keep": self.keeps_optimizer,
+            "schedule=wsd": self.schedule == "wsd",
+        }
+        given = " ".join(value for value, is_given in values.items() if is_given)
         if self.average.average_window is not None:
             raise SettingError(
                 f"average_window={self.average.average_window} is for alma-vision: give average_decay= instead"

@@ -1,8 +1,10 @@
 """The order of the jobs of a sweep."""
 
 import json
+import shutil
 
 import pytest
+from omegaconf import OmegaConf
 
 from fairseq_alma.app.sweep import BestByValidation, score_key
 from fairseq_alma.core.ledger import Ledger
@@ -10,7 +12,7 @@ from fairseq_alma.core.metrics import average_validation_error
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.objectives import validation_score
 from fairseq_alma.report.reading import read_run
-from tests.fairseq_alma.report.ledgers import only_comparison, write_vision
+from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
 
 def test_the_prequential_score_counts_if_all_runs_have_it():
@@ -60,12 +62,10 @@ def test_a_sweep_is_sorted_by_the_measure_of_the_report_and_names_it(tmp_path, c
             prequential=[None, 0.9, prequential], lr=float(name[-1]),
         )  # fmt: skip
 
-    class Config:
-        class hydra:  # noqa: N801
-            class sweep:  # noqa: N801
-                dir = tmp_path
-
-    BestByValidation().on_multirun_end(Config)
+    of_text = {"num_arrivals": 2, "final_validation": 1.0, "final": 1.0, "comp": 1}
+    other = write_text(tmp_path / "text", [9.0, 5.0, 1.0], digests=["a", "b"], written=of_text)
+    BestByValidation().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    shutil.rmtree(other)  # the sweep did not compare it with images, and neither does the report
     assert [run["run"] for run in json.loads((tmp_path / "sweep.json").read_text())] == order
     comparison = only_comparison(tmp_path)
     numbers = all_numbers(comparison)

@@ -16,6 +16,7 @@ from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.growth.drop import reinitialize_units
 from fairseq_alma.growth.experts import EXPERT_WEIGHTS, grow_experts
 from fairseq_alma.lm.learners import make_learner
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import STAGE
 from tests.fairseq_alma.growth.test_experts import FIRST, SECOND, make, state_of
 from tests.fairseq_alma.lm.test_learners import fairseq_train_in_a_fork, settings_of
@@ -175,3 +176,10 @@ def test_the_learner_grows_a_dense_model_and_charges_the_choice_by_gradient(dens
 def test_settings_that_do_not_fit_a_dense_model_are_refused(stream, tmp_path, changed, message):
     with pytest.raises(SettingError, match=message):
         settings_of(stream, tmp_path, "gmoe", **(DENSE | changed))
+
+
+def test_from_scratch_no_router_is_copied_so_any_number_of_experts_can_be_added():
+    values = {"stream": "s", "out": "o", "updates": 1, "learner": "gmoe", "grow_experts": 3, "from_scratch": True}
+    assert LanguageModelSettings.from_mapping({**values, "experts": 1}).own.grow_experts == 3
+    with pytest.raises(SettingError, match="Set grow_router=tree"):
+        LanguageModelSettings.from_mapping({**values, "experts": 1, "from_scratch": False})

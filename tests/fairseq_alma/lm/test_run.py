@@ -37,6 +37,15 @@ CPU = torch.device("cpu")
 SETTINGS = (*RUN, "wait=2", "updates=12", "dropout=0.1", "validations=4")
 
 
+@pytest.mark.parametrize(("stored", "seeds"), [(".", 3), ("seed_0", 1)])
+def test_one_seed_and_several_do_not_share_a_folder(tmp_path, stored, seeds):
+    (tmp_path / stored).mkdir(exist_ok=True)
+    (tmp_path / stored / "settings.json").write_text("{}")
+    result = run_command("alma-lm", "stream=S", f"out={tmp_path}", "updates=1", f"seeds={seeds}")
+    assert result.returncode == 2
+    assert f"{tmp_path} contains a run of other seeds ({tmp_path / stored}).\n" in result.stderr
+
+
 @pytest.fixture(scope="module")
 def run(stream, tmp_path_factory) -> Path:
     """A run of SM at wait 2 over 3 mega-batches, without interruption."""
