@@ -86,6 +86,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         # The ids of the blocks (sequences of tokens) in the first validation batch. fairseq gives some ranks a copy of
         # this batch, and valid_step() recognises such a copy by these ids, so that its losses are not counted twice.
         self._first_valid_ids: list[int] = []
+        self._charges_experts = True
+        self._training_batches: Any = None
         self._loss_check = LossCheck()
         self._spreads_experts = False
         # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
@@ -169,7 +171,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self.datasets[split] = dataset
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
-        """Return fairseq's iterator over the batches of a dataset, with three changes.
+        """Return fairseq's iterator over the batches of a dataset, with five changes.
 
         First, no example (block of tokens) is dropped. fairseq would drop the last batch if its size is not a multiple
         of `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
@@ -180,16 +182,28 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         Third, training that was interrupted can be continued with another number of ranks or batch size (see
         SequenceIterator). This needs `--batch-size`.
+
+        Fourth, a block that is too long for the model is an error. fairseq would leave it out in training and in
+        fairseq-eval-lm, where all blocks are too long, or none is.
+
+        Fifth, the worker processes of a training epoch end with it. fairseq's iterator refers to itself, so they would
+        exist until a garbage collection, which then waits some seconds for each of them.
         """
+        kwargs["ignore_invalid_inputs"] = False
+        self._charges_experts = dataset is self.datasets.get("valid")
         if dataset is self.datasets.get("train"):
+            if (sampler := getattr(self._training_batches, "epoch_batch_sampler", None)) is not None:
+                sampler.ordered_batches = None
             kwargs["disable_iterator_cache"] = True
             # Give every rank the same number of batches. Otherwise fairseq adds empty batches to some ranks, and then
             # loses the logging outputs of the other batches in the same update.
             dataset.num_ranks = kwargs.get("num_shards", 1)
         iterator = super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
         batch_size = kwargs.get("max_sentences")
-        if dataset is self.datasets.get("train") and batch_size is not None:
-            return SequenceIterator(iterator, batch_size)
+        if dataset is self.datasets.get("train"):
+            if batch_size is not None:
+                iterator = SequenceIterator(iterator, batch_size)
+            self._training_batches = iterator
         if dataset is self.datasets.get("valid"):
             self._first_valid_ids = [int(i) for i in iterator.frozen_batches[0]]
         return iterator
@@ -221,13 +235,14 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
         batch. The losses of such a copy are not added to the validation losses of the experts, because the losses would
-        then count twice.
+        then count twice. Neither are those of another subset than "valid".
 
         Raises:
             MemoryError: if the device does not have enough memory for the batch.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        criterion.charge_experts = rank == 0 or sample["block_ids"] != self._first_valid_ids
+        is_first = rank == 0 or sample["block_ids"] != self._first_valid_ids
+        criterion.charge_experts = self._charges_experts and is_first
         # fairseq catches a RuntimeError and tries the batch again. If experts are spread over ranks, the others would
         # then wait for ever, because they do not try it again.
         with _memory_error("in validation"):
@@ -257,8 +272,11 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def post_validate(self, model: Any, stats: Any, agg: Any) -> None:
         """Sum the validation loss of each expert over all ranks.
 
-        fairseq calls this method after a validation, before it writes the checkpoint.
+        fairseq calls this method after each validation subset, before it writes the checkpoint. Only the subset "valid"
+        counts.
         """
+        if not self._charges_experts:
+            return
         for layer, mixture in enumerate(getattr(model, "mixtures", []), start=1):
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(mixture.valid_loss_E)
@@ -287,7 +305,16 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         Args:
             state: the task's entry in the checkpoint, which `get_checkpoint_dict` returned.
+
+        Raises:
+            SettingError: if the checkpoint was trained with another dictionary.
         """
+        dictionary = self.stream.description["tokenizer"]["dict_sha256"]
+        if state.get("dict_sha256", dictionary) != dictionary:
+            raise SettingError(
+                f"the checkpoint was trained with another dictionary than that of {self.args.data}: give the stream on "
+                f"which it was trained, or another --save-dir"
+            )
         self.processed = state["processed"]
 
     def _mega_batch_splits(self, text: str) -> list[str]:

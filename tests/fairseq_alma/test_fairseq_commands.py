@@ -84,3 +84,26 @@ def test_the_test_set_is_refused_by_the_commands_too(stream, trained, tmp_path):
         assert result.returncode != 0
         assert "may not be used for training or validation" in result.stderr + result.stdout
     assert list(tmp_path.glob("*.pt")) == []
+
+
+def test_only_the_validation_set_ranks_the_experts(stream, tmp_path):
+    result = run_command(
+        "fairseq-train", stream, *STAGE, "--mega-batches", 1, "--max-update", 4, "--save-dir", tmp_path, "--cpu",
+        "--valid-subset", "valid,train",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    state = read_checkpoint(tmp_path / "checkpoint_last.pt")["model"]
+    tokens = StreamFolder.open(stream).counts("valid")["tokens"]
+    assert state["decoder.layers.1.mixture.valid_tokens_E"].sum() == tokens
+
+
+def test_blocks_that_are_too_long_for_the_model_are_not_left_out(stream, tmp_path):
+    short = (*STAGE, "--mega-batches", 1, "--max-update", 2, "--save-dir", tmp_path, "--cpu")
+    result = run_command("fairseq-train", stream, *short, "--learned-positions", 32)
+    assert result.returncode == 0, result.stderr[-3000:]
+    result = run_command(
+        "fairseq-eval-lm", stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--tokens-per-sample", 1024,
+        "--path", tmp_path / "checkpoint_best.pt", "--batch-size", 8,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert "is invalid (=1024) since max_positions=32" in result.stderr

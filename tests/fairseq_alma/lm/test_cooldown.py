@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints import AVERAGE, BEST, LAST, TRAINED, num_updates, write_checkpoint
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.evaluation.flops import count_training_flops
 from fairseq_alma.lm.fairseq_train import build_model
@@ -128,3 +129,11 @@ def test_a_run_that_is_killed_in_the_cooldown_ends_alike(stream, tmp_path):
         same_run(run.out, reference.out)
     finally:
         end_all()
+
+
+@pytest.mark.parametrize(("total", "begin"), [(None, 0), (6, 6), (6, 20), (6, -1)])
+def test_by_hand_the_end_of_the_cooldown_must_be_given_and_come_after_its_beginning(total, begin):
+    from fairseq_alma.optim.cooldown import Cooldown, CooldownConfig
+
+    with pytest.raises(SettingError, match=f"they are {total} and {begin}"):
+        Cooldown(CooldownConfig(decay_from=begin, total_num_update=total, lr=[0.1]), optimizer=None)

@@ -157,3 +157,24 @@ def test_a_batch_says_on_the_host_what_it_contains(stream):
     assert len(dataset[last]["target"]) < len(dataset[0]["target"])
     assert dataset.collater([dataset[0], dataset[last]])["net_input"]["has_padding"] is True
     assert dataset.collater([]) == {}
+
+
+def test_the_batches_of_an_epoch_are_let_go_of_when_the_next_one_begins(stream):
+    """They refer to themselves, so their worker processes would exist until a garbage collection."""
+    task = make_task(stream, "--mega-batches", "1")
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    first = task.get_batch_iterator(dataset, max_sentences=8, seed=0)
+    assert len(list(first.next_epoch_itr(shuffle=True))) == 12
+    assert first.epoch_batch_sampler.ordered_batches is not None
+    second = task.get_batch_iterator(dataset, max_sentences=8, seed=0, epoch=2)
+    assert first.epoch_batch_sampler.ordered_batches is None
+    assert len(list(second.next_epoch_itr(shuffle=True))) == 12
+
+
+def test_a_checkpoint_of_another_dictionary_is_refused(stream):
+    task = make_task(stream, "--mega-batches", "1")
+    (state,) = task.get_checkpoint_dict().values()
+    task.set_checkpoint_dict(state)
+    with pytest.raises(SettingError, match="was trained with another dictionary than that of"):
+        task.set_checkpoint_dict({**state, "dict_sha256": "0" * 64})
