@@ -164,7 +164,7 @@ class StackRecord:
         if self._learner is None or self._last != self._saved:
             raise RunError(
                 f"the networks in {self._stages} are those of stage {self._saved[0]}, but {self._stages.parent} "
-                f"does not contain exactly the results of all seeds up to this stage: restore ledger.jsonl, "
+                f"does not contain exactly the results up to this stage: restore ledger.jsonl, "
                 f"decisions.jsonl and the folder {self._stages.name} from a backup, or choose another out="
             )
         k, name = self._saved
