@@ -62,6 +62,7 @@ ROWS = (
     Row("sm_w2", ("learner=sm", "wait=2"), "SM, wait 2"),
     Row("ens_w5", ("learner=ens", "wait=5"), "Ens of 5, wait 5"),
     Row("ens_w2", ("learner=ens", "wait=2"), "Ens of 5, wait 2"),
+    Row("ens_w1", ("learner=ens", "wait=1"), "Ens of 5, wait 1"),
     Row("ens_w25", ("learner=ens", "wait=25"), "Ens of 5, wait 25"),
 )
 STUDY = CerStudy(HERE, "mnist", "MNIST", (32, 64, 4), ROWS, prefix="h", num_first=10)
