@@ -36,6 +36,9 @@ class RecipeSettings(Settings):
     """Whether sgd uses Nesterov momentum (the authors' code uses it for gMoE and Firefly on CIFAR)."""
     weight_decay: float | None = None
     """Weight decay. By default 1e-4 for sgd, and torch's default for other optimizers. adadelta has none."""
+    label_smoothing: float = 0.0
+    """Label smoothing: share of the probability of each training label that is spread evenly over all classes (Szegedy
+    et al. 2016), as `label_smoothing` of torch.nn.CrossEntropyLoss. Validation losses are computed without it."""
     schedule: Literal["constant", "cosine", "linear", "step", "onecycle"] = "constant"
     """How the learning rate changes within a stage: `constant`, `cosine` or `linear` decay to 0, `step` (a tenth after
     half of the updates, a hundredth after three quarters), or `onecycle` (up to lr, then down; Smith 2018)."""
@@ -105,6 +108,8 @@ class RecipeSettings(Settings):
             raise SettingError(
                 "weight_decay cannot be used with optimizer=adadelta: remove it, or give another optimizer"
             )
+        if not 0 <= self.label_smoothing < 1:
+            raise SettingError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
         if self.select_by == "last" and self.patience is not None:
             raise SettingError(
                 f"patience={self.patience} needs the validation score of each epoch, but select_by=last does not "

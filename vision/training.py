@@ -52,9 +52,11 @@ class OwnLoss:
     Args:
         num_seeds: number of seeds, S.
         networks_per_seed: number of networks per seed, N.
+        label_smoothing: share of the probability of each label that is spread evenly over all classes.
     """
 
-    def __init__(self, num_seeds: int, networks_per_seed: int):
+    def __init__(self, num_seeds: int, networks_per_seed: int, label_smoothing: float = 0.0):
+        self.label_smoothing = label_smoothing
         self.num_orders = num_seeds * networks_per_seed
         """Number of orders, R. An order is a random sequence in which a network reads the examples. Here each network
         has a separate order. In the subclass `JointLoss`, all networks of a seed share one order."""
@@ -80,7 +82,7 @@ class OwnLoss:
             one_hot_RbC: classes of the examples, as one-hot vectors. There is a separate batch for each of the R
                 orders, because networks with different orders read different examples at the same time.
         """
-        return _cross_entropy_gradient(self.unit_logits(logits_MbC), one_hot_RbC)
+        return _cross_entropy_gradient(self.unit_logits(logits_MbC), smoothed(one_hot_RbC, self.label_smoothing))
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
         """Return the labels of the examples for each unit (see the class docstring), [U, n].
@@ -110,10 +112,11 @@ class JointLoss(OwnLoss):
         num_seeds: number of seeds, S.
         networks_per_seed: number of networks per seed, N.
         mean: if True, the networks' logits are averaged. If False, they are summed.
+        label_smoothing: share of the probability of each label that is spread evenly over all classes.
     """
 
-    def __init__(self, num_seeds: int, networks_per_seed: int, mean: bool):
-        super().__init__(num_seeds, networks_per_seed)
+    def __init__(self, num_seeds: int, networks_per_seed: int, mean: bool, label_smoothing: float = 0.0):
+        super().__init__(num_seeds, networks_per_seed, label_smoothing)
         self.num_orders, self.networks_per_unit = num_seeds, networks_per_seed
         self._scale = 1.0 / networks_per_seed if mean else 1.0
 
@@ -336,9 +339,26 @@ class _BestEpoch:
             now.flat.copy_(kept.flat)
 
 
-def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:
-    """Return the gradient, with respect to the logits, of the cross entropy averaged over the examples of the batch."""
-    return logits.softmax(-1).sub_(one_hot).mul_(_reciprocal(one_hot.shape[1], logits.device))
+def smoothed(one_hot: Tensor, label_smoothing: float) -> Tensor:
+    """Return labels as class probabilities with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
+
+    Args:
+        one_hot: labels as one-hot vectors, [..., C].
+        label_smoothing: share of the probability that is spread evenly over all classes. With 0, `one_hot` is returned.
+    """
+    if not label_smoothing:
+        return one_hot
+    return one_hot.mul(1 - label_smoothing).add_(label_smoothing / one_hot.shape[-1])
+
+
+def _cross_entropy_gradient(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient, with respect to the logits, of the cross entropy averaged over the examples of the batch.
+
+    Args:
+        logits: logits of each unit, [U, b, C].
+        labels: class probabilities of the examples, [U, b, C].
+    """
+    return logits.softmax(-1).sub_(labels).mul_(_reciprocal(labels.shape[1], logits.device))
 
 
 @lru_cache

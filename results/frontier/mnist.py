@@ -18,6 +18,8 @@ CONSTANT = ("preset=anytime", "epochs=100", "extra_epochs=0")
 """The recipe with as many epochs as preset=paper, so that the compute of a run is that of SM."""
 WIDE = {32: 141, 64: 260, 4: 20}
 """For each width, that of one network with about as many parameters as five networks."""
+SMOOTH = "label_smoothing=0.1"
+"""The usual value of label smoothing."""
 FIFTH = {32: 400}
 """For each width, that of a network that takes about a fifth of the training FLOPs of Ens of 5 in the row's epochs."""
 ROWS = (
@@ -40,6 +42,21 @@ ROWS = (
         "**anytime**, 320 units, few epochs, `replay=0.8`",
         {32: 320},
     ),
+    Row(
+        "anytime_320_smooth",
+        ("preset=anytime", "epochs=5", "extra_epochs=125", "replay=0.8", SMOOTH),
+        f"**anytime**, 320 units, few epochs, `replay=0.8 {SMOOTH}`",
+        {32: 320},
+    ),
+    Row(
+        "anytime_wide_smooth",
+        ("preset=anytime", SMOOTH),
+        f"**anytime**, as many parameters as Ens of 5, `{SMOOTH}`",
+        WIDE,
+    ),
+    Row("anytime_smooth", ("preset=anytime", SMOOTH), f"**anytime**, `{SMOOTH}`"),
+    Row("smooth_sm_w5", ("learner=sm", "wait=5", SMOOTH), f"SM, wait 5, `{SMOOTH}`"),
+    Row("smooth_ens_w5", ("learner=ens", "wait=5", SMOOTH), f"Ens of 5, wait 5, `{SMOOTH}`"),
     Row("anytime_100", CONSTANT, "anytime, 100 epochs"),
     Row("geometric", ("learner=sm", "wait=geometric"), "SM, geometric waits"),
     Row("auto", ("learner=sm", "wait=auto"), "SM, automatic waits"),

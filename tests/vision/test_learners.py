@@ -7,6 +7,7 @@ import torch
 
 from fairseq_alma.core import stack_record
 from tests.fairseq_alma.core.earlier_runs import EarlierRecord
+from tests.vision.rows import numbered
 from tests.vision.tiny_runs import (
     EPOCHS,
     FORWARD,
@@ -25,11 +26,14 @@ from tests.vision.tiny_runs import (
     taken,
 )
 from vision.backbones import Perceptron
-from vision.batches import Memory
+from vision.batches import Batches, Memory
 from vision.datasets import load_dataset
 from vision.inputs import Vectors
 from vision.learners import LEARNERS, VisionLearner, worst_experts
+from vision.learners.firefly import _chain_batches
 from vision.networks import MixtureStack, MLPStack
+from vision.predictor import load_predictor
+from vision.seeds import generator
 from vision.stream import partition
 
 CPU = torch.device("cpu")
@@ -253,6 +257,26 @@ def stage_one(folder):
 
     stream = stacked_stream([partition(load_dataset("digits", ".").training, B, 0.1, 0)])
     return Stage(1, (next(iter(stream)),), (), False, folder)
+
+
+@pytest.mark.parametrize("learner", ["sm", "ens", "umix", "gens", "moe", "gmoe", "gmoe_flat", "ens_moe", "ff"])
+def test_with_label_smoothing_every_learner_predicts_with_less_confidence(tmp_path, learner):
+    test, confidence = load_dataset("digits").test.images.view(-1, 8, 8).numpy(), []
+    for smoothing in (0.0, 0.5):
+        out = tmp_path / str(smoothing)
+        own = taken(learner, members=2, experts=2, grow_every=1)
+        small_run(out, epochs=20, arrivals=2, label_smoothing=smoothing, **own)
+        confidence.append(load_predictor(out)(test).max(1).mean())
+    assert confidence[1] < 0.85 * confidence[0]
+
+
+def test_firefly_ranks_its_candidates_by_the_smoothed_loss():
+    batches = Batches(numbered(1, 6), [generator(0)], batch_size=6)
+    ((x, labels),) = _chain_batches(batches, 0.3)
+    expected = 0.7 * torch.nn.functional.one_hot(x[:, 0].long() % 3, 3) + 0.1
+    torch.testing.assert_close(labels, expected)
+    ((x, labels),) = _chain_batches(batches, 0.0)
+    assert torch.equal(labels, x[:, 0].long() % 3)
 
 
 def test_bagging_gives_members_other_examples_and_as_many(tmp_path):

@@ -5,6 +5,7 @@ import time
 import pytest
 
 import vision
+from fairseq_alma.core import stack_record
 from tests.vision.test_api import OwnNetwork
 from tests.vision.test_killed import Child, same_run
 from tests.vision.test_vgg_runs import tiny_dataset
@@ -36,12 +37,20 @@ def compare(tmp_path, **settings):
     assert len(ledger(tmp_path / "killed")) == 3
 
 
+@pytest.fixture
+def saved_after_each_stage(monkeypatch):
+    """On a fast machine, the first stage would end too early to be saved."""
+    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("saved_after_each_stage")
 def test_a_killed_resnet_18_ends_as_it_would_have(tmp_path):
     compare(tmp_path, dataset=tiny_dataset(), mega_batches=2, batch_size=16)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("saved_after_each_stage")
 def test_a_killed_resnet_18_on_cifar10_ends_as_it_would_have(tmp_path, alma_data):
     compare(tmp_path, dataset="cifar10", data_root=str(alma_data), mega_batches=50, arrivals=2)
 

@@ -156,6 +156,7 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"optimizer": "sgd", "weight_decay": -0.1}, "weight_decay=-0.1 must be at least 0"),
         ({"momentum": 0.9}, "momentum and nesterov can only be used with optimizer=sgd"),
         ({"weight_decay": 0.1}, "weight_decay cannot be used with optimizer=adadelta"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0 must be at least 0 and below 1"),
         ({"schedule": "wavy"}, "schedule='wavy' is not one of constant, cosine"),
         ({"patience_delta": 0.1}, "patience_delta=0.1 must be at least 0, and needs patience="),
         ({"precision": "tf32"}, "precision=tf32 cannot be used with backbone=mlp"),

@@ -348,6 +348,19 @@ def test_the_gradient_of_an_own_loss_by_hand():
     torch.testing.assert_close(gradient, torch.tensor(expected))
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_label_smoothing_is_that_of_torch(joint):
+    # Three networks: each of its own, or their mean trained as one.
+    logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    y = torch.tensor([0, 4, 2, 2])
+    loss = JointLoss(1, 3, mean=True, label_smoothing=0.1) if joint else OwnLoss(1, 3, label_smoothing=0.1)
+    one_hot = F.one_hot(y, 5).double().expand(loss.num_orders, 4, 5)
+    (F.cross_entropy(logits.mean(0), y, label_smoothing=0.1) if joint else sum(
+        F.cross_entropy(of_network, y, label_smoothing=0.1) for of_network in logits
+    )).backward()  # fmt: skip
+    torch.testing.assert_close(loss.gradient(logits.detach(), one_hot), logits.grad)
+
+
 @pytest.mark.parametrize(("mean", "unit_logits", "factor"), [(True, [1.5, 0.5], 0.5), (False, [3.0, 1.0], 1.0)])
 def test_networks_trained_as_one_get_the_same_gradient(mean, unit_logits, factor):
     loss = JointLoss(1, 2, mean)

@@ -26,7 +26,7 @@ SPLIT_PENALTY is for the noise (small trainable weights) of splits and of new la
 weights of new units."""
 
 Batch = tuple[Tensor, Tensor]
-"""Examples, [b, inputs] or [b, channels, s, s], and their classes, [b]."""
+"""Examples, [b, inputs] or [b, channels, s, s], and their classes, [b], or class probabilities, [b, classes]."""
 BatchSource = Callable[[], Iterable[Batch]]
 """A function that returns the batches of one epoch. Each call starts a new epoch."""
 Draw = Callable[[tuple[int, ...]], Tensor]
@@ -151,7 +151,7 @@ def _flops_of_example(candidates: Candidates, x: Tensor, y: Tensor, gates: Seque
     Args:
         candidates: the network and its candidates.
         x: one example, [1, ...].
-        y: the class of the example, [1].
+        y: the label of the example, [1] or [1, classes].
         gates: None for the first pass, the gates from `Candidates.gates` for the second pass.
     """
 

@@ -135,7 +135,7 @@ class VisionLearner:
 
     def loss(self) -> OwnLoss:
         """Return the training loss. It also defines which networks are trained together as one model."""
-        return OwnLoss(len(self.seeds), self.networks_per_seed)
+        return OwnLoss(len(self.seeds), self.networks_per_seed, self.settings.recipe.label_smoothing)
 
     def grow(self, stage: Stage) -> list[Spent]:
         """Add capacity to the networks and return the cost for each seed. The base class adds no capacity.

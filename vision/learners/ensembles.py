@@ -62,7 +62,8 @@ class UnionMix(VisionLearner):
         return "logit" if self.own.umix == "mean" else "logit_sum"
 
     def loss(self) -> OwnLoss:
-        return JointLoss(len(self.seeds), self.networks_per_seed, mean=self.own.umix == "mean")
+        smoothing = self.settings.recipe.label_smoothing
+        return JointLoss(len(self.seeds), self.networks_per_seed, self.own.umix == "mean", smoothing)
 
 
 @register_learner("gens")

@@ -23,6 +23,7 @@ from vision.firefly import (
 )
 from vision.learners.base import VisionLearner
 from vision.learners.registry import register_learner
+from vision.training import smoothed
 
 
 @register_learner("ff")
@@ -57,7 +58,9 @@ class Firefly(VisionLearner):
         began, stack = time.perf_counter(), self.stack
         data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
         order = self.generators("order of growth", stage.index)
-        batches = partial(_chain_batches, Batches(data, order, self.settings.recipe.batch_size, stage.past_share))
+        recipe = self.settings.recipe
+        examples = Batches(data, order, recipe.batch_size, stage.past_share)
+        batches = partial(_chain_batches, examples, recipe.label_smoothing)
         (noise,) = self.generators("growth", stage.index)
         chain, flops = chain_from_stack(stack), 0
         if own.grow_depth:
@@ -88,11 +91,13 @@ class Firefly(VisionLearner):
         return first + round(self.own.grow_ratio * first) * ((stage_index - 1) // self.own.grow_every)
 
 
-def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one epoch as pairs (examples, classes). The examples are not augmented.
+def _chain_batches(batches: Batches, label_smoothing: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of one epoch as pairs (examples, labels). The examples are not augmented.
 
     The tensors have the shapes that the class `Chain` expects: images are [b, channels, height, width], inputs of an
-    MLP are [b, inputs], and classes are class indices, [b]. b is the number of examples in the batch.
+    MLP are [b, inputs]. Labels are class indices, [b], or with label smoothing class probabilities, [b, C]. b is the
+    number of examples in the batch.
     """
     for (x,), (one_hot,) in batches.epoch(augmented=False):
-        yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)
+        labels = smoothed(one_hot, label_smoothing) if label_smoothing else one_hot.argmax(-1)
+        yield x.movedim(-1, 1) if x.dim() == 4 else x, labels
