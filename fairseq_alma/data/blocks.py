@@ -42,6 +42,10 @@ class Blocks(MonolingualDataset):
     """Number of ranks among which the batches are divided. The task alma_lm sets this number for training data. It is
     1 for other data."""
 
+    says_padding = True
+    """Whether batches contain `has_padding`. The task alma_lm sets it to False for models whose method `forward` has no
+    such argument."""
+
     def ordered_indices(self) -> np.ndarray:
         """Return the indices of the blocks, in random order if the dataset is shuffled.
 
@@ -62,12 +66,14 @@ class Blocks(MonolingualDataset):
     def collater(self, samples: list[dict]) -> dict:
         """Return fairseq's batch with two additional entries.
 
-        `net_input["has_padding"]` says whether the blocks of the batch differ in length. `block_ids` is the list of the
-        ids of the blocks. Both entries are Python objects and not tensors, so they stay on the host when fairseq moves
-        the batch to the device. The model and the task can read them without waiting for the device.
+        `net_input["has_padding"]` says whether the blocks of the batch differ in length. It is left out if
+        `says_padding` is False. `block_ids` is the list of the ids of the blocks. Both entries are Python objects and
+        not tensors, so they stay on the host when fairseq moves the batch to the device. The model and the task can
+        read them without waiting for the device.
         """
         batch = super().collater(samples)
         if batch:
-            batch["net_input"]["has_padding"] = batch["ntokens"] < batch["target"].numel()
+            if self.says_padding:
+                batch["net_input"]["has_padding"] = batch["ntokens"] < batch["target"].numel()
             batch["block_ids"] = [int(sample["id"]) for sample in samples]
         return batch

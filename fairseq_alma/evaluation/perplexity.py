@@ -125,13 +125,19 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
 
 
 def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
-    """Raise StreamError if the checkpoint is missing or damaged, or was trained with another dictionary."""
+    """Raise StreamError if a checkpoint is missing, damaged, not of a switch_lm model, or has another dictionary."""
     state = read_checkpoint(path)
     if state is None:
         hint = "train a stage first (alma-lm, or fairseq-train)"
         if path.is_dir():
             hint = "give a single run folder, or the checkpoint files that are listed in the predictor.json of each run"
         raise StreamError(f"no complete checkpoint at {path}: {hint}")
+    config = (state.get("cfg") or {}).get("model")
+    if isinstance(config, dict) and "num_experts" not in config:
+        raise StreamError(
+            f"{path} is a checkpoint of {config.get('_name', 'another model')}, and alma-eval scores switch_lm models: "
+            f"use fairseq-eval-lm"
+        )
     embeddings = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
     expected = stream.description["dictionary_size"]
     if embeddings and len(embeddings[0]) != expected:

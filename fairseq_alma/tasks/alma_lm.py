@@ -1,6 +1,7 @@
 """The fairseq task alma_lm, language modelling on the mega-batches of a stream folder."""
 
 import copy
+import inspect
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self._training_batches: Any = None
         self._loss_check = LossCheck()
         self._spreads_experts = False
+        self._says_padding = True
         # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
         # sequence of L tokens has L^2 token pairs. Checkpoints contain these numbers (get_checkpoint_dict), so a
         # resumed stage continues from them.
@@ -146,7 +148,9 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             args = copy.deepcopy(args)
             args.expert_parallel = 1
         self._spreads_experts = getattr(args, "expert_parallel", 1) > 1
-        return super().build_model(args, from_checkpoint)
+        model = super().build_model(args, from_checkpoint)
+        self._says_padding = "has_padding" in inspect.signature(model.forward).parameters
+        return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split and store the dataset in `self.datasets[split]`.
@@ -202,7 +206,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         batch_size = kwargs.get("max_sentences")
         if dataset is self.datasets.get("train"):
             if batch_size is not None:
-                iterator = SequenceIterator(iterator, batch_size)
+                iterator = SequenceIterator(iterator, batch_size, self._order(len(dataset)))
             self._training_batches = iterator
         if dataset is self.datasets.get("valid"):
             self._first_valid_ids = [int(i) for i in iterator.frozen_batches[0]]
@@ -317,6 +321,16 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             )
         self.processed = state["processed"]
 
+    def _order(self, num_blocks: int) -> dict[str, Any]:
+        """Return the options on which the order of the training blocks depends: name -> value.
+
+        Args:
+            num_blocks: number of blocks in an epoch.
+        """
+        names = ("mega_batches", "replay_mega_batches", "replay_share", "replay_memory", "tokens_per_sample")
+        options = {f"--{name.replace('_', '-')}": getattr(self.args, name) for name in names}
+        return {**options, "number of blocks": num_blocks}
+
     def _mega_batch_splits(self, text: str) -> list[str]:
         """Return the names of the splits in the stream folder for a set of mega-batches such as "1,3-5"."""
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
@@ -339,7 +353,9 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             break_mode="none",
             include_targets=True,
         )
-        return Blocks(blocks, blocks.sizes, self.dictionary, self.dictionary, shuffle=shuffle, targets=["future"])
+        found = Blocks(blocks, blocks.sizes, self.dictionary, self.dictionary, shuffle=shuffle, targets=["future"])
+        found.says_padding = self._says_padding
+        return found
 
     def _load(self, split: str) -> Any:
         """Return the documents of a split as a memory-mapped dataset."""

@@ -49,6 +49,24 @@ def test_eval_lm_and_alma_eval_agree(trained, stream, capsys):
     assert scored == ours["num_tokens"] == StreamFolder.open(stream).counts("test")["tokens"]
 
 
+def test_the_task_trains_any_language_model_of_fairseq(stream, tmp_path, capsys):
+    task = ("--user-dir", "fairseq_alma", "--task", "alma_lm", "--tokens-per-sample", 32, "--batch-size", 8)
+    result = run_command(
+        "fairseq-train", stream, *task, "--mega-batches", "1", "--arch", "transformer_lm", "--decoder-layers", 1,
+        "--decoder-embed-dim", 16, "--decoder-ffn-embed-dim", 16, "--decoder-attention-heads", 2, "--optimizer", "adam",
+        "--lr", 0.01, "--max-update", 30, "--save-dir", tmp_path, "--no-epoch-checkpoints", "--num-workers", 0,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    best = tmp_path / "checkpoint_best.pt"
+    result = run_command("fairseq-eval-lm", stream, *task, "--path", best, "--gen-subset", "test")
+    assert result.returncode == 0, result.stderr[-3000:]
+    output = result.stdout + result.stderr
+    assert float(re.search(r"Perplexity: ([\d.]+)", output)[1]) < 24  # the number of types
+    assert f"Evaluated {StreamFolder.open(stream).counts('test')['tokens']:,} tokens" in output
+    assert alma_eval([str(best), "--stream", str(stream)]) == 2
+    assert "is a checkpoint of transformer_lm, and alma-eval scores switch_lm models" in capsys.readouterr().err
+
+
 def test_validate_scores_what_training_scored(trained, stream):
     result = run_command(
         "fairseq-validate", stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", trained,

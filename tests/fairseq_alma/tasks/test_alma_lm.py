@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -170,6 +171,40 @@ def test_the_batches_of_an_epoch_are_let_go_of_when_the_next_one_begins(stream):
     second = task.get_batch_iterator(dataset, max_sentences=8, seed=0, epoch=2)
     assert first.epoch_batch_sampler.ordered_batches is None
     assert len(list(second.next_epoch_itr(shuffle=True))) == 12
+
+
+@pytest.mark.parametrize(
+    ("extra", "changed"),
+    [
+        (("--mega-batches", "2"), "--mega-batches 1 (now 2)"),
+        (("--seed", "3"), "--seed 1 (now 3)"),
+        (("--mega-batches", "2", "--replay-share", "0.5", "--replay-mega-batches", "1"), "--replay-mega-batches None"),
+    ],
+)
+def test_within_an_epoch_only_the_same_order_of_the_same_data_is_continued(stream, extra, changed):
+    def iterator(*extra):
+        task = make_task(stream, "--mega-batches", "1", *extra)
+        task.load_dataset("train")
+        return task.get_batch_iterator(task.dataset("train"), max_sentences=8, seed=task.args.seed)
+
+    began = iterator()
+    batches = began.next_epoch_itr(shuffle=True)
+    rest = [batch["block_ids"] for batch in batches][3:]
+    between_epochs = began.state_dict()
+    began = iterator()
+    for _ in zip(range(3), began.next_epoch_itr(shuffle=True), strict=False):
+        pass
+    state = began.state_dict()
+    assert state["sequences_in_epoch"] == 24
+    same = iterator()
+    same.load_state_dict(state)
+    assert [batch["block_ids"] for batch in same.next_epoch_itr(shuffle=True)] == rest
+    with pytest.raises(SettingError, match=re.escape(changed)):
+        iterator(*extra).load_state_dict(state)
+    # A new epoch may have other data, and checkpoints of earlier versions do not say what their data were.
+    iterator(*extra).load_state_dict(between_epochs)
+    del state["order"]
+    iterator(*extra).load_state_dict(state)
 
 
 def test_a_checkpoint_of_another_dictionary_is_refused(stream):
