@@ -19,12 +19,16 @@ from _cer_tables import CerStudy, Row  # noqa: E402
 
 EPOCHS = "epochs=30"
 RECIPE = ("preset=anytime", EPOCHS, "extra_epochs=0")
+SMOOTH = "label_smoothing=0.1"
+"""The usual value of label smoothing."""
 NO_AVERAGE = ("predict_with=last", "average_power=0")
 ROWS = (
     Row("sm_w10", ("learner=sm", "wait=10", EPOCHS), "SM, wait 10"),
     Row("anytime", RECIPE, "**anytime**, 30 epochs"),
     Row("no_average", (*RECIPE, *NO_AVERAGE), "anytime, 30 epochs, without the average"),
     Row("no_replay", (*RECIPE, "replay=false"), "anytime, 30 epochs, without replay"),
+    Row("anytime_smooth", (*RECIPE, SMOOTH), f"**anytime**, 30 epochs, `{SMOOTH}`"),
+    Row("smooth_sm_w10", ("learner=sm", "wait=10", EPOCHS, SMOOTH), f"SM, wait 10, `{SMOOTH}`"),
     Row("half", (*RECIPE, "replay=0.5"), "anytime, 30 epochs, replay=0.5"),
     Row("geometric", ("learner=sm", "wait=geometric", EPOCHS), "SM, geometric waits"),
     Row("auto", ("learner=sm", "wait=auto", EPOCHS), "SM, automatic waits"),
