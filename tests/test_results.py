@@ -1,5 +1,6 @@
 """The tables and figures in results/ and README.md follow from the committed ledgers."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, UNRECORDED, takes
+from fairseq_alma.core.settings import defaults_of
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.report.reading import read_runs
+from vision.settings import VisionSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,3 +63,19 @@ def test_a_report_reads_the_committed_ledgers_of_a_study(tmp_path):
     assert not data.errors
     assert [group.learner for group in data.comparisons[0].groups] == ["sm", "sm", "sm", "ens", "gmoe"]
     assert all(group.command for group in data.comparisons[0].groups)
+
+
+def test_settings_that_committed_runs_do_not_have_are_known_to_the_reports():
+    """A run from before a setting existed had what is now the default of the setting, whatever other runs have."""
+    checked = set()
+    for path in (ROOT / "results").rglob("settings.json"):
+        settings = json.loads(path.read_text())
+        half = "vision" if "dataset" in settings else "language model"
+        kind = VisionSettings if half == "vision" else LanguageModelSettings
+        for name, default in defaults_of(kind).items():
+            is_compared = takes(half, settings["learner"], name) and name not in (*NOT_COMPARED, *SEED_SETTINGS)
+            if is_compared and name not in settings:
+                checked.add((half, name, default))
+    wrong = {one for one in checked if one[2] != UNRECORDED[one[0]].get(one[1], "missing")}
+    assert wrong == {("language model", "precision", "auto")}  # before, there was only float32
+    assert ("vision", "label_smoothing", 0.0) in checked

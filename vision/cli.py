@@ -53,7 +53,7 @@ def run_and_show(settings: VisionSettings) -> float:
             f"{summary['final']:.2%} +- {stderr['final']:.2%} (mean +- standard error), {summary['comp']:.3g} FLOPs "
             f"per seed"
         )
-    if message := waiting_message(result.ledger, settings.stream_settings()):
+    if message := waiting_message(result.ledger, settings.wait, settings.wait_ratio):
         console.print(message)
     if before == dict(zip(result.folders, result.ledgers, strict=True)):
         console.print(NOTHING_TO_DO)

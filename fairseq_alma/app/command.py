@@ -36,7 +36,7 @@ from fairseq_alma.app.arguments import (
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.sweep import ERROR_FILE
-from fairseq_alma.app.tables import ledger_table, title_of, wide_console
+from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StoppedError
 from fairseq_alma.core.files import read_json
@@ -369,6 +369,8 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
     for run in found:
         what_jobs_do = print_jobs(run)
         holder = holder_of(run, ask_slurm=True)
+        if holder is None and run.name.startswith("seed_"):  # one process trains several seeds, and holds their folder
+            holder = holder_of(run.parent, ask_slurm=True)
         if not (run / "settings.json").exists() or not (run / "arrivals.json").exists():
             left = "the run has not started yet"
         else:
@@ -380,7 +382,8 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
         if not left:
-            console.print("finished")
+            waiting = waiting_message(rows, settings["wait"], settings.get("wait_ratio"))
+            console.print(f"finished; {waiting}" if waiting else "finished")
         elif holder is not None:
             console.print(f"{left}; {holder} is working on the run")
         elif what_jobs_do:

@@ -6,6 +6,7 @@ validation score, or for images, if a job does not have it, the average validati
 several seeds, the mean over the seeds is used.
 """
 
+import json
 import os
 import re
 import sys
@@ -53,6 +54,11 @@ class BestByValidation(Callback):
         if finished:
             write_json(folder / "sweep.json", finished)
             wide_console().print(_table(finished))
+            if len({_stream_of(folder / str(summary["run"])) for summary in finished}) > 1:
+                wide_console(sys.stderr).print(
+                    "these jobs differ in the stream or in the number of arrivals, so their scores cannot be compared: "
+                    f"`alma-report {folder}` compares those that can"
+                )
         failed = [name for name, time in _failed_jobs(folder).items() if time != self._failed_before.get(name)]
         if failed:
             wide_console(sys.stderr).print(f"failed, with the message in {ERROR_FILE}: {'; '.join(failed)}")
@@ -96,6 +102,14 @@ def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[
         key = score_key(finished)
         finished.sort(key=lambda summary: value if isfinite(value := _number(summary.get(key))) else inf)
     return finished, unfinished
+
+
+def _stream_of(run: Path) -> tuple:
+    """Return what must be equal for two finished jobs, so that their scores can be compared."""
+    seed = next(iter(find_runs(run)))
+    settings, num_arrivals = read_json(seed / "settings.json"), len(read_json(seed / "arrivals.json")["digests"])
+    names = ("dataset", "split", "order", "drift_overlap", "mega_batches", "cer_from", "test_digest", "evaluated_on")
+    return num_arrivals, *(json.dumps(settings.get(name)) for name in names)
 
 
 def _add_average_validation(summaries: Sequence[dict[str, Any]], folders_of: Sequence[list[Path]]) -> None:

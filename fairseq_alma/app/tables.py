@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
-from fairseq_alma.core.protocol import StreamSettings
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.core.waiting import DEFAULT_RATIO, num_missing
+from fairseq_alma.core.waiting import DEFAULT_RATIO, Wait, num_missing
 
 NOTHING_TO_DO = "nothing was left to do: the run had been finished before"
 """What is printed if a command finds a finished run."""
@@ -95,12 +94,12 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     return table
 
 
-def waiting_message(rows: Sequence[LedgerRow], settings: StreamSettings) -> str | None:
+def waiting_message(rows: Sequence[LedgerRow], wait: Wait, wait_ratio: float | None) -> str | None:
     """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
 
     Args:
         rows: all rows of the ledger.
-        settings: the stream settings of the run.
+        wait, wait_ratio: the settings of the run.
     """
     last_stage = max((row.t for row in rows if row.updated), default=0)
     count = rows[-1].t - last_stage
@@ -111,8 +110,6 @@ def waiting_message(rows: Sequence[LedgerRow], settings: StreamSettings) -> str 
     )
     # With wait=auto, the errors at the next arrivals decide how many are missing.
     more = (
-        "later ones"
-        if settings.wait == "auto"
-        else f"{num_missing(count, last_stage, settings.wait, settings.wait_ratio or DEFAULT_RATIO)} more"
+        "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait, wait_ratio or DEFAULT_RATIO)} more"
     )
-    return f"{which} for {more} (wait={settings.wait}); to train now, give last_group=train"
+    return f"{which} for {more} (wait={wait}); to train now, give last_group=train"

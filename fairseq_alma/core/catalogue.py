@@ -69,15 +69,15 @@ WAIT_SETTINGS = ("wait", "wait_ratio", "updates", "updates_per_mega_batch", "gro
 report compares two runs that differ only in these settings."""
 
 OPTIONS: Mapping[Half, Mapping[str, Any]] = {
-    "vision": {"predict_with": "last", "select_by": "validation_loss", "extra_epochs": 0, "schedule": "constant"},
-    "language model": {
-        "predict_with": "last",
-        "optimizer_state": "reset",
-        "schedule": "per_stage",
-        "extra_updates": 0,
-        "weight_decay": 0.0,
+    "vision": {
+        "predict_with": "last", "select_by": "validation_loss", "extra_epochs": 0, "schedule": "constant",
+        "label_smoothing": 0.0, "last_group": "train",
     },
-}
+    "language model": {
+        "predict_with": "last", "optimizer_state": "reset", "schedule": "per_stage", "extra_updates": 0,
+        "weight_decay": 0.0, "last_group": "train",
+    },
+}  # fmt: skip
 """For each half of the project: names of settings that switch something on that the paper does not have, each with the
 value that switches it off. The label of a run names such a setting only if it is on."""
 
@@ -107,13 +107,20 @@ PARTS_OF_OPTIONS: Mapping[str, tuple[str, Any]] = {
 """Names of settings that have an effect only if another setting has a certain value -> this setting and this value."""
 
 UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
-    half: {
-        **options,
+    "vision": {
+        **OPTIONS["vision"],
         **AVERAGE_SETTINGS,
-        **{"from_scratch": False, "replay_memory": None, "wait_ratio": None, "split_by": "validation_loss"},
-        **({"precision": "float32", "grow_drop": 0.0, "grow_layers": 0} if half == "language model" else {}),
-    }
-    for half, options in OPTIONS.items()
+        **dict.fromkeys(("replay_memory", "wait_ratio", "patience", "backbone", "transform", "image_size", "plugin")),
+        **{"from_scratch": False, "split_by": "validation_loss"},
+        **{"patience_delta": 0.0, "order": "random", "drift_overlap": 0.0},
+    },
+    "language model": {
+        **OPTIONS["language model"],
+        **AVERAGE_SETTINGS,
+        **dict.fromkeys(("replay_memory", "wait_ratio", "cooldown_share")),
+        **{"from_scratch": False, "precision": "float32"},
+        **{"split_by": "validation_loss", "grow_drop": 0.0, "grow_layers": 0},
+    },
 }
 """For each half of the project: names of settings that were added later, each with the value that corresponds to what
 ALMA did before. A run whose settings.json does not have the setting is compared as if it had this value."""

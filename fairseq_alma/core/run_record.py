@@ -103,11 +103,13 @@ class RunRecord:
         known = self._arrivals.digests
         if known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
-            how = "differs"
             if t > len(digests):
-                how = f"is missing (that stream had {len(known)} mega-batches, this one has {len(digests)})"
+                raise RunError(
+                    f"the run in {self.folder} has {len(known)} mega-batches, but here are only {len(digests)}: give "
+                    f"the complete stream, no smaller mega_batches= or arrivals= than before, or another out="
+                )
             raise RunError(
-                f"the run in {self.folder} used another stream: mega-batch {t} {how}. "
+                f"the run in {self.folder} used another stream: mega-batch {t} differs. "
                 f"Use the original stream, or choose another out="
             )
         if fork_at is not None:

@@ -60,27 +60,29 @@ class ReplayShareDataset(BaseWrapperDataset):
     def ordered_indices(self) -> np.ndarray:
         """Return the indices of the blocks of this epoch, in the order in which they are read.
 
-        Their number is that of the new blocks. Among the first n blocks, for any n, the number of past blocks differs
-        from n * share by less than 1.
+        Their number is that of the new blocks. Among the first n blocks of all epochs together, for any n, the number
+        of past blocks differs from n * share by less than 1.
         """
+        # The blocks are counted over all epochs. If each epoch began to count anew, epochs of few blocks would have too
+        # few past blocks: with 3 new blocks and a share of 0.25, none.
+        first = (self.epoch - 1) * self.num_new
         # Add 1e-9, because rounding errors may make a product slightly smaller than the exact integer, and floor()
         # would then return an integer that is too small by 1.
-        num_past_before = np.floor(np.arange(self.num_new + 1) * self.share + 1e-9).astype(int)
+        num_past_before = np.floor((first + np.arange(self.num_new + 1)) * self.share + 1e-9).astype(int)
         is_past = np.diff(num_past_before) > 0
-        num_past = int(num_past_before[-1])
+        start, num_past = int(num_past_before[0]), int(num_past_before[-1] - num_past_before[0])
         order = np.empty(self.num_new, dtype=np.int64)
         # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then all
         # past blocks.
-        order[is_past] = self.num_new + self.past[self._next("past", len(self.past), num_past)]
-        order[~is_past] = self._next("new", self.num_new, self.num_new - num_past)
+        order[is_past] = self.num_new + self.past[self._part("past", len(self.past), start, num_past)]
+        order[~is_past] = self._part("new", self.num_new, first - start, self.num_new - num_past)
         return order
 
-    def _next(self, kind: Literal["new", "past"], population: int, count: int) -> np.ndarray:
-        """Return `count` integers from 0 to population - 1: those that the epoch takes from a random sequence.
+    def _part(self, kind: Literal["new", "past"], population: int, start: int, count: int) -> np.ndarray:
+        """Return `count` integers from 0 to population - 1: those from place `start` on in a random sequence.
 
         The sequence consists of random permutations. Each epoch starts where the previous epoch ended.
         """
-        start = (self.epoch - 1) * count
         first, last = start // population, -(-(start + count) // population)
         permutations = [
             np.random.default_rng([self.seed, kind == "past", number]).permutation(population)

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,14 @@ def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
         )
 
 
+def _positive_int(text: str) -> int:
+    """Return the number in an argument of the command. It must be 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
+    return value
+
+
 def _check_split(split: str, stream: StreamFolder) -> None:
     """Raise StreamError if the stream has no held-out text with this name."""
     known = ["test", "valid", *stream.period_splits]
@@ -187,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--tokens-per-batch",
-        type=int,
+        type=_positive_int,
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
@@ -280,13 +288,19 @@ def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> t
         if not (run / predictor_file(stage)).is_file():
             raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
         checkpoints = [run / entry["path"] for entry in read_json(run / predictor_file(stage))["checkpoints"]]
+        if not (run / "settings.json").is_file():
+            files = ", ".join(str(path) for path in checkpoints)
+            raise StreamError(
+                f"{run} has no settings.json, so it is not a run folder: give the checkpoint files ({files}) and "
+                f"--stream"
+            )
         settings = read_json(run / "settings.json")
         if "stream" not in settings:
             raise StreamError(
                 f"{run} is not an alma-lm run, because its settings contain no stream: alma-eval scores only language "
                 f"models"
             )
-        return checkpoints, stream or Path(settings["stream"])
+        return checkpoints, stream or _stream_of_run(run, settings)
     if stage is not None:
         raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")
     if missing := [str(path) for path in paths if not path.exists()]:
@@ -294,6 +308,25 @@ def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> t
     if stream is None:
         raise StreamError("give --stream STREAM, the stream folder on which to score the checkpoints")
     return list(paths), stream
+
+
+def _stream_of_run(run: Path, settings: Mapping[str, Any]) -> Path:
+    """Return the stream folder that a run recorded.
+
+    Raises:
+        StreamError: if there is no stream in this folder, or one with other held-out text.
+    """
+    path = Path(settings["stream"])
+    try:
+        stream = StreamFolder.open(path)
+    except StreamError as error:
+        raise StreamError(f"{error}; if the stream was moved, give --stream") from error
+    if settings.get("evaluated_on") not in (None, [stream.digest(split) for split in ("valid", "test")]):
+        raise StreamError(
+            f"the held-out text of {path} is not that of the stream with which {run} was trained: give that stream "
+            f"with --stream"
+        )
+    return path
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
     """Return the content of settings.json: the settings, and digests of the evaluation data and the dictionary."""
     return {
         **settings.to_json(),
+        "stream": str(Path(settings.stream).absolute()),  # for alma-eval, which may be called in another folder
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
     }
@@ -134,7 +135,7 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
         before = rows_in(Path(settings.out))
         rows = run(settings, chain)
         console.print(ledger_table(rows, title_of(settings.out, settings.learner, settings.wait, settings.preset)))
-        if message := waiting_message(rows, settings.stream_settings(rows[-1].t)):
+        if message := waiting_message(rows, settings.wait, settings.wait_ratio):
             console.print(message)
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)

@@ -63,7 +63,7 @@ def appearance_of(learner: str) -> Appearance:
     return Appearance(colour, "*", "star")
 
 
-def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
+def matplotlib_dashes(wait: str, waits: Sequence[str]) -> Any:
     """Return the matplotlib line style that shows a wait.
 
     There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
@@ -75,7 +75,7 @@ def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
     return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
 
 
-def plotly_dashes(wait: int, waits: Sequence[int]) -> str:
+def plotly_dashes(wait: str, waits: Sequence[str]) -> str:
     """Return the plotly line style that shows a wait.
 
     There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.

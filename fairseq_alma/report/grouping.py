@@ -108,7 +108,7 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     for run in runs:
         stream = _stream_of(run)
         filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
-        compared = _compared_settings(stream.half, filled)
+        compared = {**_compared_settings(stream.half, filled), "last_group": _last_group(run)}
         settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
         # Several settings determine seeds. `given` contains the names of the seed settings that the run has, for
         # example only `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different
@@ -161,6 +161,15 @@ def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, 
         for stream in values
         for learner in set().union(*learners[stream].values())
     }
+
+
+def _last_group(run: Run) -> str:
+    """Return what happened to the last mega-batches: "wait" if no stage has trained on them, otherwise "train".
+
+    The setting of this name may change when a run is continued, and its default depends on the stream.
+    """
+    last_stage = int((run.stage == run.stage.max()).argmax())  # the arrival at which it was trained; 0 if there is none
+    return "wait" if run.is_finished and last_stage < run.num_arrivals else "train"
 
 
 def _seeds_of(run: Run) -> tuple:

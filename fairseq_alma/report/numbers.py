@@ -94,7 +94,8 @@ class Numbers:
     num_updates: float
     """Number of optimizer updates over the stream. For an ensemble, the sum over its members."""
     wall_seconds: float | None
-    """Wall time of a run in seconds. If summary.json contains no wall time, this is the time spent in training."""
+    """Wall time in seconds: that of all seeds if one process trained them together, otherwise that of one seed. If
+    summary.json contains no wall time, this is the time spent in training."""
     prequential: Estimate | None = None
     """Prequential error rate, a fraction, or prequential perplexity."""
     forgetting: Estimate | None = None
@@ -151,7 +152,7 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
     assert final is not None
     scores = {name: _score(runs, name, rules[name], untrained) if is_complete else Score() for name in OBJECTIVES}
     final_validation = _estimate_of(scores["final"].validation) or estimate("final_validation")
-    wall_seconds = means.get("wall_seconds")
+    has_wall_time = "wall_seconds" in means
     return Numbers(
         quality=(estimate("cer") or estimate("average_perplexity")) if is_complete else None,
         after_first_stage=estimate("average_perplexity_after_first_stage") if is_complete else None,
@@ -163,7 +164,7 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         mem=means.get("mem") or 0.0,
         comp=means.get("comp") or 0.0,
         num_updates=_mean([run.num_updates[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
-        wall_seconds=_mean([run.train_seconds.sum() for run in runs]) if wall_seconds is None else wall_seconds,
+        wall_seconds=_mean([_wall_seconds(run, group, has_wall_time) for run in runs]),
         prequential=(estimate(PREQUENTIAL_KEYS[0]) or estimate(PREQUENTIAL_KEYS[1])) if is_complete else None,
         forgetting=estimate("forgetting") if is_complete else None,
         backward_transfer=estimate("backward_transfer") if is_complete else None,
@@ -172,6 +173,13 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         quality_by_seed=_if_complete([_paper_quality(one) for one in summaries]) if is_complete else (),
         comp_by_seed=tuple(float(one["comp"]) for one in summaries) if is_complete else (),
     )
+
+
+def _wall_seconds(run: Run, group: RunGroup, has_wall_time: bool) -> float:
+    """Return the wall time of a run, see `Numbers.wall_seconds`. Without one, the time spent in training."""
+    if not has_wall_time or run.summary.get("wall_seconds") is None:
+        return float(run.train_seconds.sum())
+    return float(run.summary["wall_seconds"]) / (1 if group.is_trained_together else run.seeds_of_process)
 
 
 def _score(runs: Sequence[Run], objective: Objective, rule: Rule, untrained: float) -> Score:

@@ -12,7 +12,7 @@ the mean over the seeds of one group.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +104,12 @@ class Run:
         return f"{self.seed} ({', '.join(others)})" if others else self.seed
 
     @property
+    def seeds_of_process(self) -> int:
+        """Number of seeds that the process of the run trained together: 1 for language models."""
+        seeds = self.settings.get("seeds")
+        return seeds if "dataset" in self.settings and isinstance(seeds, int) else 1
+
+    @property
     def last_t(self) -> int:
         """Number t of the last arrival in the ledger; -1 for an empty ledger."""
         return len(self.quality) - 1
@@ -187,9 +193,21 @@ class RunGroup:
         return max(1, round(self.last_t / num_stages))
 
     @property
+    def wait_text(self) -> str:
+        """The setting `wait` as text: the number of mega-batches, "geometric" or "auto"."""
+        return str(self.settings.get("wait", 1))
+
+    @property
     def has_fixed_wait(self) -> bool:
         """Whether all stages but the last train on equally many mega-batches, so not wait=geometric or wait=auto."""
         return isinstance(self.settings.get("wait", 1), int)
+
+    @property
+    def is_trained_together(self) -> bool:
+        """Whether one process trained all seeds of the group together, as alma-vision does with seeds=N."""
+        folders = [run.folder for run in self.runs]
+        is_one_process = len({folder.parent for folder in folders}) == 1 and folders[0].name.startswith("seed_")
+        return is_one_process and all(run.seeds_of_process > 1 for run in self.runs)
 
     @property
     def replay(self) -> Any:
@@ -303,6 +321,12 @@ class ReportData:
     """One message for each run that is left out because its ledger is still empty. This is not an error."""
     is_any_running: bool = False
     """True if a process was working on any of the runs when they were read. Runs with an empty ledger count too."""
+
+
+def waits_of(groups: Iterable[RunGroup]) -> list[str]:
+    """Return the different values of the setting `wait` in these groups of runs: numbers first, in ascending order."""
+    waits = {(not group.has_fixed_wait, group.wait if group.has_fixed_wait else 0, group.wait_text) for group in groups}
+    return [text for *_, text in sorted(waits)]
 
 
 def has_effect(settings: Mapping[str, Any], name: str) -> bool:

@@ -171,17 +171,28 @@ def table1(comparison: Comparison) -> Table | None:
             if abs(costs[0] - costs[1]) > EQUAL_COMPUTE * max(costs) or not costs[0]:
                 continue
             texts = [_quality_text(group, k, scale) for group in pair]
-            difference = scale * (in_sequence.mean_column("quality")[k] - iid.mean_column("quality")[k])
+            difference = scale * _mean_difference(in_sequence, iid, k)
             label = _label_without_wait(in_sequence, comparison)
             rows.append((label, str(k), *texts, f"{difference:+.2f}", *_paper_pair(in_sequence, iid, k)))
     if not rows:
         return None
     columns, rows = _without_empty_columns(columns, rows)
-    note = "The same data and training FLOPs; after mega-batch k."
+    note = "The same data and training FLOPs; after mega-batch k. The difference is that of the seeds that both have."
     if "paper, base" in columns:
         note += " The paper's values are of its own corpus and models."
     title = f"{comparison.name}: learning in sequence against i.i.d. (as the paper's Table 1)"
     return Table("table1", title, columns, tuple(rows), note)
+
+
+def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
+    """Return by how much the quality of one group is above that of another at arrival t, on average.
+
+    Only the seeds that both groups have are compared. If there are none, it is the difference of the means.
+    """
+    values, others = ({run.seeds: run.quality[t] for run in one.counted_runs} for one in (group, other))
+    if shared := values.keys() & others.keys():
+        return float(np.mean([values[seed] - others[seed] for seed in shared]))
+    return float(group.mean_column("quality")[t] - other.mean_column("quality")[t])
 
 
 def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:

@@ -369,6 +369,19 @@ def test_status_of_several_seeds_shows_each_path_in_one_piece_and_of_no_run_says
     assert "no run at" in nothing.err
 
 
+def test_status_says_who_trains_several_seeds_and_which_mega_batches_wait(tmp_path, alma_vision):
+    run = tmp_path / "run"
+    small_run(run, seeds=2, wait=3, last_group="wait")
+    status = alma_vision("status", run)
+    waiting = "mega-batch 4 waits for 2 more (wait=3); to train now, give last_group=train"
+    assert status.out.count(f"finished; {waiting}") == 2
+    for seed in (0, 1):
+        last = run / f"seed_{seed}/ledger.jsonl"
+        last.write_text("".join(last.read_text().splitlines(keepends=True)[:3]))
+    with Lease(run):
+        assert alma_vision("status", run).out.count("is working on the run") == 2
+
+
 def test_several_seeds_end_in_their_mean_and_standard_error(tmp_path, alma_vision):
     said = alma_vision(*as_arguments(seeds=3), f"out={tmp_path / 'run'}")
     whole = summary(tmp_path / "run")

@@ -157,7 +157,9 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         for group, size in curves:
             others += bool(size)
             inside = marker_fill(group.learner, others)
-            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits), size, inside)
+            drawn_values += _draw_curve(
+                axes, comparison, group, matplotlib_dashes(group.wait_text, waits), size, inside
+            )
         axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -236,7 +238,7 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
     The average is the geometric mean over all arrivals t = 1, 2, ... so far, as on the page. It includes the arrivals
     before the first stage, at the perplexity of the untrained model. The paper draws an arithmetic mean.
 
-    The costs are the training TFLOPs so far, the number of parameters, and the number of experts. Each curve shows one
+    The costs are the training FLOPs so far, the number of parameters, and the number of experts. Each curve shows one
     group of runs (runs that differ only in the seed).
 
     Returns:
@@ -257,17 +259,17 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
     waits = waits_of(groups)
     drawn_x: list[list[float]] = [[], [], []]
     drawn_y: list[float] = []
-    looks: dict[tuple[str, int], int] = {}
+    looks: dict[tuple[str, str], int] = {}
     for group in groups:
         averages = np.stack([geometric_average(run.quality[: group.last_t + 1]) for run in group.counted_runs])
         trained = group.counted_runs[0].stage[: group.last_t + 1] > 0
         mean, error = averages.mean(axis=0), standard_error(averages)
         num_experts = group.mean_column("num_experts") * group.mean_column("num_members")
-        costs = (np.cumsum(group.mean_column("train_flops")) / 1e12, group.mean_column("num_params"), num_experts)
-        dashes = matplotlib_dashes(group.wait, waits)
+        costs = (np.cumsum(group.mean_column("train_flops")), group.mean_column("num_params"), num_experts)
+        dashes = matplotlib_dashes(group.wait_text, waits)
         # Groups of one learner and wait have the same colour, marker and dashes. The filling of the markers differs.
-        fill = marker_fill(group.learner, looks.get((group.learner, group.wait), 0))
-        looks[group.learner, group.wait] = looks.get((group.learner, group.wait), 0) + 1
+        fill = marker_fill(group.learner, looks.get((group.learner, group.wait_text), 0))
+        looks[group.learner, group.wait_text] = looks.get((group.learner, group.wait_text), 0) + 1
         for axes, cost, values in zip(panels, costs, drawn_x, strict=True):
             _draw_growing_markers(
                 axes, cost[trained], mean[trained], None if error is None else error[trained], group.learner, dashes,
@@ -276,7 +278,7 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
             values += cost[trained][np.isfinite(cost[trained])].tolist()
         drawn_y += mean[trained].tolist()
         handles.append(legend_entry(comparison, group, dashes, fill))
-    x_labels = ("training TFLOPs so far", "parameters", "experts of all members")
+    x_labels = ("training FLOPs so far", "parameters", "experts of all members")
     for axes, values, label in zip(panels, drawn_x, x_labels, strict=True):
         scale_axis(axes, "x", values)
         scale_axis(axes, "y", drawn_y)

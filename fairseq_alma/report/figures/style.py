@@ -14,7 +14,7 @@ from fairseq_alma.core import catalogue
 from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
 from fairseq_alma.report.labels import group_label, learner_position
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.runs import Comparison, RunGroup
+from fairseq_alma.report.runs import Comparison, RunGroup, waits_of
 
 WIDTH = 3.4
 """Width of a panel in inches. Two panels fit side by side on a page."""
@@ -26,11 +26,6 @@ MAX_GROUPS = 4
 """Maximum number of groups of runs in a figure with one row per group. Also the maximum number of routing maps."""
 MAX_LINES = 40
 """Maximum number of curves in a panel. The page (index.html) shows all curves."""
-
-
-def waits_of(groups: Iterable[RunGroup]) -> list[int]:
-    """Return the different values of the setting `wait` in these groups of runs, in ascending order."""
-    return sorted({group.wait for group in groups})
 
 
 def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
@@ -82,8 +77,8 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
         return
     ratio = max(positive) / min(positive)
     if ratio < 3:
-        axis.set_major_locator(MaxNLocator(5))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_locator(MaxNLocator(4 if which == "x" else 5))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value)))
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     # Label the axis at 1, 2, 5, 10, 20, ... If the largest value is at least 300 times the smallest, these would be too
@@ -126,7 +121,7 @@ def name_logarithmic_axes(figure: Figure) -> None:
 
 def with_unit(value: float) -> str:
     """Return a number as text, such as `2.3k` or `65M`. For a number below 1000, no letter is added, as in `0.07`."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"

@@ -26,16 +26,17 @@ from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
+REPLAY_SETTINGS = ("replay", "replay_memory")
 MAX_POINTS = 400
 """Maximum number of points in a panel."""
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against training TFLOPs. Return None if no group of runs is finished.
+    """Draw CER or average perplexity against training FLOPs. Return None if no group of runs is finished.
 
     A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
     """
-    return _tradeoff(comparison, numbers, lambda result: result.comp / 1e12, "training TFLOPs over the stream")
+    return _tradeoff(comparison, numbers, lambda result: result.comp, "training FLOPs over the stream")
 
 
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
@@ -73,7 +74,7 @@ def _tradeoff(
         for series in series_of(groups):
             results = [numbers_by_id[id(group)] for group in series]
             points = sorted(((x_of(result), result) for result in results), key=lambda point: point[0])
-            _draw_points(axes, points, series[0].learner, matplotlib_dashes(series[0].wait, waits))
+            _draw_points(axes, points, series[0].learner, matplotlib_dashes(series[0].wait_text, waits))
         axes.set_title(title, fontsize=9)
         axes.set_xlabel(x_label, fontsize=9)
         scale_axis(axes, "x", map(x_of, drawn_numbers))
@@ -84,18 +85,19 @@ def _tradeoff(
 
 
 def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the wait, with one line per learner.
+    """Draw CER or average perplexity against the wait, with one line per learner. Only fixed waits are drawn.
 
     Returns:
         The figure, or None if no panel has groups with different waits.
     """
     panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait"))
+    panels = {title: [group for group in groups if group.has_fixed_wait] for title, groups in panels.items()}
     panels = {title: groups for title, groups in panels.items() if len(waits_of(groups)) > 1}
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
     drawn = [group for groups in panels.values() for group in groups]
-    waits = waits_of(drawn)
+    waits = sorted({group.wait for group in drawn})
     for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
         for learner in dict.fromkeys(group.learner for group in groups):
             line = sorted((group for group in groups if group.learner == learner), key=lambda group: group.wait)
@@ -153,10 +155,11 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
 
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the effect of replay: CER or average perplexity against training TFLOPs, without and with replay.
+    """Draw the effect of replay: CER or average perplexity against training FLOPs, without and with replay.
 
     A line joins each group of runs without replay to each group that differs from it only in replay. The settings in
-    which the segments differ, such as `width`, are written at the end with replay; those that they share, in the title.
+    which the segments differ, such as `replay` and `width`, are written at the end with replay; those that they share,
+    in the title.
     The result is None if there are no two finished groups that differ only in replay.
     """
     pairs = replay_pairs(comparison, numbers)
@@ -164,35 +167,37 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         return None
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
-    waits = waits_of([group for group, _, _ in pairs])
-    names = [name for name in comparison.varied_settings if name not in ("learner", "wait", "replay")]
-    texts = [group_label(group, names).partition(", ")[2] for group, _, _ in pairs]
+    waits = waits_of([group for group, _, _, _ in pairs])
+    kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in REPLAY_SETTINGS) for _, _, group, _ in pairs}
+    unnamed = ("learner", "wait", *(REPLAY_SETTINGS if len(kinds_of_replay) == 1 else ()))
+    names = [name for name in comparison.varied_settings if name not in unnamed]
+    texts = [group_label(replayed, names).partition(", ")[2] for _, _, replayed, _ in pairs]
     if len(set(texts)) == 1:
         axes.set_title(texts[0], fontsize=9)
         texts = [""] * len(pairs)
-    for (group, without, with_replay), text in zip(pairs, texts, strict=True):
+    for (group, without, _, with_replay), text in zip(pairs, texts, strict=True):
         if text:
             axes.annotate(
-                text, (with_replay.comp / 1e12, _quality(with_replay)), xytext=(7, 0), textcoords="offset points",
+                text, (with_replay.comp, _quality(with_replay)), xytext=(7, 0), textcoords="offset points",
                 fontsize=7, color=appearance_of(group.learner).colour, verticalalignment="center",
                 annotation_clip=False,
             )  # fmt: skip
         style, ends = appearance_of(group.learner), (without, with_replay)
         axes.plot(
-            [result.comp / 1e12 for result in ends], [_quality(result) for result in ends], color=style.colour,
-            linestyle=matplotlib_dashes(group.wait, waits), linewidth=1.2,
+            [result.comp for result in ends], [_quality(result) for result in ends], color=style.colour,
+            linestyle=matplotlib_dashes(group.wait_text, waits), linewidth=1.2,
         )  # fmt: skip
         for result, fill in ((without, "white"), (with_replay, style.colour)):
             axes.errorbar(
-                result.comp / 1e12, _quality(result), yerr=_stderr(result), fmt=style.marker, color=style.colour,
+                result.comp, _quality(result), yerr=_stderr(result), fmt=style.marker, color=style.colour,
                 capsize=2, markersize=5, markerfacecolor=fill,
             )  # fmt: skip
-    drawn = [result for _, without, with_replay in pairs for result in (without, with_replay)]
-    scale_axis(axes, "x", [result.comp / 1e12 for result in drawn])
+    drawn = [result for _, without, _, with_replay in pairs for result in (without, with_replay)]
+    scale_axis(axes, "x", [result.comp for result in drawn])
     scale_axis(axes, "y", [_quality(result) for result in drawn])
-    axes.set_xlabel("training TFLOPs over the stream", fontsize=9)
+    axes.set_xlabel("training FLOPs over the stream", fontsize=9)
     axes.set_ylabel(quality_label(comparison), fontsize=9)
-    add_learners_and_waits(figure, [group for group, _, _ in pairs])
+    add_learners_and_waits(figure, [group for group, _, _, _ in pairs])
     handles = [
         Line2D([], [], color="#444444", marker="o", markerfacecolor="white", linestyle="", label="without replay"),
         Line2D([], [], color="#444444", marker="o", linestyle="", label="with replay"),
@@ -203,11 +208,11 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
-) -> list[tuple[RunGroup, Numbers, Numbers]]:  # fmt: skip
+) -> list[tuple[RunGroup, Numbers, RunGroup, Numbers]]:  # fmt: skip
     """Find the pairs of finished groups of runs that differ only in replay: one group without and one with replay.
 
     Returns:
-        For each pair: (group without replay, results of this group, results of the group with replay).
+        For each pair: (group without replay, its results, group with replay, its results).
     """
     without: dict[tuple, tuple[RunGroup, Numbers]] = {}
     for group, result in zip(comparison.groups, numbers, strict=True):
@@ -216,13 +221,14 @@ def replay_pairs(
     pairs = []
     for group, result in zip(comparison.groups, numbers, strict=True):
         if group.replay and result.quality and (start := without.get(_key_without_replay(group))):
-            pairs.append((*start, result))
+            pairs.append((*start, group, result))
     return pairs
 
 
 def _key_without_replay(group: RunGroup) -> tuple:
-    """Return a tuple of all settings except `replay`. Groups that differ only in replay have equal tuples."""
-    return tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name != "replay")
+    """Return a tuple of all settings but those of replay. Groups that differ only in replay have equal tuples."""
+    settings = sorted(group.settings.items())
+    return tuple((name, repr(value)) for name, value in settings if name not in REPLAY_SETTINGS)
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: str, dashes: Any) -> None:

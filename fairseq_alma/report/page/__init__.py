@@ -34,7 +34,7 @@ from fairseq_alma.report.objectives import (
     score_scale,
     value_explanation,
 )
-from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
+from fairseq_alma.report.runs import Comparison, ReportData, RunGroup, waits_of
 from fairseq_alma.report.tables import duration, state
 
 FOLDER = Path(__file__).parent
@@ -95,7 +95,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
-    waits = sorted({group.wait for group in groups})
+    waits = waits_of(groups)
     series_numbers, twins = _series_numbers(comparison), same_results(comparison, numbers)
     series_settings = [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS]
     common_settings = {
@@ -129,7 +129,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
                 **_description(comparison, group, common_settings),
                 **_results(group, result),
                 **_curve_data(group, num_points),
-                "dash": plotly_dashes(group.wait, waits),
+                "dash": plotly_dashes(group.wait_text, waits),
                 "series": series_numbers[index],
                 "twin": twins[index],
                 "series_label": group_label(group, series_settings),
@@ -175,6 +175,7 @@ def _description(comparison: Comparison, group: RunGroup, common_settings: Mappi
         "command": group.command,
         "commit": str(group.runs[0].provenance.get("commit", "")),
         "wait": group.wait,
+        "has_fixed_wait": group.has_fixed_wait,
         "settings": {name: setting_text(group.settings.get(name)) for name in comparison.varied_settings},
         "own_settings": own_settings,
         "state": state(group),
@@ -205,19 +206,13 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
         "wall_seconds": _rounded(numbers.wall_seconds),
         "wall_text": duration(numbers.wall_seconds),
         "train_seconds": _rounded(numbers.train_seconds),
-        "trained_together": _are_trained_together(group),
+        "trained_together": group.is_trained_together,
         "by_seed": {
             "quality": list(map(_exact, numbers.quality_by_seed)),
             "comp": list(map(_exact, numbers.comp_by_seed)),
         },
         "machine": _machine(group),
     }
-
-
-def _are_trained_together(group: RunGroup) -> bool:
-    """Return True if one process trained all seeds of a run together, as alma-vision does with seeds=N."""
-    seeds = group.runs[0].settings.get("seeds")
-    return group.half == "vision" and isinstance(seeds, int) and seeds > 1
 
 
 def _machine(group: RunGroup) -> str:

@@ -137,13 +137,13 @@ const traceOfCurve = (index, symbol, isHighlighted, isFaded) => {
   };
 };
 
-// Return the lines of the wait plot: lists of groups that differ only in the wait, sorted by the wait. The lines with the
+// Return the lines of the wait plot: lists of groups that differ only in the fixed wait, sorted by it. The lines with the
 // most waits come first, and then those with the best scores.
 const linesOverWaits = () => {
   const y = QUALITIES[state.y], series = new Map();
   for (const index of visible) {
     const group = comparison.groups[index];
-    if (hasPoint(group, y)) series.set(group.series, [...(series.get(group.series) ?? []), index]);
+    if (group.has_fixed_wait && hasPoint(group, y)) series.set(group.series, [...(series.get(group.series) ?? []), index]);
   }
   const lines = [...series.values()].filter((line) => new Set(line.map((i) => comparison.groups[i].wait)).size > 1);
   lines.forEach((line) => line.sort((a, b) => comparison.groups[a].wait - comparison.groups[b].wait || a - b));

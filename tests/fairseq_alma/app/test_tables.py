@@ -2,7 +2,6 @@
 
 from fairseq_alma.app.tables import waiting_message
 from fairseq_alma.core.ledger import LedgerRow, Scores
-from fairseq_alma.core.protocol import StreamSettings
 
 
 def rows_with_stages_at(*updated: int, last: int) -> list[LedgerRow]:
@@ -11,10 +10,10 @@ def rows_with_stages_at(*updated: int, last: int) -> list[LedgerRow]:
 
 
 def test_mega_batches_that_wait_are_named():
-    assert waiting_message(rows_with_stages_at(2, 4, 6, last=6), StreamSettings(6, 2)) is None
-    said = waiting_message(rows_with_stages_at(2, 4, 6, last=7), StreamSettings(7, 2))
+    assert waiting_message(rows_with_stages_at(2, 4, 6, last=6), 2, None) is None
+    said = waiting_message(rows_with_stages_at(2, 4, 6, last=7), 2, None)
     assert said == "mega-batch 7 waits for 1 more (wait=2); to train now, give last_group=train"
-    said = waiting_message(rows_with_stages_at(1, 2, last=4), StreamSettings(4, "auto"))
+    said = waiting_message(rows_with_stages_at(1, 2, last=4), "auto", None)
     assert said == "mega-batches 3 to 4 wait for later ones (wait=auto); to train now, give last_group=train"
-    said = waiting_message(rows_with_stages_at(last=3), StreamSettings(10, 10))
+    said = waiting_message(rows_with_stages_at(last=3), 10, None)
     assert said == "mega-batches 1 to 3 wait for 7 more (wait=10); to train now, give last_group=train"

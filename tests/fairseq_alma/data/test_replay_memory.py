@@ -79,3 +79,17 @@ def test_the_sample_is_uniform():
 def test_a_memory_without_a_block_is_refused():
     with pytest.raises(SettingError, match="replay_memory= must be at least one block"):
         ReplayShareDataset(Numbers(4), Numbers(4), 0.5, 1, 0)
+
+
+@pytest.mark.parametrize(("num_new", "share"), [(1, 0.9), (3, 0.25), (10, 0.05), (7, 0.5)])
+def test_few_new_blocks_are_mixed_with_the_share_that_was_asked_for(num_new, share):
+    """A share of less than one block in an epoch adds up over the epochs."""
+    dataset = ReplayShareDataset(Numbers(num_new), Numbers(40), share, 1)
+    order = []
+    for epoch in range(1, 101):
+        dataset.set_epoch(epoch)
+        order += dataset.ordered_indices().tolist()
+    num_past = np.cumsum(np.array(order) >= num_new)
+    assert np.abs(num_past - share * np.arange(1, len(order) + 1)).max() < 1 + 1e-9
+    new = [index for index in order if index < num_new]
+    assert all(sorted(new[i : i + num_new]) == list(range(num_new)) for i in range(0, len(new) - num_new + 1, num_new))

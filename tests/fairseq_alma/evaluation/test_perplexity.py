@@ -239,6 +239,37 @@ def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_pat
         load_member(trained, StreamFolder.open(other), CPU)
 
 
+def test_the_stream_of_a_run_is_the_one_it_was_trained_on(stream, trained, tmp_path, capsys):
+    run, other = tmp_path / "run", make_stream(tmp_path / "other", tokens=400)
+    run.mkdir()
+    (run / "predictor.json").write_text(json.dumps({"checkpoints": [{"path": str(trained)}]}))
+
+    def said(**settings):
+        (run / "settings.json").write_text(json.dumps(settings))
+        status = main([str(run)])
+        return status, capsys.readouterr().err
+
+    folder = StreamFolder.open(stream)
+    evaluated_on = [folder.digest(split) for split in ("valid", "test")]
+    assert said(stream=str(stream), evaluated_on=evaluated_on)[0] == 0
+    status, error = said(stream=str(other), evaluated_on=evaluated_on)
+    assert status == 2 and f"the held-out text of {other} is not that of the stream with which" in error
+    status, error = said(stream=str(tmp_path / "moved"), evaluated_on=evaluated_on)
+    assert status == 2 and "if the stream was moved, give --stream" in error
+    # A folder of checkpoints that were copied to be deployed.
+    (run / "settings.json").unlink()
+    assert main([str(run), "--stream", str(stream)]) == 2
+    error = capsys.readouterr().err
+    assert f"is not a run folder: give the checkpoint files ({trained}) and --stream" in error
+
+
+def test_the_number_of_tokens_in_a_pass_must_be_positive(stream, trained, capsys):
+    for number in ("0", "-5"):
+        with pytest.raises(SystemExit):
+            main([str(trained), "--stream", str(stream), "--tokens-per-batch", number])
+        assert f"{number} must be 1 or more" in capsys.readouterr().err
+
+
 def test_the_predictor_of_an_earlier_stage_is_scored(stream, trained, second, tmp_path, capsys):
     run = tmp_path / "run"
     (run / "predictors").mkdir(parents=True)

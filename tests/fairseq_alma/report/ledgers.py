@@ -16,8 +16,10 @@ TEXT = {
 }  # fmt: skip
 
 
-def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=None, load=None, prequential=None):
-    """Return the ledger rows of a vision run that trains at every `wait`-th arrival and at the last.
+def vision_rows(
+    errors, wait=1, params=10, flops=100, validations=None, experts=None, load=None, prequential=None, last_waits=False
+):
+    """Return the ledger rows of a vision run that trains at every `wait`-th arrival, and at the last if not last_waits.
 
     Args:
         errors: error rate at t = 0, 1, ...
@@ -32,7 +34,7 @@ def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=
     rows, stage, gathered = [], 0, 0
     for t, error in enumerate(errors):
         gathered += t > 0
-        updated = t > 0 and (gathered == wait or t == len(errors) - 1)
+        updated = t > 0 and (gathered == wait or (t == len(errors) - 1 and not last_waits))
         stage += updated
         validation = None
         if stage:
@@ -106,7 +108,8 @@ def write_vision(folder, errors, **settings):
     }
     if "row_experts" in settings:
         row_arguments["experts"] = settings.pop("row_experts")
-    rows = vision_rows(errors, wait=_group_size(settings), **row_arguments)
+    last_waits = settings.get("last_group") == "wait"
+    rows = vision_rows(errors, wait=_group_size(settings), last_waits=last_waits, **row_arguments)
     return write_run(folder, rows, **{"mega_batches": len(errors) - 1, **settings})
 
 

@@ -85,7 +85,7 @@ def test_points_are_joined_over_sizes(vision):
     panels = {axes.get_title(): axes for axes in visible(figure)}
     assert list(panels) == ["", "replay"]
     cer = {"sm 4": 0.5 + 0.3, "sm 8": 0.65}
-    assert (SM, "-", [2, 8], [cer["sm 4"], cer["sm 8"]]) in [
+    assert (SM, "-", [2e12, 8e12], [cer["sm 4"], cer["sm 8"]]) in [
         (c, d, xs, pytest.approx(ys)) for c, d, xs, ys in lines_of(panels[""])
     ]  # fmt: skip
     [axes] = [axes for axes in visible(against_parameters(*vision)) if not axes.get_title()]
@@ -98,9 +98,20 @@ def test_cer_against_the_wait(vision):
     assert lines_of(axes)[0][2:] == ([1, 2], pytest.approx([0.8, 1.1]))
 
 
+def test_a_wait_that_is_not_fixed_has_a_line_of_its_own_and_no_place_on_the_axis_of_waits(tmp_path):
+    for wait in (1, 2, "geometric"):
+        write_vision(tmp_path / str(wait), [0.9, 0.5, 0.4, 0.3], wait=wait)
+    [axes] = visible(against_wait(*compare(tmp_path)))
+    assert [xs for _, _, xs, _ in lines_of(axes)] == [[1, 2]]
+    legend = over_the_stream(*compare(tmp_path)).legends[0]
+    waits = [line for line in legend.get_lines() if line.get_label().startswith("wait")]
+    assert [line.get_label() for line in waits] == ["wait 1", "wait 2", "wait geometric"]
+    assert len({str(line._dash_pattern) for line in waits}) == 3
+
+
 def test_replay_is_a_segment_from_without_to_with(vision):
     [axes] = visible(replay_segments(*vision))
-    assert (SM, "-", [2, 4], pytest.approx([0.8, 0.6])) in lines_of(axes)
+    assert (SM, "-", [2e12, 4e12], pytest.approx([0.8, 0.6])) in lines_of(axes)
 
 
 def test_running_averages_against_three_costs(tmp_path):
@@ -109,7 +120,7 @@ def test_running_averages_against_three_costs(tmp_path):
     )
     flops, params, experts = visible(running_averages(*compare(tmp_path)))
     assert [lines_of(axes)[0][2:] for axes in (flops, params, experts)] == [
-        ([1, 2], pytest.approx([60, 2400**0.5])), ([10, 20], pytest.approx([60, 2400**0.5])),
+        ([1e12, 2e12], pytest.approx([60, 2400**0.5])), ([10, 20], pytest.approx([60, 2400**0.5])),
         ([2, 4], pytest.approx([60, 2400**0.5])),
     ]  # fmt: skip
 
@@ -162,14 +173,23 @@ def test_replay_segments_name_their_sizes(tmp_path):
     assert [text.get_text() for text in axes.texts] == ["width 4", "width 8"]
 
 
+def test_replay_segments_name_their_replay_if_it_differs(tmp_path):
+    for name, more in {
+        "none": {"replay": False}, "all": {"replay": "all"}, "half": {"replay": 0.5, "replay_memory": 200},
+    }.items():  # fmt: skip
+        write_vision(tmp_path / name, [0.9, 0.5], **more)
+    [axes] = visible(replay_segments(*compare(tmp_path)))
+    assert sorted(text.get_text() for text in axes.texts) == ["replay", "replay 0.5, replay_memory 200"]
+
+
 def test_logarithmic_axes_are_named_and_have_ticks_between_the_labels(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], flops=10**12)
     write_vision(tmp_path / "b", [0.9, 0.4], flops=10**13, learner="ens")
     figure = dict(all_figures(*compare(tmp_path)))["against_compute"]
     [axes] = visible(figure)
-    assert axes.get_xlabel() == "training TFLOPs over the stream (log)"
+    assert axes.get_xlabel() == "training FLOPs over the stream (log)"
     assert axes.get_ylabel() == "CER over 1 mega-batches"
-    assert {3e0, 4e0, 6e0} <= set(axes.xaxis.get_minorticklocs().round(6))
+    assert {3e12, 4e12, 6e12} <= set(axes.xaxis.get_minorticklocs().round(6))
 
 
 def test_the_radar_shows_runs_of_one_recipe(tmp_path):

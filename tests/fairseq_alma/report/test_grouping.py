@@ -110,6 +110,39 @@ def test_a_run_from_before_an_option_existed_did_not_have_the_option(tmp_path):
     assert set(comparison.varied_settings) == {"predict_with", "schedule", "precision", "optimizer_state"}
 
 
+def test_a_setting_that_only_one_run_has_on_is_off_in_older_runs(tmp_path):
+    write_vision(tmp_path / "old", ERRORS, seed=2)
+    write_vision(tmp_path / "smooth", ERRORS, seed=0, label_smoothing=0.1, patience=3)
+    write_vision(tmp_path / "new", ERRORS, seed=1, label_smoothing=0.0, patience=None)
+    comparison = only_comparison(tmp_path)
+    assert sorted([run.seed for run in group.runs] for group in comparison.groups) == [[0], [1, 2]]
+    assert set(labels_of(comparison)) == {"SM", "SM, label_smoothing 0.1, patience 3"}
+
+
+def test_runs_whose_last_mega_batches_wait_are_a_group_of_their_own(tmp_path):
+    """Whatever the setting says: it may change when a run is continued, and its default depends on the stream."""
+    write_vision(tmp_path / "a", ERRORS, wait=3, last_group="train")
+    write_vision(tmp_path / "b", ERRORS, wait=3, seed=1, last_group="wait")
+    write_vision(tmp_path / "c", ERRORS, wait=3, seed=2)
+    comparison = only_comparison(tmp_path)
+    seeds = [[run.seed for run in group.runs] for group in comparison.groups]
+    assert dict(zip(labels_of(comparison), seeds, strict=True)) == {"SM": [0, 2], "SM, last_group wait": [1]}
+
+
+def test_the_wall_time_is_that_of_all_seeds_only_if_one_process_trained_them(tmp_path):
+    for seed in (0, 1):
+        write_vision(tmp_path / f"a/seed_{seed}", ERRORS, seed=seed, seeds=2, wall_seconds=8.0)
+    [group] = only_comparison(tmp_path / "a").groups
+    assert group.is_trained_together
+    [numbers] = all_numbers(only_comparison(tmp_path / "a"))
+    assert numbers.wall_seconds == 8
+    write_vision(tmp_path / "b", ERRORS, seed=2, seeds=1, wall_seconds=7.0)
+    [group] = only_comparison(tmp_path).groups
+    assert not group.is_trained_together
+    [numbers] = all_numbers(only_comparison(tmp_path))
+    assert numbers.wall_seconds == (4 + 4 + 7) / 3
+
+
 def test_runs_on_another_test_set_of_the_same_name_are_compared_apart(tmp_path):
     """The file data.npz was replaced between the runs."""
     for name, seed, digest in (("a", 0, "old"), ("b", 1, "old"), ("c", 0, "new"), ("d", 2, "new"), ("e", 3, None)):
