@@ -113,11 +113,11 @@ class Study:
         return True
 
 
-def copy_results(run: Path, target: Path, data_root: str = "data") -> None:
+def copy_results(run: Path, target: Path, data_root: str = "data", runs: Path | None = None) -> None:
     """Copy the files of a run that a report reads.
 
-    Paths of the machine are left out: those in the repository become relative, and the folder of the data becomes
-    `data`. So a command in provenance.json can be given on another machine as it is.
+    Paths of the machine are left out: those in the repository become relative, the folder of the data becomes `data`,
+    and that of the runs becomes runs/NAME. So a command in provenance.json can be given on another machine as it is.
 
     Ledgers are compressed, because many of their rows are nearly equal: the scores change only after a stage.
 
@@ -125,13 +125,17 @@ def copy_results(run: Path, target: Path, data_root: str = "data") -> None:
         run: the run folder. With several seeds, it contains one run folder per seed.
         target: the folder to copy to.
         data_root: the folder of the dataset's files.
+        runs: the folder of the runs, if it is not in the repository.
     """
     for settings in sorted(run.rglob("settings.json")):
         folder = target / settings.parent.relative_to(run)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("settings.json", "provenance.json", "summary.json"):
             text = (settings.parent / name).read_text(encoding="utf-8")
-            (folder / name).write_text(text.replace(f"{ROOT}/", "").replace(data_root, "data"), encoding="utf-8")
+            text = text.replace(f"{ROOT}/", "").replace(data_root, "data")
+            if runs is not None and runs.is_absolute():
+                text = text.replace(str(runs), f"runs/{runs.name}")
+            (folder / name).write_text(text, encoding="utf-8")
         # Store no file name and no time in the compressed file, so that equal ledgers give equal files.
         ledger = gzip.compress((settings.parent / "ledger.jsonl").read_bytes(), mtime=0)
         (folder / "ledger.jsonl.gz").write_bytes(ledger)

@@ -131,7 +131,7 @@ class TextStudy(ABC):
             words += [*self.settings, *row.settings]
             words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"share={out / 'shared'}"]
             if _run_command(words, folder.with_suffix(".log")):
-                copy_results(folder, self._folder(row.name, seed), data)
+                copy_results(folder, self._folder(row.name, seed), data, out)
                 final = json.loads((folder / "summary.json").read_text())["final"]
                 seconds = time.monotonic() - started
                 print(f"{row.name} seed {seed}: final perplexity {final:.2f}, {seconds:.0f} s", flush=True)
