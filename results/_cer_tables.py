@@ -65,21 +65,27 @@ class CerStudy:
 
     def _table(self, width: int) -> str:
         found = {row: self._summary(row, width) for row in self.rows}
-        fixed = {row: seeds for row, seeds in found.items() if row.name.startswith("sm_w") and seeds}
-        if not fixed:
+        bases, notes = {}, []
+        for kind, name in {"sm_w": "SM", "ens_w": "Ens"}.items():
+            fixed = {row: seeds for row, seeds in found.items() if row.name.startswith(kind) and seeds}
+            if fixed:
+                best = min(fixed, key=lambda row: _mean(fixed[row], "cer"))
+                bases[best.text] = fixed[best]
+                waits = ", ".join(str(wait) for wait in sorted(int(row.name.removeprefix(kind)) for row in fixed))
+                notes.append(f"The best {name} with a fixed wait is {best.text}, of the waits {waits}.")
+        if not bases:
             return ""
-        best = min(fixed, key=lambda row: _mean(fixed[row], "cer"))
+        against = " | ".join(f"against {text}, in %" for text in bases)
         lines = [
             f"# {self.heading}, width {width}",
             "",
-            f"| learner | CER | against {best.text}, in % | final error | training FLOPs | of {best.text} |",
-            "|:---|---:|---:|---:|---:|---:|",
+            f"| learner | CER | {against} | final error | training FLOPs | of {next(iter(bases))} |",
+            f"|:---{'|---:' * (len(bases) + 4)}|",
         ]
         for row, seeds in sorted(found.items(), key=lambda one: _mean(one[1], "cer")):
             if seeds:
-                lines.append(_line(row.text, seeds, fixed[best]))
-        waits = ", ".join(str(wait) for wait in sorted(int(row.name[4:]) for row in fixed))
-        return "\n".join([*lines, "", f"The best SM with a fixed wait is {best.text}, of the waits {waits}.", ""])
+                lines.append(_line(row.text, seeds, list(bases.values())))
+        return "\n".join([*lines, "", *notes, ""])
 
     def _summary(self, row: Row, width: int) -> list[dict]:
         """Return the summary of each seed of a row, or [] if its ledgers are not committed."""
@@ -89,14 +95,16 @@ class CerStudy:
         return json.loads(path.read_text())["per_seed"]
 
 
-def _line(text: str, row: list[dict], base: list[dict]) -> str:
+def _line(text: str, row: list[dict], bases: list[list[dict]]) -> str:
     """Return a line of the table. Differences are paired over seeds, with their standard error."""
     cers = [one["cer"] for one in row]
-    changes = [100 * (one["cer"] / other["cer"] - 1) for one, other in zip(row, base, strict=True)]
-    change = mean_text(changes, signed=True) if row is not base else ""
+    changes = []
+    for base in bases:
+        percent = [100 * (one["cer"] / other["cer"] - 1) for one, other in zip(row, base, strict=True)]
+        changes.append(mean_text(percent, signed=True) if row is not base else "")
     final, flops = _mean(row, "final"), _mean(row, "comp")
-    cells = [text, mean_text(cers, 2), change, f"{100 * final:.2f}%", f"{flops:.3g}"]
-    return f"| {' | '.join(cells)} | {flops / _mean(base, 'comp'):.2f} |"
+    cells = [text, mean_text(cers, 2), *changes, f"{100 * final:.2f}%", f"{flops:.3g}"]
+    return f"| {' | '.join(cells)} | {flops / _mean(bases[0], 'comp'):.2f} |"
 
 
 def _mean(row: list[dict], key: str) -> float:

@@ -37,9 +37,8 @@ FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "language model": ("stream", "out", "mega_batches", "last_group", "preset", "seeds", "parallel", "share",
                        "tensorboard", "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
 }  # fmt: skip
-"""For each half of the project: names of the settings that may change when a run is continued. They control, for
-example, file locations, devices and the number of mega-batches that arrive. They do not affect the result of a
-stage."""
+"""For each half of the project: names of the settings that may change when a run is continued, such as file locations,
+devices and the number of mega-batches that arrive. They do not affect the result of a stage."""
 
 FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": (),
@@ -51,8 +50,7 @@ FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
 how a stage is trained, but not the model or the data."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
-"""Names of the settings that select random seeds. Runs that differ only in these settings repeat the same
-experiment."""
+"""Names of the settings that select random seeds. Runs that differ only in these repeat the same experiment."""
 
 SIZE_SETTINGS = ("arch", "width", "experts", "members")
 """Names of the settings that determine the size of a learner (its number of parameters)."""
@@ -62,7 +60,7 @@ GROWTH_INTERVAL = "grow_every"
 
 GROWTH_SETTINGS = (GROWTH_INTERVAL, "grow_experts", "grow_layers")
 """Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
-of stages, which depends on `wait`. So runs with different values of `wait` usually also differ in these settings."""
+of stages, so runs with different values of `wait` usually also differ in these settings."""
 
 WAIT_SETTINGS = ("wait", "wait_ratio", "updates", "updates_per_mega_batch", "grow_every")
 """The setting `wait`, and the settings that are usually changed together with `wait`. To show the effect of `wait`, a
@@ -111,17 +109,16 @@ UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
         **OPTIONS["vision"],
         **AVERAGE_SETTINGS,
         **dict.fromkeys(("replay_memory", "wait_ratio", "patience", "backbone", "transform", "image_size", "plugin")),
-        **{"from_scratch": False, "split_by": "validation_loss"},
-        **{"patience_delta": 0.0, "order": "random", "drift_overlap": 0.0},
+        "from_scratch": False, "split_by": "validation_loss", "patience_delta": 0.0, "order": "random",
+        "drift_overlap": 0.0,
     },
     "language model": {
         **OPTIONS["language model"],
         **AVERAGE_SETTINGS,
         **dict.fromkeys(("replay_memory", "wait_ratio", "cooldown_share")),
-        **{"from_scratch": False, "precision": "float32"},
-        **{"split_by": "validation_loss", "grow_drop": 0.0, "grow_layers": 0},
+        "from_scratch": False, "precision": "float32", "split_by": "validation_loss", "grow_drop": 0.0, "grow_layers": 0,
     },
-}
+}  # fmt: skip
 """For each half of the project: names of settings that were added later, each with the value that corresponds to what
 ALMA did before. A run whose settings.json does not have the setting is compared as if it had this value."""
 
