@@ -116,7 +116,7 @@ UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
         **OPTIONS["language model"],
         **AVERAGE_SETTINGS,
         **dict.fromkeys(("replay_memory", "wait_ratio", "cooldown_share")),
-        "from_scratch": False, "precision": "float32", "split_by": "validation_loss", "grow_drop": 0.0, "grow_layers": 0,
+        "from_scratch": False, "precision": "float32", "split_by": "validation_loss", "grow_drop": 0.0, "grow_layers": 0
     },
 }  # fmt: skip
 """For each half of the project: names of settings that were added later, each with the value that corresponds to what
