@@ -4,6 +4,7 @@ Quality is CER or average perplexity. The figures are like figures 2 and 7 of th
 effect of replay on quality and cost is like figures 4 and 8.
 """
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from matplotlib.lines import Line2D
 
 from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
 from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
-from fairseq_alma.report.figures.curves import panels_of
+from fairseq_alma.report.figures.curves import MAX_TITLE, panels_of
 from fairseq_alma.report.figures.style import (
     add_learners_and_waits,
     new_figure,
     note_left_out,
     quality_label,
     scale_axis,
+    spread_labels,
     waits_of,
 )
 from fairseq_alma.report.labels import group_label
@@ -75,7 +77,7 @@ def _tradeoff(
             results = [numbers_by_id[id(group)] for group in series]
             points = sorted(((x_of(result), result) for result in results), key=lambda point: point[0])
             _draw_points(axes, points, series[0].learner, matplotlib_dashes(series[0].wait_text, waits))
-        axes.set_title(title, fontsize=9)
+        axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
         axes.set_xlabel(x_label, fontsize=9)
         scale_axis(axes, "x", map(x_of, drawn_numbers))
     _scale_quality_axes(axes_of_panels, comparison, drawn_numbers)
@@ -105,7 +107,7 @@ def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
         scale_axis(axes, "x", waits)
         if len(waits) <= 8:
             axes.set_xticks(waits, [str(wait) for wait in waits])
-        axes.set_title(title, fontsize=9)
+        axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
         axes.set_xlabel("wait, mega-batches", fontsize=9)
     _scale_quality_axes(axes_of_panels, comparison, [numbers_by_id[id(group)] for group in drawn])
     add_learners_and_waits(figure, drawn, dashed_waits=False)
@@ -173,7 +175,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     names = [name for name in comparison.varied_settings if name not in unnamed]
     texts = [group_label(replayed, names).partition(", ")[2] for _, _, replayed, _ in pairs]
     if len(set(texts)) == 1:
-        axes.set_title(texts[0], fontsize=9)
+        axes.set_title(textwrap.fill(texts[0], MAX_TITLE), fontsize=9)
         texts = [""] * len(pairs)
     for (group, without, _, with_replay), text in zip(pairs, texts, strict=True):
         if text:
@@ -195,6 +197,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     drawn = [result for _, without, _, with_replay in pairs for result in (without, with_replay)]
     scale_axis(axes, "x", [result.comp for result in drawn])
     scale_axis(axes, "y", [_quality(result) for result in drawn])
+    spread_labels(axes)
     axes.set_xlabel("training FLOPs over the stream", fontsize=9)
     axes.set_ylabel(quality_label(comparison), fontsize=9)
     add_learners_and_waits(figure, [group for group, _, _, _ in pairs])
