@@ -17,6 +17,13 @@ class Unworkable(PrepError):  # noqa: N818, the name needs no suffix
     """
 
 
+class NothingNew(PrepError):  # noqa: N818, the name needs no suffix
+    """The sources of an extension contain only copies of documents that the stream has, so there is nothing to add.
+
+    `alma-prep --extend` prints the message and exits with code 0: a scheduled job may give the same files again.
+    """
+
+
 class Passing(PrepError):  # noqa: N818, the name needs no suffix
     """An error whose cause may pass, for example a server that does not answer or a machine without free memory.
 

@@ -13,6 +13,7 @@ from data_prep.checks import (
     check_same_stream,
     check_sizes,
 )
+from data_prep.errors import NothingNew
 from data_prep.extend import extend, with_values_of_stream
 from data_prep.pipeline import build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
@@ -55,7 +56,12 @@ def prepare(settings: PrepSettings) -> dict:
     check_benchmarks(settings)
     check_installed(settings, files)
     if settings.extend:
-        return extend(settings, files, finished)
+        try:
+            return extend(settings, files, finished)
+        except NothingNew as error:
+            assert finished is not None
+            note(f"{settings.out}: {error}, so there is nothing to add")
+            return dict(finished.description)
     if finished is not None:
         return _check_finished(settings, files, finished.description)
     return _make_new(settings, files)

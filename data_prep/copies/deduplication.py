@@ -20,7 +20,7 @@ from data_prep.copies.duplicates import Duplicates, find_duplicates
 from data_prep.copies.left_out import entries_of, is_in, ranges_of, save_ranges
 from data_prep.copies.near_copies import find_near_copies
 from data_prep.copies.stored_pairs import stored_pairs
-from data_prep.errors import PrepError, Unworkable
+from data_prep.errors import NothingNew, PrepError, Unworkable
 from data_prep.reading.read import Spooled, source_name
 from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SKETCH_BYTES, SignatureFiles
 from data_prep.running.tasks import Executor
@@ -84,10 +84,11 @@ def remove_copies(
     again = entries_of(left_out, documents[new.exact], seed)
     kept = np.concatenate([documents[~(new.exact | new.near)], again])
     if not len(kept):
-        holder = "in the stream" if num_known else "in the sources"
+        if num_known:
+            raise NothingNew(f"each of the {len(documents):,} new documents is a copy of a document of the stream")
         raise Unworkable(
             f"no document is left: each of the {len(documents):,} new documents is a copy of a document that is "
-            f"already {holder}. Add sources with other text."
+            f"already in the sources. Add sources with other text."
         )
     return kept, new, _rows(spooled, new, again)
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.errors import PrepError, Unworkable
+from data_prep.errors import NothingNew, PrepError, Unworkable
 from data_prep.running.interrupts import interrupts_delayed
 from data_prep.running.progress import note
 from data_prep.running.stream_folder import SHARD_NAME, WORK, belongs_to_stream, files_beside_work
@@ -111,7 +111,8 @@ def work_folder(
 
     The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
     statement, the work folder is removed if there was no error. After an error it is kept, so that the next call of
-    alma-prep can continue. Exception: after an Unworkable error it is removed if nothing was read.
+    alma-prep can continue. Exceptions: after a NothingNew error it is removed, and after an Unworkable error if nothing
+    was read.
 
     The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
     mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
@@ -141,6 +142,9 @@ def work_folder(
             work.stream.mkdir()
             try:
                 yield work
+            except NothingNew:
+                _empty(work.folder)
+                raise
             except Unworkable as error:
                 if not _has_read(work):
                     _empty(work.folder)
