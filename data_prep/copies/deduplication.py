@@ -87,8 +87,7 @@ def remove_copies(
         if num_known:
             raise NothingNew(f"each of the {len(documents):,} new documents is a copy of a document of the stream")
         raise Unworkable(
-            f"no document is left: each of the {len(documents):,} new documents is a copy of a document that is "
-            f"already in the sources. Add sources with other text."
+            f"no document is left: all {len(documents):,} are copies of others. Add sources with other text."
         )
     return kept, new, _rows(spooled, new, again)
 

@@ -110,9 +110,8 @@ def work_folder(
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
     The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
-    statement, the work folder is removed if there was no error. After an error it is kept, so that the next call of
-    alma-prep can continue. Exceptions: after a NothingNew error it is removed, and after an Unworkable error if nothing
-    was read.
+    statement, it is removed if there was no error, or a NothingNew error. After another error it is kept, so that the
+    next call of alma-prep can continue. Exception: after an Unworkable error, it is removed if nothing was read.
 
     The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
     mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
@@ -142,11 +141,8 @@ def work_folder(
             work.stream.mkdir()
             try:
                 yield work
-            except NothingNew:
-                _empty(work.folder)
-                raise
-            except Unworkable as error:
-                if not _has_read(work):
+            except (NothingNew, Unworkable) as error:
+                if isinstance(error, NothingNew) or not _has_read(work):
                     _empty(work.folder)
                     raise
                 write_json(work.folder / SETTINGS, {**settings, _UNWORKABLE: str(error)})
