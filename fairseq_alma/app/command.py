@@ -40,7 +40,7 @@ from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wid
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StoppedError
 from fairseq_alma.core.files import read_json
-from fairseq_alma.core.lease import holder_of
+from fairseq_alma.core.lease import holder_of_run
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.settings import SettingErrors, Settings, describe, refuse_unknown_keys
@@ -368,9 +368,7 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
         )
     for run in found:
         what_jobs_do = print_jobs(run)
-        holder = holder_of(run, ask_slurm=True)
-        if holder is None and run.name.startswith("seed_"):  # one process trains several seeds, and holds their folder
-            holder = holder_of(run.parent, ask_slurm=True)
+        holder = holder_of_run(run, ask_slurm=True)
         if not (run / "settings.json").exists() or not (run / "arrivals.json").exists():
             left = "the run has not started yet"
         else:

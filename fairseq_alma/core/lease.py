@@ -234,6 +234,15 @@ def is_held(folder: str | Path) -> bool:
     return holder_of(folder) is not None
 
 
+def holder_of_run(run: Path, ask_slurm: bool = False) -> Holder | None:
+    """Return the process that is working on a run; None if there is none (see `holder_of`).
+
+    A process that trains several seeds together holds only the lease of the folder that contains their runs, `seed_*`.
+    """
+    holder = holder_of(run, ask_slurm)
+    return holder_of(run.parent, ask_slurm) if holder is None and run.name.startswith("seed_") else holder
+
+
 def holder_of(folder: str | Path, ask_slurm: bool = False) -> Holder | None:
     """Return the process that holds a valid lease of `folder`; None if there is none. The folder is not changed.
 

@@ -20,7 +20,7 @@ import numpy as np
 from fairseq_alma.core.error_matrix import TRANSFER_METRICS
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
-from fairseq_alma.core.lease import is_held
+from fairseq_alma.core.lease import holder_of_run
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
 from fairseq_alma.core.metrics import period_losses, summarize
 from fairseq_alma.core.run_record import find_runs
@@ -71,7 +71,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
         if not run_folders:
             data.errors.append(f"{folder} contains no run: there is no settings.json in it or below it")
         paths.update(dict.fromkeys(path.resolve() for path in run_folders))
-    data.is_any_running = any(_is_held(path) for path in paths)
+    data.is_any_running = any(holder_of_run(path) for path in paths)
     runs = []
     for path, run in zip(paths, _read_all(list(paths)), strict=True):
         if isinstance(run, str):
@@ -94,7 +94,7 @@ def is_any_run_held(folders: Iterable[str | Path]) -> bool:
 
     A process that works on a run holds the lease (the lock) of the run folder or of its parent folder.
     """
-    return any(_is_held(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
+    return any(holder_of_run(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
 
 
 def _with_shared_arrivals(runs: list[Run]) -> tuple[list[Run], list[str]]:
@@ -154,7 +154,7 @@ def read_run(folder: Path, until: int | None = None) -> Run:
         summary=summary,
         settings=settings,
         provenance=_read_optional_json(folder / "provenance.json"),
-        is_running=_is_held(folder),
+        is_running=holder_of_run(folder) is not None,
         longest=0,
         test_set=0,
         **columns,
@@ -184,13 +184,6 @@ def _read_or_explain(folder: Path) -> Run | str:
         return str(error)
     except Exception as error:  # damaged files can cause any exception, which must not stop the report
         return f"{folder} cannot be read ({error!r}): restore its files"
-
-
-def _is_held(folder: Path) -> bool:
-    """Return True if a process is working on the run in this folder."""
-    # A process that works on a run holds a lease. If it trains several seeds, it holds only the lease of the parent
-    # folder, which contains the run folders `seed_*`. So check the parent folder too.
-    return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
 
 
 def _read_optional_json(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 REPLAY_SETTINGS = ("replay", "replay_memory")
+"""Names of the settings of replay."""
 MAX_POINTS = 400
 """Maximum number of points in a panel."""
 
