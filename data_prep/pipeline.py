@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from data_prep.accounts import check_accounts
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.copies.left_out import RANGE
 from data_prep.dividing import layout, partition
@@ -164,9 +165,8 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
         keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
         is_kept = keep(passages, wanted_words)
         passages, dropped = passages[is_kept], passages[~is_kept]
-        table += share_rows(spooled, words, words_by_source(passages, len(files)))
-    index, periods, rows = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where)
-    table += rows
+        table += share_rows(spooled, passages, dropped)
+    index, periods, table = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where, table)
     if record is not None:
         record(passages, dropped)
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
@@ -292,11 +292,7 @@ def _without_copies(
         copies; None if the setting `duplicates` is "keep". Third, a table for stream.json, which lists how many
         documents and words of each source were removed, by cleaning and as copies.
     """
-    table = [
-        {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
-        for reason, by_source in sorted(spooled.removed.items())
-        for source, removed in sorted(by_source.items())
-    ]
+    table = list(spooled.removed)
     if settings.duplicates == "keep":
         # An earlier call with other settings may have found copies.
         save_copies(work.folder, *(np.empty(0, kind) for kind in (ENTRY, bool, bool)))
@@ -339,15 +335,15 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 
 def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
-    base: BaseStream | None, where: HeldOut,
+    base: BaseStream | None, where: HeldOut, table: list[dict],
 ) -> tuple[Index, Periods | None, list[dict]]:  # fmt: skip
     """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
 
     If the setting `decontaminate` is given, training passages that overlap with held-out text are left out.
 
     Return three values. First, an Index object, which contains the path of the index file and says which passages
-    belong to which split. Second, the periods, if the stream is chronological. Third, rows for the table "cleaning" in
-    stream.json about passages that were left out.
+    belong to which split. Second, the periods, if the stream is chronological. Third, `table`, the table "cleaning" in
+    stream.json, with rows about passages that were left out here.
     """
     names = layout.split_order(num_mega_batches)
     periods = None
@@ -373,7 +369,7 @@ def _write_index(
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
-    rows: list[dict] = []
+    source_names = [source_name(record) for record in spooled.records]
     if settings.decontaminate is not None:
         if plan.passage_words < settings.decontaminate:
             note(
@@ -381,8 +377,9 @@ def _write_index(
                 f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
             )
         (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
-        rows = removed_rows(settings, removed, [source_name(record) for record in spooled.records])
+        table = [*table, *removed_rows(settings, removed, source_names)]
+    check_accounts(spooled.records, source_names, table, passages, order)
     path = where.work.folder / INDEX
     write_index(path, passages, order)
     unions = periods.unions if periods is not None else {}
-    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods, rows
+    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods, table

@@ -5,11 +5,15 @@ A filter can also change the text of a document: C4's rules remove lines, and pe
 
 from typing import NamedTuple
 
+from data_prep.characters import MAX_UNREADABLE, is_mostly_unspaced, num_unreadable
 from data_prep.cleaning.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
 from data_prep.cleaning.quality import quality_rules
 from data_prep.cleaning.repeated_lines import repeated_lines
 from data_prep.sources.base import Document
+from data_prep.words import count_words
 
+UNREADABLE = "unreadable characters"
+"""The reason to remove documents of which more than `characters.MAX_UNREADABLE` of the characters are unreadable."""
 LANGUAGE_SAMPLE_CHARACTERS = 2000
 """Length, in characters, of the sample used to detect a document's language. The sample is taken from the middle,
 because web pages begin and end with menus."""
@@ -20,7 +24,7 @@ MIN_LANGUAGE_CHARACTERS = 20
 class Cleaning(NamedTuple):
     """What is done with each document of a source. A document that fails one of the checks is removed.
 
-    The checks are made in the order of the fields.
+    The checks are made in the order of the fields. Before them, documents with unreadable characters are removed.
     """
 
     block_urls: tuple[str, ...] = ()
@@ -52,8 +56,8 @@ class Cleaned(NamedTuple):
     """The text, which the cleaning may have changed. If the document is removed: the text up to then."""
     reason: str | None
     """The reason to remove the document, such as "language" or "gopher quality: ..."; None: keep it."""
-    changes: tuple[tuple[str, int], ...] = ()
-    """What changed the text, such as "c4: changed text", and the number of words that the text lost by it."""
+    changes: tuple[tuple[str, int, int], ...] = ()
+    """What changed the text, such as "c4: changed text", and the numbers of words and bytes that the text lost."""
 
 
 class Cleaner:
@@ -70,7 +74,8 @@ class Cleaner:
         self._cleaning = cleaning
         self._language = cleaning.language
         self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
-        self._rules = quality_rules(cleaning.rules, cleaning.language)
+        # The rules for text with and without spaces between words.
+        self._rules = [quality_rules(cleaning.rules, cleaning.language, unspaced) for unspaced in (False, True)]
         self._filters = [(name, load_filter(name, sha256)) for name, sha256 in cleaning.filters]
         self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
         self.num_without_url = 0
@@ -82,6 +87,8 @@ class Cleaner:
         Raises:
             PrepError: if a filter of the user fails.
         """
+        if num_unreadable(document.text, document.text.encode("utf-8")) > MAX_UNREADABLE * len(document.text):
+            return Cleaned(document.text, UNREADABLE)
         if self._blocked is not None:
             self.num_without_url += "://" not in document.id
             if "://" in document.id and self._blocked.has(document.id):
@@ -98,29 +105,29 @@ class Cleaner:
             if reason:
                 return Cleaned(before, reason)
             if text != before:
-                changes.append((f"{name}: changed text", len(before.split()) - len(text.split())))
+                changes.append(_change(f"{name}: changed text", before, text))
         if self._cleaning.mask_pii:
             before = text
             text = mask_personal_data(before)
             if text != before:
-                changes.append(("masked personal data", len(before.split()) - len(text.split())))
+                changes.append(_change("masked personal data", before, text))
         if self._repeated is not None:
             before = text
             text = self._repeated.remove(before)
             if not text.strip():
                 return Cleaned(before, "duplicate paragraphs")
             if text != before:
-                changes.append(("duplicate paragraphs: changed text", len(before.split()) - len(text.split())))
+                changes.append(_change("duplicate paragraphs: changed text", before, text))
         return Cleaned(text, None, tuple(changes))
 
     def _by_rules(self, document: Document) -> Cleaned:
         """Return the text after the rules for quality, or the reason to remove the document."""
-        if not self._rules:
+        if not self._cleaning.rules:
             return Cleaned(document.text, None)
         from datatrove.data import Document as TheirDocument
 
         theirs, changes = TheirDocument(text=document.text, id=""), []
-        for name, rule in self._rules:
+        for name, rule in self._rules[is_mostly_unspaced(document.text)]:
             before = theirs.text
             # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
             passed = rule.filter(theirs)
@@ -128,12 +135,18 @@ class Cleaner:
                 reason = f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
                 return Cleaned(before, reason)
             if theirs.text != before:
-                changes.append((f"{name}: changed text", len(before.split()) - len(theirs.text.split())))
+                changes.append(_change(f"{name}: changed text", before, theirs.text))
         return Cleaned(theirs.text, None, tuple(changes))
 
     def _is_in_language(self, text: str) -> bool:
         """Return True if a text is in the language to keep, or is too short for language detection."""
         return detected_language(text) in (self._language, "")
+
+
+def _change(what: str, before: str, after: str) -> tuple[str, int, int]:
+    """Return the entry of `Cleaned.changes` for a change of a text."""
+    fewer_bytes = len(before.encode("utf-8")) - len(after.encode("utf-8"))
+    return what, count_words(before) - count_words(after), fewer_bytes
 
 
 def detected_language(text: str) -> str:

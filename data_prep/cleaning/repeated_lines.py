@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.words import count_words
+
 PAIR = np.dtype([("paragraph", np.uint64), ("document", np.uint64)])
 """A paragraph and a document in which it occurs: hashes of 8 bytes of their texts."""
 
@@ -23,7 +25,7 @@ def paragraphs_of(text: str, min_words: int) -> list[tuple[int, int]]:
     return [
         (number, hash_of(line.strip()))
         for number, line in enumerate(text.split("\n"))
-        if len(line) >= 2 * min_words - 1 and len(line.split()) >= min_words
+        if len(line) >= min_words and count_words(line) >= min_words
     ]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.accounts import UNITS, row_of_entries
 from data_prep.copies.candidates import save_corpus
 from data_prep.copies.duplicates import Duplicates, find_duplicates
 from data_prep.copies.left_out import entries_of, is_in, ranges_of, save_ranges
@@ -110,12 +111,13 @@ def _rows(spooled: Spooled, found: Duplicates, again: np.ndarray) -> list[dict]:
     for step, mask in (("exact copy", found.exact), ("near copy", found.near)):
         copies = spooled.documents[mask]
         for number, record in enumerate(spooled.records):
-            words = copies["num_words"][copies["source"] == number]
-            if len(words):
-                total = int(words.sum(dtype=np.int64))
+            of_source = copies[copies["source"] == number]
+            if len(of_source):
+                row = row_of_entries(step, source_name(record), len(of_source), of_source)
                 if mask is found.exact:
-                    total -= int(again["num_words"][again["source"] == number].sum(dtype=np.int64))
-                rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
+                    used = row_of_entries(step, row["source"], 0, again[again["source"] == number])
+                    row |= {unit: row[unit] - used[unit] for unit in UNITS}
+                rows.append(row)
     return rows
 
 

@@ -49,9 +49,9 @@ class CutTask(Task):
             identity = hashlib.sha256(text.encode("utf-8")).digest()
             passages = cut_document(text, self.plan.passage_words, self.plan.limit_words)
             for number, passage in enumerate(passages):
-                num_bytes = len(passage.encode("utf-8"))
+                num_bytes = len(passage.text.encode("utf-8"))
                 key, document = order_key(self.seed, identity, number), bytes(entry["document"])
-                place = (offset, entry["shard"], num_bytes, len(passage.split()), entry["source"], entry["group"])
+                place = (offset, entry["shard"], num_bytes, passage.num_words, entry["source"], entry["group"])
                 rows.append((key, document, *place, number))
                 offset += num_bytes
         with open(f"{prefix}.passages.npy", "wb") as file:

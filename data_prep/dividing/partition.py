@@ -5,19 +5,22 @@ The splits are the mega-batches, the validation set and the test set.
 
 import itertools
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from data_prep.errors import PrepError
+from data_prep.words import word_starts
 
 MIN_MEGA_BATCH_WORDS = 1000
 """Minimum number of words in a mega-batch. The length of a passage is limited to 1% of a mega-batch, so passages of a
 smaller mega-batch would have fewer than ten words."""
 
-# Each pattern matches the characters between two paragraphs, lines or words. A text is cut where a match ends, which is
-# where the next paragraph, line or word begins. So no character is lost.
+# Each pattern matches the characters between two paragraphs or lines. A text is cut where a match ends, which is where
+# the next paragraph or line begins. So no character is lost.
 PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
 LINE_END = re.compile(r"\n")
-WORD_END = re.compile(r"(?<=\S)\s+")
 
 
 class Plan(NamedTuple):
@@ -106,51 +109,64 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
     return Plan(0, mega_batch_words, passage_words or default_passage_words(mega_batch_words), limit_words)
 
 
-def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
+class Passage(NamedTuple):
+    """A document, or a piece of a long document."""
+
+    text: str
+    num_words: int
+
+
+def cut_document(text: str, passage_words: int, limit_words: int) -> list[Passage]:
     """Cut a document into passages if the document is longer than `limit_words`.
 
     The document is cut at paragraph ends. Only a paragraph longer than `limit_words` is also cut at line ends, and
     only a line longer than `limit_words` is also cut between words. Then neighbouring parts are joined into passages of
     up to `passage_words` words (see `_join_up_to`). No character is lost: joining all passages gives the exact text of
-    the document.
+    the document. The passages together have as many words as the document.
     """
-    if _num_words(text) <= limit_words:
-        return [text]
-    parts = []
-    for paragraph in _split_after(PARAGRAPH_END, text):
-        if _num_words(paragraph) <= limit_words:
-            parts.append(paragraph)
-            continue
-        for line in _split_after(LINE_END, paragraph):
-            parts += [line] if _num_words(line) <= limit_words else _split_after(WORD_END, line)
-    return _join_up_to(passage_words, parts)
+    starts = word_starts(text)
+    if len(starts) <= limit_words:
+        return [Passage(text, len(starts))]
+
+    def num_words(start: int, end: int) -> int:
+        first, last = np.searchsorted(starts, (start, end))
+        return int(last - first)
+
+    cuts = [0]
+    for start, end in _pieces(PARAGRAPH_END, text, 0, len(text)):
+        if num_words(start, end) > limit_words:
+            for line_start, line_end in _pieces(LINE_END, text, start, end):
+                if num_words(line_start, line_end) > limit_words:
+                    first, last = np.searchsorted(starts, (line_start + 1, line_end))
+                    cuts += starts[first:last].tolist()
+                cuts.append(line_end)
+        else:
+            cuts.append(end)
+    return [Passage(text[start:end], num_words(start, end)) for start, end in _joined(cuts, starts, passage_words)]
 
 
-def _num_words(text: str) -> int:
-    return len(text.split())
+def _pieces(pattern: re.Pattern, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each piece of a part of a text, which is split after each match of a pattern."""
+    ends = [match.end() for match in pattern.finditer(text, start, end)]
+    yield from itertools.pairwise(sorted({start, *ends, end}))
 
 
-def _split_after(pattern: re.Pattern, text: str) -> list[str]:
-    """Split a text at the end of each match of a pattern, and return the pieces."""
-    ends = [match.end() for match in pattern.finditer(text)]
-    bounds = sorted({0, *ends, len(text)})
-    return [text[start:end] for start, end in itertools.pairwise(bounds)]
-
-
-def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
-    """Join neighbouring parts of a document into passages of up to `passage_words` words.
+def _joined(cuts: list[int], starts: np.ndarray, passage_words: int) -> Iterator[tuple[int, int]]:
+    """Join neighbouring parts of a document into passages of up to `passage_words` words. Yield their starts and ends.
 
     A part with more than `passage_words` words is not cut, so its passage is longer than `passage_words` words. A part
     without words, such as a blank line, is always joined with another part.
+
+    Args:
+        cuts: the positions at which parts begin, and the end of the last part.
+        starts: the positions at which words begin.
+        passage_words: number of words of a passage.
     """
-    passages: list[str] = []
-    current: list[str] = []
-    current_words = 0
-    for part in parts:
-        num_words = _num_words(part)
-        if current_words and num_words and current_words + num_words > passage_words:
-            passages.append("".join(current))
-            current, current_words = [], 0
-        current.append(part)
-        current_words += num_words
-    return [*passages, "".join(current)]
+    words_before = np.searchsorted(starts, cuts).tolist()
+    first = 0
+    for part in range(1, len(cuts) - 1):
+        has_words = words_before[part + 1] > words_before[part] > words_before[first]
+        if has_words and words_before[part + 1] - words_before[first] > passage_words:
+            yield cuts[first], cuts[part]
+            first = part
+    yield cuts[first], cuts[-1]

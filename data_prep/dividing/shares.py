@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from data_prep.accounts import count_documents, row_of_entries
 from data_prep.dividing import layout
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.read import Spooled, source_name
@@ -46,19 +47,22 @@ def wanted_words_of(files: Files, words: dict[int, int]) -> dict[int, int]:
         raise Unworkable(str(error)) from error
 
 
-def share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return rows for the table "cleaning" in stream.json. A row says how many words of one source are left out.
+def share_rows(spooled: Spooled, kept: np.ndarray, dropped: np.ndarray) -> list[dict]:
+    """Return rows for the table "cleaning" in stream.json. A row says how much text of one source is left out.
 
-    Words are left out so that every source provides its share, which is the fraction of the stream's words that the
-    source should provide. A source of which no words are left out has no row.
+    Text is left out so that every source provides its share, which is the fraction of the stream's words that the
+    source should provide. A source of which nothing is left out has no row.
 
     Args:
         spooled: the documents that were read, with the records of the sources.
-        before: number of words before shares were applied, by source index.
-        after: number of words after shares were applied, by source index.
+        kept, dropped: the index entries (`index.ENTRY`) of the passages that are used, and of those that are left out.
     """
-    return [
-        {"step": "share", "source": source_name(spooled.records[number]), "words": before[number] - after[number]}
-        for number in before
-        if before[number] > after[number]
-    ]
+    rows = []
+    for number, record in enumerate(spooled.records):
+        of_source = dropped[dropped["source"] == number]
+        if len(of_source):
+            documents = kept["document"][kept["source"] == number]
+            # The documents of which no passage is used.
+            left_out = count_documents(np.concatenate([documents, of_source["document"]])) - count_documents(documents)
+            rows.append(row_of_entries("share", source_name(record), left_out, of_source))
+    return rows

@@ -177,10 +177,14 @@ def _source_tables(stream: StreamFolder, splits: list[str], source: str | None) 
     """Return the tables of the words of each source in the splits, of what was read, and of what was removed."""
     read: list[tuple[str, Sequence[int | str]]] = []
     removed: list[tuple[str, Sequence[int | str]]] = []
+    left_out: list[tuple[str, Sequence[int | str]]] = []
     for part in _parts(stream):
         for record in part["sources"]:
             if source in (None, source_name(record)):
-                read.append((source_name(record), [record["documents"], record["words"], record["files"]]))
+                name = source_name(record)
+                read.append((name, [record["documents"], record["words"], record["files"]]))
+                left_out += [(why, [count, name]) for why, count in record.get("not_documents", {}).items()]
+                left_out += [(entry["reason"], [entry["name"], name]) for entry in record["skipped"]]
         for row in part.get("cleaning", []):
             if source in (None, row["source"]):
                 removed.append((row["step"], [row.get("documents", ""), row["words"], row["source"]]))
@@ -195,6 +199,7 @@ def _source_tables(stream: StreamFolder, splits: list[str], source: str | None) 
     return [
         Table("Words of each source in the splits", ("source", "words", "passages"), by_source, bars=True),
         Table("What was read", ("source", "documents", "words", "files"), read),
+        Table("What is no document, or could not be read", ("reason", "times or file", "source"), left_out),
         Table("What was removed or changed", ("reason", "documents", "words", "source"), removed),
     ]
 

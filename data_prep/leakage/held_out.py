@@ -24,6 +24,7 @@ from data_prep.settings import PrepSettings
 from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_into_parts
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import load_tokenizer
+from data_prep.words import count_words
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, IDX_SEQUENCE_BYTES, split_entry, split_prefix
 
@@ -156,7 +157,7 @@ class DecodeTask(Task):
                 text = tokenizer.decode((tokens[first:last].astype(np.int64) - NUM_SPECIAL).tolist())
                 content = text.encode("utf-8", "replace")
                 identity = hashlib.sha256(content).digest()[:16]
-                rows.append((identity, identity, offset, self.shard, len(content), len(text.split()), 0, 0, 0))
+                rows.append((identity, identity, offset, self.shard, len(content), count_words(text, content), 0, 0, 0))
                 offset += file.write(content)
         np.save(f"{prefix}.documents.npy", np.array(rows, ENTRY))
         return {}

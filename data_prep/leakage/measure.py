@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_prep.accounts import count_documents, row_of_entries
 from data_prep.dividing import layout
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.errors import Unworkable
 from data_prep.leakage.held_out import decoded_texts, read_benchmarks
-from data_prep.leakage.overlap import count_documents, count_overlaps, find_overlaps
+from data_prep.leakage.overlap import count_overlaps, find_overlaps
 from data_prep.leakage.texts import Texts
 from data_prep.reading.index import INDEX, Index, is_training, write_index
 from data_prep.running.tasks import Executor
@@ -174,10 +175,8 @@ def removed_rows(settings: PrepSettings, removed: np.ndarray, source_names: Sequ
     for number, name in enumerate(source_names):
         entries = removed[removed["source"] == number]
         if len(entries):
-            words = int(entries["num_words"].sum(dtype=np.int64))
             step = f"{settings.decontaminate}-gram overlap with held-out text"
-            documents = count_documents(entries["document"])
-            rows.append({"step": step, "source": name, "documents": documents, "words": words})
+            rows.append(row_of_entries(step, name, count_documents(entries["document"]), entries))
     return rows
 
 

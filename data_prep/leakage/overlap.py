@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from data_prep.accounts import count_documents
 from data_prep.leakage.sorted_lookup import look_up_sorted
 from data_prep.leakage.texts import Texts, TextsTask, batches, contains_ordered, load_part, ngrams_of, range_of
 from data_prep.reading.ngrams import distinct
@@ -248,11 +249,6 @@ def count_overlaps(
             counts[ending] = count_documents(np.concatenate([np.empty(0, "V16"), *documents]))
         found[name] = counts
     return found
-
-
-def count_documents(documents: np.ndarray) -> int:
-    """Return the number of different documents. `documents` is the field `document` of index entries."""
-    return len(np.unique(np.ascontiguousarray(documents).view(">u8").reshape(-1, 2), axis=0))
 
 
 def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -11,35 +11,13 @@ All steps are computed with NumPy on arrays of code points. This is about ten ti
 
 import functools
 import re
-import sys
 import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
-# Kinds of characters.
-_SPACE, _LETTER, _UNSPACED, _IGNORED, _UNKNOWN = 0, 1, 2, 3, 4
-_BLOCK_CHARACTERS = 1 << 8
-"""Number of neighbouring characters whose kinds are looked up together, see `_kinds_of`."""
-_UNSPACED_RANGES = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x0F00, 0x0FFF),  # Tibetan
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x19E0, 0x19FF),  # Khmer symbols
-    (0x2E80, 0x2FDF),  # radicals of Chinese characters
-    (0x3005, 0x3007),  # iteration mark, closing mark and zero of Chinese characters
-    (0x3041, 0x30FF),  # Hiragana, Katakana
-    (0x31F0, 0x31FF),  # Katakana extensions
-    (0x3400, 0x4DBF),  # Chinese characters, extension A
-    (0x4E00, 0x9FFF),  # Chinese characters
-    (0xA9E0, 0xA9FF),  # Burmese extensions
-    (0xAA60, 0xAA7F),  # Burmese extensions
-    (0xF900, 0xFAFF),  # compatibility forms of Chinese characters
-    (0x1B000, 0x1B16F),  # Kana supplements
-    (0x20000, 0x3FFFF),  # Chinese characters, extensions B and later
-)
-"""Ranges of code points (first, last) of the scripts that do not separate words by spaces."""
+from data_prep.characters import IGNORED, LETTER, SPACE, UNSPACED, kinds_of
+
 _CHUNK_CHARACTERS = 1 << 20
 """Number of characters that are processed at a time. Each character takes about 50 bytes of memory."""
 _CODE_BYTES = 4
@@ -139,14 +117,14 @@ def _codes(text: str) -> bytes:
 
 def _hashes_of_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash of each unit, uint64, and the index of its first code point. `codes` are the code points."""
-    kinds = _kinds_of(codes)
-    counts = kinds != _IGNORED
+    kinds = kinds_of(codes)
+    counts = kinds != IGNORED
     is_whole = counts.all()
     if not is_whole:
         codes, kinds = codes[counts], kinds[counts]
-    in_unit = kinds != _SPACE
+    in_unit = kinds != SPACE
     is_start = in_unit.copy()
-    is_start[1:] &= (kinds[1:] == _UNSPACED) | (kinds[:-1] != _LETTER)
+    is_start[1:] &= (kinds[1:] == UNSPACED) | (kinds[:-1] != LETTER)
     codes, starts = codes[in_unit].astype(np.uint64), np.flatnonzero(is_start[in_unit])
     if not len(starts):
         return np.empty(0, np.uint64), starts
@@ -156,46 +134,6 @@ def _hashes_of_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(over="ignore"):
         codes *= _powers()[position & (_POWERS - 1)]
         return splitmix(np.add.reduceat(codes, starts)), first
-
-
-def _kinds_of(codes: np.ndarray) -> np.ndarray:
-    """Return the kind of each character, uint8. `codes` are the code points."""
-    table = _kinds()
-    kinds = table[codes]
-    if (kinds == _UNKNOWN).any():
-        for block in np.unique(codes[kinds == _UNKNOWN] // _BLOCK_CHARACTERS).tolist():
-            _look_up(table, block * _BLOCK_CHARACTERS)
-        kinds = table[codes]
-    return kinds
-
-
-@functools.cache
-def _kinds() -> np.ndarray:
-    """Return the table with the kind of each character by code point, uint8. `_kinds_of` fills the table.
-
-    The table is filled only for the characters that occur, because Unicode has 1.1 million code points: a worker needed
-    0.3 s of CPU time to look all of them up, and most text uses a few blocks.
-    """
-    return np.full(sys.maxunicode + 1, _UNKNOWN, np.uint8)
-
-
-def _look_up(table: np.ndarray, start: int) -> None:
-    """Fill the table of kinds for the block of characters that begins at code point `start`."""
-    found = np.full(_BLOCK_CHARACTERS, _IGNORED, np.uint8)
-    ranges = [(first, last) for first, last in _UNSPACED_RANGES if first < start + _BLOCK_CHARACTERS and last >= start]
-    for position in range(_BLOCK_CHARACTERS):
-        code = start + position
-        character = chr(code)
-        category = unicodedata.category(character)
-        is_unspaced = any(first <= code <= last for first, last in ranges)
-        if character.isspace() or category == "Pd" or character == "/":
-            found[position] = _SPACE
-        elif is_unspaced and category[0] == "M" and code <= 0xFFFF:
-            # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
-            pass
-        elif category[0] in "LNM":
-            found[position] = _UNSPACED if is_unspaced else _LETTER
-    table[start : start + _BLOCK_CHARACTERS] = found
 
 
 @functools.cache

@@ -94,7 +94,7 @@ class ParagraphTask(ReadingTask):
     """Whether documents without a date are left out."""
 
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        cleaner = Cleaner(self.cleaning) if self.cleaning else None
+        cleaner = Cleaner(self.cleaning or Cleaning())
         found = array("Q")
         for part in self.parts:
             heartbeat.beat(part.name)
@@ -102,7 +102,7 @@ class ParagraphTask(ReadingTask):
                 heartbeat.beat()
                 if isinstance(document, Skipped):
                     continue
-                text, reason, _ = cleaner.clean(document) if cleaner else (document.text, None, ())
+                text, reason, _ = cleaner.clean(document)
                 if reason is None and not (self.needs_date and date_of(document, part) == UNDATED):
                     identity = hash_of(text)
                     for _, paragraph in paragraphs_of(text, self.min_words):

@@ -5,12 +5,13 @@ stream.json.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.entries import Shard, make_entries
 from data_prep.reading.facts import dates_of, order_copies
@@ -48,8 +49,8 @@ class Spooled(NamedTuple):
     unless the setting `duplicates` is "near"."""
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
-    removed: dict[str, dict[str, list[int]]]
-    """What cleaning removed: removed[reason][source name] is [number of documents, number of words]."""
+    removed: list[dict]
+    """The rows of the table "cleaning" in stream.json about what cleaning removed and changed."""
     snapshots: list[str] | None
     """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
     dates: np.ndarray | None = None
@@ -207,31 +208,29 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
     yield batch
 
 
-def _records(
-    files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]]
-) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
+def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> tuple[list[dict], list[dict]]:
     """Combine the results of all tasks.
 
     Return two values. First, the entry of each source in stream.json (see `Spooled.records`). Second, what cleaning
-    removed (see `Spooled.removed`).
+    removed and changed (see `Spooled.removed`).
 
     Args:
         files: the files of each source.
         results: for each source, the number and the result of each task that reads its files.
     """
     records: list[dict] = []
-    removed: dict[str, dict[str, list[int]]] = {}
+    removed: list[dict] = []
     for source, found in files.items():
         results_of_source = [result for _, result in results[source]]
-        per_file: dict[str, list[int]] = {}
-        for result in results_of_source:
-            for name, counts in result["files"].items():
-                total = per_file.setdefault(name, [0, 0, 0])
-                total[:] = [before + more for before, more in zip(total, counts, strict=True)]
-            for reason, (num_documents, num_words) in result["removed"].items():
-                total = removed.setdefault(reason, {}).setdefault(source.name, [0, 0])
-                total[:] = [total[0] + num_documents, total[1] + num_words]
-        skipped = merge_skipped([Skipped(*entry) for result in results_of_source for entry in result["skipped"]])
+        per_file = _totals(result["files"] for result in results_of_source)
+        for kind in ("removed", "changed"):
+            for reason, counts in _totals(result[kind] for result in results_of_source).items():
+                documents, words, num_bytes = counts
+                changes_text = kind == "changed"
+                removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, changes_text))
+        all_skipped = [Skipped(*entry) for result in results_of_source for entry in result["skipped"]]
+        skipped = merge_skipped([entry for entry in all_skipped if not entry.by_design])
+        by_design = _totals({entry.why: [entry.num_units]} for entry in all_skipped if entry.by_design)
         records.append(
             {
                 "kind": source.kind,
@@ -241,11 +240,22 @@ def _records(
                 "documents": sum(counts[0] for counts in per_file.values()),
                 "words": sum(counts[1] for counts in per_file.values()),
                 "bytes": sum(counts[2] for counts in per_file.values()),
+                "not_documents": {why: count for why, (count,) in sorted(by_design.items())},
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
                 "damaged_files": round(_num_damaged(skipped, per_file), 6),
             }
         )
-    return records, removed
+    return records, sorted(removed, key=lambda row: (row["step"], row["source"]))
+
+
+def _totals(counted: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    """Return the sums of the numbers in several mappings, by key."""
+    totals: dict[str, list[int]] = {}
+    for counts in counted:
+        for key, numbers in counts.items():
+            before = totals.get(key, [0] * len(numbers))
+            totals[key] = [one + more for one, more in zip(before, numbers, strict=True)]
+    return totals
 
 
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
@@ -299,9 +309,7 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
     )
 
 
-def _check_dates(
-    settings: PrepSettings, removed: Mapping[str, dict[str, list[int]]], results: Sequence[dict], num_dated: int
-) -> None:
+def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Sequence[dict], num_dated: int) -> None:
     """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
 
     With the setting undated="drop", raise no error.
@@ -312,7 +320,7 @@ def _check_dates(
         results: the result of each SpoolTask.
         num_dated: number of documents that have a date.
     """
-    num_undated = sum(num_documents for num_documents, _ in removed.get(NO_DATE, {}).values())
+    num_undated = sum(row["documents"] for row in removed if row["step"] == NO_DATE)
     if not num_undated or settings.undated == "drop":
         return
     examples = [example for result in results for example in result["undated"]][:3]

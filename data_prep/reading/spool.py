@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from data_prep.cleaning.cleaner import Cleaner, Cleaning
+from data_prep.cleaning.cleaner import UNREADABLE, Cleaner, Cleaning
 from data_prep.errors import PrepError
 from data_prep.reading.facts import FactsWriter
 from data_prep.reading.index import SPOOLED
@@ -32,6 +32,7 @@ from data_prep.running.tasks import Task
 from data_prep.sources import Document, Part, Skipped, read_documents_of
 from data_prep.sources.dates import UNDATED, date_in_path, parse_date
 from data_prep.sources.remote import is_remote
+from data_prep.words import count_words
 from fairseq_alma.core.files import sha256_of
 
 NO_DATE = "no date"
@@ -153,7 +154,8 @@ class SpoolTask(ReadingTask):
         PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
-    cleaning removed, what was skipped, examples of documents without a date, and the digest of PREFIX.documents.npy.
+    cleaning removed and changed, what was skipped, examples of documents without a date, and the digest of
+    PREFIX.documents.npy. What was read is what was written and removed, and what changes took away.
     """
 
     sign: bool
@@ -164,19 +166,21 @@ class SpoolTask(ReadingTask):
     """Whether to write the documents that cleaning removes to a file (see `removed`)."""
 
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        cleaner = Cleaner(self.cleaning) if self.cleaning else None
+        cleaner = Cleaner(self.cleaning or Cleaning())
         rows, skipped, offset = Rows(SPOOLED), [], 0
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
-        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
-        # text of documents was changed, it also maps the change to the numbers of documents and of words they lost.
+        # `removed` maps each reason to the same numbers for what cleaning removed for this reason. `changed` maps each
+        # change of text to the number of documents that were changed, and of the words and bytes that they lost.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
+        changed: dict[str, list[int]] = {}
         kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
         signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
         with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside, signing as signer:
             for number, part in enumerate(self.parts):
                 heartbeat.beat(part.name)
+                unreadable = Skipped(part.name, UNREADABLE, unit="document", damaged=False)
                 count = files.setdefault(part.name, [0, 0, 0])
                 for document in read_documents_of(part, prefix.parent, heartbeat.beat):
                     heartbeat.beat()
@@ -184,22 +188,26 @@ class SpoolTask(ReadingTask):
                         skipped.append(document)
                         continue
                     content = document.text.encode("utf-8")
-                    num_words = len(document.text.split())
+                    num_words = count_words(document.text, content)
                     _add(count, 1, num_words, len(content))
-                    text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
+                    text, reason, changes = cleaner.clean(document)
                     date = date_of(document, part)
                     if not reason and self.needs_date and date == UNDATED:
                         reason = NO_DATE
                         undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
+                    if reason == UNREADABLE:
+                        found = unreadable.found or document.id or "the only one"
+                        unreadable = unreadable._replace(num_units=unreadable.num_units + 1, found=found)
                     if reason:
-                        _add(removed.setdefault(reason, [0, 0]), 1, num_words)
+                        _add(removed.setdefault(reason, [0, 0, 0]), 1, num_words, len(content))
                         named = {"id": document.id, "date": document.date, "file": part.name}
                         kept_aside.add(reason=reason, **named, text=text)
                         continue
-                    for change, fewer_words in changes:
-                        _add(removed.setdefault(change, [0, 0]), 1, fewer_words)
+                    for change, *fewer in changes:
+                        _add(changed.setdefault(change, [0, 0, 0]), 1, *fewer)
                     if changes:
-                        content, num_words = text.encode("utf-8"), len(text.split())
+                        content = text.encode("utf-8")
+                        num_words = count_words(text, content)
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
                     rows.add((identity, offset, number, len(content), num_words))
@@ -207,13 +215,15 @@ class SpoolTask(ReadingTask):
                     if signer:
                         signer.add(text)
                     offset += file.write(content)
+                skipped += [unreadable] * bool(unreadable.num_units)
         rows.write(Path(f"{prefix}.documents.npy"))
         return {
             "files": files,
             "removed": removed,
+            "changed": changed,
             "skipped": skipped,
             "undated": undated,
-            "without_url": cleaner.num_without_url if cleaner else 0,
+            "without_url": cleaner.num_without_url,
             "documents": len(rows),
             "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
         }

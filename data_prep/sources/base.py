@@ -79,17 +79,22 @@ class Skipped(NamedTuple):
     position is the index of the unit, counted from the start of the part of the file that was read.
     """
     unit: str = "line"
-    """What `num_units` counts: "line", "record", "page" or "row"."""
+    """What `num_units` counts: "line", "record", "page", "row" or "document"."""
     damaged: bool = True
     """True if the file counts as damaged; False, for example, if the file is empty or a page exceeds a limit."""
     found: str = ""
     """What the first skipped unit has instead of what was expected, or its name; empty if `why` says everything."""
+    by_design: bool = False
+    """True for units that are no documents, such as redirects or pages without text. They are only counted, for all
+    files of a source together."""
 
     def reason(self) -> str:
         """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
+        if self.unit == "document":
+            return f"{units}: {self.why} (the first is {self.found})"
         return f"{units}: {self.why} (the first at byte {self.first_byte}{self.found and ', ' + self.found})"
 
 
@@ -124,7 +129,7 @@ class SkippedUnits:
 
     Args:
         name: name of the file.
-        unit: what is counted: "line", "record", "page" or "row".
+        unit: what is counted, see `Skipped.unit`.
     """
 
     def __init__(self, name: str, unit: str):
@@ -141,6 +146,11 @@ class SkippedUnits:
             damaged: True if the file counts as damaged; see `Skipped.damaged`.
         """
         before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, damaged, found))
+        self._found[why] = before._replace(num_units=before.num_units + 1)
+
+    def drop(self, why: str) -> None:
+        """Count one line, record, page or row that is no document, for the reason `why`. See `Skipped.by_design`."""
+        before = self._found.get(why, Skipped(self._name, why, unit=self._unit, damaged=False, by_design=True))
         self._found[why] = before._replace(num_units=before.num_units + 1)
 
     def __iter__(self) -> Iterator[Skipped]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import characters
 from data_prep.copies import candidates, deduplication
 from data_prep.copies.candidates import Corpus, save_corpus
 from data_prep.copies.deduplication import load_keys, remove_copies, save_keys
 from data_prep.copies.duplicates import find_duplicates, removed_copies
 from data_prep.copies.left_out import RANGE
 from data_prep.errors import PrepError
-from data_prep.reading import ngrams
 from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.read import read_sources
 from data_prep.reading.signatures import (
@@ -248,7 +248,7 @@ def test_hashes_do_not_depend_on_the_texts_before():
     texts = ["naïve café—ok", "ひらがな カタカナ 是", "हिन्दी ສະບາຍດີ /", "𠀀𠀁 𝒳y \U0010ffff"]
     found = []
     for order in itertools.permutations(range(4)):
-        ngrams._kinds.cache_clear()
+        characters._tables.cache_clear()
         hashes = {number: unit_hashes(texts[number]).tolist() for number in order}
         found.append([hashes[number] for number in range(4)])
     assert [len(each) for each in found[0]] == [3, 9, 7, 3]

@@ -30,24 +30,29 @@ def test_passages_longer_than_one_percent_of_a_mega_batch_are_refused():
         make_plan(30_030, 2, 30, 101)
 
 
+def cut(text, passage_words, limit_words):
+    """Return the texts of the passages of a document."""
+    return [passage.text for passage in cut_document(text, passage_words, limit_words)]
+
+
 def test_a_document_within_the_limit_stays_whole():
-    assert cut_document("a b\n\nc d", passage_words=1, limit_words=4) == ["a b\n\nc d"]
+    assert cut("a b\n\nc d", passage_words=1, limit_words=4) == ["a b\n\nc d"]
 
 
 def test_a_long_document_is_cut_at_paragraph_ends():
     # Paragraphs of 2, 1, 3 and 2 words, passages of up to 3.
     text = "a b\n\nc\n \n\nd e f\n\ng\nh"
-    assert cut_document(text, passage_words=3, limit_words=4) == ["a b\n\nc\n \n\n", "d e f\n\n", "g\nh"]
+    assert cut(text, passage_words=3, limit_words=4) == ["a b\n\nc\n \n\n", "d e f\n\n", "g\nh"]
 
 
 def test_a_paragraph_is_cut_at_line_ends_only_if_it_is_longer_than_the_limit():
     text = "a b c d\n\ne f g\nh i\nj"
     # Limit 4: the first paragraph stays whole though it is longer than a passage; the second (6 words) does not.
-    assert cut_document(text, passage_words=3, limit_words=4) == ["a b c d\n\n", "e f g\n", "h i\nj"]
+    assert cut(text, passage_words=3, limit_words=4) == ["a b c d\n\n", "e f g\n", "h i\nj"]
 
 
 def test_a_line_is_cut_between_words_only_if_it_is_longer_than_the_limit():
-    assert cut_document("a b  c\td e", passage_words=2, limit_words=3) == ["a b  ", "c\td ", "e"]
+    assert cut("a b  c\td e", passage_words=2, limit_words=3) == ["a b  ", "c\td ", "e"]
 
 
 @pytest.mark.parametrize(
@@ -55,9 +60,20 @@ def test_a_line_is_cut_between_words_only_if_it_is_longer_than_the_limit():
 )
 def test_passages_joined_are_the_document_and_keep_its_words(text):
     passages = cut_document(text, passage_words=2, limit_words=3)
-    assert "".join(passages) == text
-    assert sum(len(passage.split()) for passage in passages) == len(text.split())
-    assert all(1 <= len(passage.split()) <= 3 for passage in passages)
+    assert "".join(passage.text for passage in passages) == text
+    assert [passage.num_words for passage in passages] == [len(passage.text.split()) for passage in passages]
+    assert all(1 <= passage.num_words <= 3 for passage in passages)
+
+
+def test_text_without_spaces_is_cut_between_the_words_of_its_script():
+    # 学生 读书 (students read books), two words, twice; the full stop belongs to the word before it.
+    passages = cut_document("学生读书。学生读书。", passage_words=2, limit_words=3)
+    assert [(passage.text, passage.num_words) for passage in passages] == [("学生读书。", 2), ("学生读书。", 2)]
+
+
+def test_a_text_without_any_words_is_cut_after_128_characters():
+    passages = cut_document("acgt" * 96, passage_words=1, limit_words=2)
+    assert [(passage.text, passage.num_words) for passage in passages] == [("acgt" * 32, 1)] * 3
 
 
 def test_cuts_fall_at_equal_word_counts():

@@ -1,0 +1,138 @@
+"""What kinds of characters a text consists of: spaces, letters, scripts without spaces, and characters no reader sees.
+
+All functions look characters up in a table by code point, with NumPy, which is about ten times as fast as a loop over
+the characters of a Python string.
+"""
+
+import functools
+import sys
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+
+SPACE, LETTER, UNSPACED, IGNORED, _UNKNOWN = 0, 1, 2, 3, 4
+"""Kinds of characters, see `Kinds.kind`."""
+_BLOCK_CHARACTERS = 1 << 8
+"""Number of neighbouring characters whose kinds are looked up together, see `_table_for`."""
+_UNSPACED_RANGES = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x0F00, 0x0FFF),  # Tibetan
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x19E0, 0x19FF),  # Khmer symbols
+    (0x2E80, 0x2FDF),  # radicals of Chinese characters
+    (0x3005, 0x3007),  # iteration mark, closing mark and zero of Chinese characters
+    (0x3041, 0x30FF),  # Hiragana, Katakana
+    (0x31F0, 0x31FF),  # Katakana extensions
+    (0x3400, 0x4DBF),  # Chinese characters, extension A
+    (0x4E00, 0x9FFF),  # Chinese characters
+    (0xA9E0, 0xA9FF),  # Burmese extensions
+    (0xAA60, 0xAA7F),  # Burmese extensions
+    (0xF900, 0xFAFF),  # compatibility forms of Chinese characters
+    (0xFF66, 0xFF9F),  # half-width Katakana
+    (0x1B000, 0x1B16F),  # Kana supplements
+    (0x20000, 0x3FFFF),  # Chinese characters, extensions B and later
+)
+"""Ranges of code points (first, last) of the scripts that do not separate words by spaces."""
+_CONTROLS = bytes([*range(9), *range(14, 28), 127])
+"""The control characters of ASCII that are not white space."""
+_REPLACEMENT = 0xFFFD
+MAX_UNREADABLE = 0.01
+"""Maximum fraction of the characters of a document that may be unreadable, see `Kinds.unreadable`."""
+
+
+class Kinds(NamedTuple):
+    """Tables of all code points."""
+
+    kind: np.ndarray
+    """uint8: SPACE (white space, and for the comparison of texts also dashes and the slash), UNSPACED (a letter or
+    digit of a script without spaces), LETTER (any other letter, digit or mark), or IGNORED (everything else)."""
+    unreadable: np.ndarray
+    """bool: control characters other than white space, U+FFFD (which replaces bytes that could not be decoded), and
+    code points without a character: private use, surrogates and unassigned ones."""
+
+
+@functools.cache
+def _tables() -> Kinds:
+    """Return the tables, which `_table_for` fills.
+
+    They are filled only for the characters that occur, because Unicode has 1.1 million code points: a worker needed
+    0.3 s of CPU time to look all of them up, and most text uses a few blocks.
+    """
+    return Kinds(np.full(sys.maxunicode + 1, _UNKNOWN, np.uint8), np.zeros(sys.maxunicode + 1, bool))
+
+
+def _tables_for(codes: np.ndarray) -> Kinds:
+    """Return the tables, filled for these code points."""
+    tables = _tables()
+    unknown = codes[tables.kind[codes] == _UNKNOWN]
+    for block in np.unique(unknown // _BLOCK_CHARACTERS).tolist():
+        _look_up(tables, block * _BLOCK_CHARACTERS)
+    return tables
+
+
+def _look_up(tables: Kinds, start: int) -> None:
+    """Fill the tables for the block of characters that begins at code point `start`."""
+    end = start + _BLOCK_CHARACTERS
+    ranges = [(first, last) for first, last in _UNSPACED_RANGES if first < end and last >= start]
+    for code in range(start, end):
+        character = chr(code)
+        category = unicodedata.category(character)
+        is_unspaced = any(first <= code <= last for first, last in ranges)
+        kind = IGNORED
+        if character.isspace() or category == "Pd" or character == "/":
+            kind = SPACE
+        elif is_unspaced and category[0] == "M" and code <= 0xFFFF:
+            # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
+            pass
+        elif category[0] in "LNM":
+            kind = UNSPACED if is_unspaced else LETTER
+        tables.kind[code] = kind
+        tables.unreadable[code] = (
+            code == _REPLACEMENT or category in ("Co", "Cs", "Cn") or (category == "Cc" and not character.isspace())
+        )
+
+
+def codes_of(text: str) -> np.ndarray:
+    """Return the code points of a text, uint32 [number of characters]."""
+    # Halves of UTF-16 pairs, which are no valid characters, keep their code points.
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def kinds_of(codes: np.ndarray) -> np.ndarray:
+    """Return the kind (see `Kinds.kind`) of each character, uint8. `codes` are the code points, uint32."""
+    return _tables_for(codes).kind[codes]
+
+
+def has_unspaced(content: bytes) -> bool:
+    """Return True if a text in UTF-8 contains letters of scripts without spaces.
+
+    The answer takes little time for text of European languages. Their characters have up to two bytes, apart from marks
+    such as “ and ”, which begin with the byte E2.
+    """
+    data = np.frombuffer(content, np.uint8)
+    if not ((data >= 0xE0) & (data != 0xE2)).any():
+        return False
+    return bool((kinds_of(codes_of(content.decode("utf-8"))) == UNSPACED).any())
+
+
+def is_mostly_unspaced(text: str) -> bool:
+    """Return True if most letters of a text are of scripts without spaces."""
+    if text.isascii():
+        return False
+    counts = np.bincount(kinds_of(codes_of(text)), minlength=_UNKNOWN)
+    return bool(counts[UNSPACED] > counts[LETTER])
+
+
+def num_unreadable(text: str, content: bytes) -> int:
+    """Return the number of characters that no reader can read, see `Kinds.unreadable`.
+
+    Args:
+        text: the text.
+        content: the same text in UTF-8.
+    """
+    if len(text) == len(content):  # only ASCII
+        return len(content) - len(content.translate(None, _CONTROLS))
+    codes = codes_of(text)
+    return int(np.count_nonzero(_tables_for(codes).unreadable[codes]))
