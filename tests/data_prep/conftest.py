@@ -9,11 +9,23 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.cli import main
+from tests.data_prep.conserved import check_conserved
 
 SENTENCE = (
     "the stream of mega-batches arrives and a small learner waits, naïve café größe слово 単語 don't 1984 3.14 (see)"
 )
 WORDS = SENTENCE.split()
+
+
+@pytest.fixture(autouse=True)
+def every_stream_is_conserved(request):
+    """After each test, check that no text was lost in the streams that it made. See `conserved`."""
+    # Ask for the folder first, so that it still exists afterwards.
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if folder is not None and not request.node.get_closest_marker("damages_streams"):
+        for path in folder.rglob("manifest.json"):
+            check_conserved(path.parent)
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +78,7 @@ def stream_folder(request, tmp_path_factory, books, alma_prep):
     """A finished stream of each tokenizer: three mega-batches out of the 12 books."""
     out = tmp_path_factory.mktemp("streams") / request.param
     assert alma_prep(out, f"books:{books}", vocab_size=341, more=["--tokenizer", request.param]) == 0
+    check_conserved(out)
     return out
 
 
