@@ -79,18 +79,19 @@ class Skipped(NamedTuple):
     position is the index of the unit, counted from the start of the part of the file that was read.
     """
     unit: str = "line"
-    """What `num_units` counts: "line", "record", "page" or "row"."""
+    """What `num_units` counts: "line", "record", "page", "row" or "chapter"."""
     damaged: bool = True
     """True if the file counts as damaged; False, for example, if the file is empty or a page exceeds a limit."""
     found: str = ""
     """What the first skipped unit has instead of what was expected, or its name; empty if `why` says everything."""
 
     def reason(self) -> str:
-        """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
+        """Return the text for stream.json that says how many lines, pages or other units were skipped, and why."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
-        return f"{units}: {self.why} (the first at byte {self.first_byte}{self.found and ', ' + self.found})"
+        first = f"byte {self.first_byte}" if self.unit in ("line", "record") else f"{self.unit} {self.first_byte + 1}"
+        return f"{units}: {self.why} (the first at {first}{self.found and ', ' + self.found})"
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class SkippedUnits:
 
     Args:
         name: name of the file.
-        unit: what is counted: "line", "record", "page" or "row".
+        unit: what is counted; see `Skipped.unit`.
     """
 
     def __init__(self, name: str, unit: str):
