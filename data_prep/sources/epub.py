@@ -219,6 +219,8 @@ def _folded(name: str) -> str:
 
 
 _DECLARED = re.compile(rb"(?:<\?xml[^>]*?\sencoding|<meta[^>]*?charset)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+_WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949"}
+"""Python's codecs for what the standard of WHATWG means by these names: the encodings with all later characters."""
 
 
 def _decoded(content: bytes) -> str:
@@ -233,7 +235,7 @@ def _decoded(content: bytes) -> str:
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     labels = [label.decode("ascii", "replace") for label in _DECLARED.findall(content[:4096])]
-    declared = [map_encoding_to_html5(label) or "utf-8" for label in labels]
+    declared = [_WIDER.get(codec, codec) for label in labels if (codec := map_encoding_to_html5(label))]
     # The declaration is readable as ASCII, so the text is not in UTF-16.
     declared = [codec for codec in declared if not codec.startswith("utf-16")]
     # ASCII bytes can be another encoding, such as ISO-2022-JP.

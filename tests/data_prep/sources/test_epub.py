@@ -59,6 +59,8 @@ def test_a_file_that_is_no_epub_is_skipped_and_nothing_is_unpacked(tmp_path):
         ("windows-1251", "cp1251", "Река"),
         ("ISO-8859-1", "latin-1", "rivière"),
         ("iso-2022-jp", "iso2022_jp", "日本"),
+        ("Shift_JIS", "cp932", "①日本"),
+        ("gb2312", "gb18030", "朱镕基"),
         ("UTF-16", "utf-16", "Река"),
         ("UTF-16", "utf-16-be", "Река"),
         ("utf-8", "utf-8", "Река"),
