@@ -197,7 +197,7 @@ def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
 
 
 # The optional libraries that are needed to read files with these endings.
-_NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), ".zst": ("zstandard",)}
+_NEEDED_FOR = {".epub": ("resiliparse",), ".parquet": ("pyarrow",), ".zst": ("zstandard",)}
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:

@@ -79,7 +79,7 @@ class Skipped(NamedTuple):
     position is the index of the unit, counted from the start of the part of the file that was read.
     """
     unit: str = "line"
-    """What `num_units` counts: "line", "record", "page", "row" or "document"."""
+    """What `num_units` counts: "line", "record", "page", "row", "chapter" or "document"."""
     damaged: bool = True
     """True if the file counts as damaged; False, for example, if the file is empty or a page exceeds a limit."""
     found: str = ""
@@ -89,13 +89,14 @@ class Skipped(NamedTuple):
     files of a source together."""
 
     def reason(self) -> str:
-        """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
+        """Return the text for stream.json that says how many lines, pages or other units were skipped, and why."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
         if self.unit == "document":
             return f"{units}: {self.why} (the first is {self.found})"
-        return f"{units}: {self.why} (the first at byte {self.first_byte}{self.found and ', ' + self.found})"
+        first = f"byte {self.first_byte}" if self.unit in ("line", "record") else f"{self.unit} {self.first_byte + 1}"
+        return f"{units}: {self.why} (the first at {first}{self.found and ', ' + self.found})"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,10 @@ class SkippedUnits:
 
     Args:
         name: name of the file.
+<<<<<<< HEAD
         unit: what is counted, see `Skipped.unit`.
+=======
+        unit: what is counted; see `Skipped.unit`.
     """
 
     def __init__(self, name: str, unit: str):

@@ -69,26 +69,29 @@ def write_dump(path: Path, pages) -> Path:
     return path
 
 
-def write_epub(path: Path, chapters) -> Path:
-    """By ebooklib, with a table of contents as books have it."""
-    from ebooklib import epub
+CONTAINER = """<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>
+<rootfile full-path="EPUB/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>"""
+XHTML = """<?xml version="1.0" encoding="{}"?><!DOCTYPE html>
+<html xmlns="http://www.w3.org/1999/xhtml"><head><title>T</title></head><body>{}</body></html>"""
 
-    book = epub.EpubBook()
-    book.set_identifier("id")
-    book.set_title("A Book")
-    book.set_language("en")
-    items = []
+
+def epub_files(chapters) -> dict[str, bytes]:
+    """The files of an EPUB: chapters c0.xhtml, c1.xhtml, ..., and a navigation document at the start of the spine."""
+    names = [f"c{number}" for number in range(len(chapters))]
+    items = "".join(f'<item id="{name}" href="{name}.xhtml" media-type="application/xhtml+xml"/>' for name in names)
+    nav = '<item id="nav" href="nav.xhtml" media-type="application/xhtml+xml" properties="nav"/>'
+    spine = "".join(f'<itemref idref="{name}"/>' for name in ["nav", *names])
+    package = f"""<?xml version="1.0"?><package xmlns="http://www.idpf.org/2007/opf" version="3.0"><metadata/>
+<manifest>{nav}{items}</manifest><spine>{spine}</spine></package>"""
+    files = {"mimetype": "application/epub+zip", "META-INF/container.xml": CONTAINER, "EPUB/book.opf": package}
+    files["EPUB/nav.xhtml"] = XHTML.format("utf-8", "<nav>Contents</nav>")
     for number, text in enumerate(chapters):
-        item = epub.EpubHtml(title=f"Chapter {number}", file_name=f"c{number}.xhtml", lang="en")
-        item.content = f"<html><body><h1>Chapter {number}</h1><p>{text}</p></body></html>"
-        book.add_item(item)
-        items.append(item)
-    book.toc = items
-    book.add_item(epub.EpubNcx())
-    book.add_item(epub.EpubNav())
-    book.spine = ["nav", *items]
-    epub.write_epub(str(path), book)
-    return path
+        files[f"EPUB/c{number}.xhtml"] = XHTML.format("utf-8", f"<h1>Chapter {number}</h1><p>{text}</p>")
+    return {name: content.encode() for name, content in files.items()}
+
+
+def write_epub(path: Path, chapters) -> Path:
+    return write_zip(path, epub_files(chapters))
 
 
 def write_zip(path: Path, members: dict[str, bytes]) -> Path:

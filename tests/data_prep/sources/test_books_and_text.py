@@ -1,4 +1,4 @@
-"""Books without Project Gutenberg's frame, EPUB; text in JSON lines, Parquet and compressed files."""
+"""Books without Project Gutenberg's frame; text in JSON lines, Parquet and compressed files."""
 
 import datetime
 import gzip
@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.sources import Source
 from data_prep.sources.books import without_gutenberg
-from tests.data_prep.files import read_all, read_all_documents, write_dump, write_epub, write_warc, write_zip
+from tests.data_prep.files import read_all, read_all_documents, write_dump, write_warc
 
 FRAME = """The Project Gutenberg EBook of Moby Dick, by Herman Melville
 
@@ -79,30 +79,32 @@ def test_a_real_book_begins_with_itself(shared_data, tmp_path):
     assert "General Terms" not in text
 
 
-def test_an_epub_is_its_chapters_in_order(tmp_path):
-    pytest.importorskip("ebooklib", reason="needs the extra `corpora`")
-    write_epub(tmp_path / "a.epub", ["It was the best of times.", "It was the worst of times."])
-    [text], skipped = read_all(Source("books", str(tmp_path)))
-    words = "Chapter 0 It was the best of times. Chapter 1 It was the worst of times."
-    assert " ".join(text.split()) == words
-    assert skipped == []
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_book_with_a_byte_order_mark_is_read_in_its_encoding(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes("Ишмаэль & Ахав\n".encode(encoding))
+    assert read_all(Source("books", str(tmp_path))) == (["Ишмаэль & Ахав\n"], [])
 
 
-def test_a_file_that_is_no_epub_is_skipped_and_nothing_is_unpacked(tmp_path):
-    pytest.importorskip("ebooklib", reason="needs the extra `corpora`")
-    folder = tmp_path / "in" / "books"
-    folder.mkdir(parents=True)
-    whole = write_epub(folder / "whole.epub", ["Text."]).read_bytes()
-    (folder / "cut.epub").write_bytes(whole[: len(whole) // 2])
-    (folder / "not.epub").write_bytes(b"not a zip")
-    write_zip(folder / "climbs.epub", {"../../escaped.xhtml": b"<p>out</p>", "mimetype": b"application/epub+zip"})
-    write_zip(folder / "bomb.epub", {"a.xhtml": bytes(300 << 20)})
-    before = sorted(tmp_path.rglob("*"))
-    texts, skipped = read_all(Source("books", str(folder)))
-    assert len(texts) == 1
-    assert {one.name for one in skipped} == {"cut.epub", "not.epub", "climbs.epub", "bomb.epub"}
-    assert "decompression bomb" in next(one.why for one in skipped if one.name == "bomb.epub")
-    assert sorted(tmp_path.rglob("*")) == before
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (
+            "Call me".encode("utf-16-le"),
+            "the text looks like UTF-16LE without a byte order mark. Replace the file by the output of: "
+            "iconv -f UTF-16LE -t UTF-8 FILE",
+        ),
+        (
+            "café".encode("latin-1"),
+            "the text is not valid UTF-8 at byte 3. Replace the file by the output of: "
+            "iconv -f WINDOWS-1252 -t UTF-8 FILE (if it is in Windows-1252)",
+        ),
+        (b"\xff\xfea\0\0", "the text begins with the mark of utf-16, but is not valid at byte 4"),
+    ],
+)
+def test_a_book_in_an_unknown_encoding_is_skipped_with_the_way_to_convert_it(tmp_path, content, why):
+    (tmp_path / "a.md").write_bytes(content)
+    texts, [skipped] = read_all(Source("books", str(tmp_path)))
+    assert (texts, skipped.why, skipped.damaged) == ([], why, True)
 
 
 def test_json_lines_give_their_field(tmp_path):
@@ -136,24 +138,6 @@ def test_a_row_of_parquet_that_is_no_text_is_skipped_and_the_others_are_kept(tmp
     found, skipped = read_all(Source("text", str(tmp_path)))
     assert len(found) == 599
     assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("days.parquet", 2)]
-
-
-def test_an_epub_that_names_a_chapter_a_thousand_times_is_skipped(tmp_path):
-    from ebooklib import epub
-
-    book = epub.EpubBook()
-    book.set_identifier("id")
-    item = epub.EpubHtml(title="Chapter", file_name="c.xhtml", lang="en")
-    item.content = f"<html><body><p>{'word ' * 200_000}</p></body></html>"
-    book.add_item(item)
-    book.toc = [item]
-    book.add_item(epub.EpubNcx())
-    book.add_item(epub.EpubNav())
-    book.spine = [item] * 1000
-    epub.write_epub(str(tmp_path / "a.epub"), book)
-    texts, [skipped] = read_all(Source("books", str(tmp_path)))
-    assert texts == []
-    assert "longer than 16 MiB" in skipped.reason()
 
 
 def test_parquet_gives_its_column(tmp_path):

@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 from data_prep.sources import Source, bounded
-from data_prep.sources import books as books_module
+from data_prep.sources import epub as epub_module
 from tests.data_prep.files import DUMP_HEAD, read_all, write_dump, write_epub, write_warc, write_zip
 
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
@@ -91,9 +91,9 @@ def test_an_epub_is_read_without_its_pictures_and_not_beyond_a_limit(tmp_path, m
     [text], skipped = read_all(Source("books", str(tmp_path)))
     assert "best of times" in text
     assert not skipped
-    monkeypatch.setattr(books_module, "_MAX_UNPACKED_BYTES", 100)
+    monkeypatch.setattr(epub_module, "_MAX_UNPACKED_BYTES", 100)
     with pytest.raises(Exception, match="decompress to more than the 100 bytes"):
-        books_module._epub_text(str(epub))
+        epub_module.read_epub((str(epub), "a.epub"))
 
 
 @pytest.mark.parametrize("dictionary", [pytest.param(True, marks=pytest.mark.slow), False])
