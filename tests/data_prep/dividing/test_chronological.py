@@ -79,6 +79,7 @@ def test_validation_and_test_set_are_the_text_of_the_periods(stream):
     assert folder.place_in_test(4)[1] == folder.counts("test")["tokens"]
 
 
+@pytest.mark.damages_streams
 def test_a_period_file_that_is_cut_short_is_noticed(stream, tmp_path):
     import shutil
 

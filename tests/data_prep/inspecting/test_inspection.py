@@ -71,6 +71,7 @@ def test_one_source_alone_and_the_page(stream_folder, books, tmp_path, capsys):
     assert f"use one of {source}" in capsys.readouterr().err
 
 
+@pytest.mark.damages_streams
 def test_what_is_missing_is_named(stream_folder, books, tmp_path, capsys):
     old = tmp_path / "of an earlier release"
     shutil.copytree(stream_folder, old, ignore=shutil.ignore_patterns("documents"))
