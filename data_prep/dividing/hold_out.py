@@ -173,7 +173,7 @@ def _held_out(
     is_valid, is_test = np.zeros(len(words), bool), np.zeros(len(words), bool)
 
     def add(to: np.ndarray, which: np.ndarray, fraction: float, missing: float) -> float:
-        order = mixed(documents.entries, strata, np.flatnonzero(which))
+        order = mixed(documents.entries, strata, np.flatnonzero(which), random_starts=True)
         missing += fraction * int(words[order].sum())
         chosen = order[choose(words[order], max(0, round(missing)))]
         to[chosen] = True

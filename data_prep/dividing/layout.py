@@ -57,7 +57,9 @@ def mixed_bits(values: np.ndarray, seed: int) -> np.ndarray:
         return state ^ (state >> np.uint64(31))
 
 
-def mixed(passages: np.ndarray, strata: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
+def mixed(
+    passages: np.ndarray, strata: np.ndarray, which: np.ndarray | None = None, random_starts: bool = False
+) -> np.ndarray:
     """Return a shuffled order of passages in which each stratum is spread evenly from the beginning to the end.
 
     A stratum is a source that has a share, or all sources of one kind without a share, for example all books. Because
@@ -70,10 +72,16 @@ def mixed(passages: np.ndarray, strata: np.ndarray, which: np.ndarray | None = N
 
     If there is only one stratum, the result is the order by key.
 
+    If the order is cut at a fraction f, the words of a stratum before the cut are f of its words, rounded to a whole
+    passage. With midpoints, a stratum always rounds in the same direction. If many orders are cut, one for each
+    snapshot, a small stratum could be rounded to nothing in each of them. With `random_starts`, the point is at a
+    random fraction of the subintervals of a stratum. Then the expected number of words is exactly f of its words.
+
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
         strata: int [number of sources], index of the stratum of each source (see `shares.strata_of`).
         which: indices into `passages` of the passages to order; None: all passages.
+        random_starts: if True, use a random point of the subintervals and not the midpoint.
 
     Returns:
         Indices into `passages`. The index entries are not copied, to save memory: the index entries and all temporary
@@ -85,7 +93,12 @@ def mixed(passages: np.ndarray, strata: np.ndarray, which: np.ndarray | None = N
     for stratum in np.unique(stratum_of):
         is_in = stratum_of == stratum
         stratum_words = words[is_in].astype(np.float64)
-        point[is_in] = (np.cumsum(stratum_words) - stratum_words / 2) / max(1.0, stratum_words.sum())
+        before = 0.5
+        if random_starts:
+            # Take the number from a key, so that it does not depend on the names and the order of the sources.
+            first = passages["key"][order[np.argmax(is_in)]]
+            before = _halves(np.array([first]), "start of a stratum")[0, 0] / 2.0**64
+        point[is_in] = (np.cumsum(stratum_words) - stratum_words * before) / max(1.0, stratum_words.sum())
     # Use a stable sort, so that passages with equal points stay sorted by key.
     return order[np.argsort(point, kind="stable")]
 
@@ -266,12 +279,12 @@ def drifting_layout(
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
         in_group = passages["group"] == group
-        candidates = mixed(passages, strata, np.flatnonzero(in_group & is_candidate))
+        candidates = mixed(passages, strata, np.flatnonzero(in_group & is_candidate), random_starts=True)
         cumulative = _cumulative(words[candidates])
         end = _nearest(cumulative, round(valid_fraction * int(cumulative[-1])))
         valid.append(candidates[:end])
         others = np.concatenate([candidates[end:], np.flatnonzero(in_group & ~is_candidate)])
-        rest = mixed(passages, strata, others)
+        rest = mixed(passages, strata, others, random_starts=True)
         cumulative = _cumulative(words[rest])
         cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
         batches.append(rest[:cut])

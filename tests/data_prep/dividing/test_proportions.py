@@ -129,6 +129,23 @@ def test_sources_of_one_kind_with_shares_keep_them_in_each_split():
     assert np.abs(counts - [[25, 25], *[[118.75, 118.75]] * 4]).max() < 2
 
 
+@pytest.mark.parametrize("by_documents", [False, True])
+def test_a_small_source_is_in_the_held_out_text_of_small_snapshots_as_often_as_asked(by_documents):
+    """20 snapshots, each with 4 passages of the small source: 4% of them is 0.16, which always rounds to none."""
+    found = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        passages = np.zeros(20 * 104, ENTRY)
+        passages["num_words"], passages["group"] = 100, np.repeat(np.arange(20), 104)
+        passages["source"] = np.tile([0] * 100 + [1] * 4, 20)
+        passages["key"] = passages["document"] = random_bytes(rng, len(passages))
+        given = (passages, np.arange(2), 8320, 20, None)
+        layout = document_layout(*given, seed, drifts=True) if by_documents else drifting_layout(*given)
+        found.append(np.count_nonzero(passages["source"][layout.order[: layout.cuts[1]]]))
+    # A snapshot gives 0 or 1 with a variance of 0.16 x 0.84. 4.9 standard deviations: probability 1e-6.
+    assert abs(np.mean(found) - 20 * 0.16) < 4.9 * math.sqrt(20 * 0.16 * 0.84 / 100)
+
+
 def test_text_that_a_share_left_out_is_as_likely_in_an_extension_as_new_text():
     rng = np.random.default_rng(0)
     passages = np.zeros(20_000, ENTRY)
