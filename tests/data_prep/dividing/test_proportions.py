@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.dividing.chronological import HeldOut, chronological_layout
-from data_prep.dividing.hold_out import document_layout, keep_documents
+from data_prep.dividing.hold_out import choose, document_layout, keep_documents
 from data_prep.dividing.layout import by_key, drifting_layout, equal_layout, extension_layout, keep_words, mixed
 from data_prep.dividing.shares import strata_of, wanted_words_of, words_by_source
 from data_prep.reading.index import ENTRY
@@ -178,3 +178,17 @@ def test_orders_for_different_purposes_are_independent():
     for one, other in ((0, 1), (0, 2), (1, 2)):
         counts = np.bincount(10 * tenths[one] + tenths[other], minlength=100)
         assert ((counts - 100) ** 2 / 100).sum() < chi_square_bound(81)
+
+
+def test_documents_are_held_out_whatever_their_length_except_one():
+    """About 15 of 300 documents are chosen. Filling what is missing with short ones would choose 3 short ones more."""
+    rng = np.random.default_rng(0)
+    excess = []
+    for _ in range(400):
+        words = rng.lognormal(5, 1, 300).astype(int) + 1
+        target = int(words.sum()) // 20
+        chosen = choose(words, target)
+        assert abs(int(words[chosen].sum()) - target) <= target / 20
+        excess.append(np.count_nonzero(words[chosen] < np.quantile(words, 0.25)) - 75 / 20)
+    # One document may be chosen for its length. 4.9 standard deviations: probability 1e-6.
+    assert abs(np.mean(excess)) < 1 + 4.9 * np.std(excess) / math.sqrt(400)
