@@ -109,7 +109,9 @@ def chronological_layout(
                     f"{_period(name, documents, start, end)} has too few documents: {words:,} words are left for "
                     f"{'training' if part == 'train' else part}, but at least {least:,} are needed. {_ADVICE}"
                 )
-            parts[part].append(mixed(passages, strata, which))
+            # The stored key of the first passage of a document has decided whether the document is held out. By the
+            # same key, no mega-batch would begin with the beginning of a document.
+            parts[part].append(mixed(passages, strata, which, purpose="order of a period"))
         bounds = [int(documents.dates[at]) for at in (start, end - 1)]
         periods.append(dict(zip(("first_date", "last_date"), map(date_text, bounds), strict=True)))
     numbers = range(first, first + len(periods))

@@ -58,7 +58,11 @@ def mixed_bits(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def mixed(
-    passages: np.ndarray, strata: np.ndarray, which: np.ndarray | None = None, random_starts: bool = False
+    passages: np.ndarray,
+    strata: np.ndarray,
+    which: np.ndarray | None = None,
+    random_starts: bool = False,
+    purpose: str | None = None,
 ) -> np.ndarray:
     """Return a shuffled order of passages in which each stratum is spread evenly from the beginning to the end.
 
@@ -82,12 +86,13 @@ def mixed(
         strata: int [number of sources], index of the stratum of each source (see `shares.strata_of`).
         which: indices into `passages` of the passages to order; None: all passages.
         random_starts: if True, use a random point of the subintervals and not the midpoint.
+        purpose: what the shuffled order decides (see `by_key`). None: the stored keys are used.
 
     Returns:
         Indices into `passages`. The index entries are not copied, to save memory: the index entries and all temporary
         arrays together take at most 128 bytes per passage.
     """
-    order = by_key(passages, which)
+    order = by_key(passages, which, purpose)
     stratum_of = strata.astype(np.int16)[passages["source"][order]]
     words, point = passages["num_words"][order], np.empty(len(order))
     for stratum in np.unique(stratum_of):

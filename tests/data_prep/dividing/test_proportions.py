@@ -166,6 +166,21 @@ def test_text_that_a_share_left_out_is_as_likely_in_an_extension_as_new_text():
     assert abs(places[is_old].mean() - 1 / 2) < 4.9 * math.sqrt(2 / 3 / 12 / 5000)
 
 
+def test_the_beginnings_of_documents_are_everywhere_in_the_splits_of_a_period():
+    """Held-out documents are chosen by the key of their first passage: those held out would have the smallest keys."""
+    rng = np.random.default_rng(0)
+    passages = np.zeros(20_000, ENTRY)
+    passages["num_words"], passages["passage"] = 50, np.tile(np.arange(10), 2000)
+    passages["key"] = random_bytes(rng, len(passages))
+    passages["document"] = np.repeat(random_bytes(rng, 2000), 10)
+    layout = chronological_layout(passages, np.zeros(20_000, np.int64), np.array([0]), HeldOut(0.1, 0.2), 1)
+    for split in np.split(layout.order, layout.cuts[1:-1]):
+        is_first = passages["passage"][split] == 0
+        expected = len(split) / 100  # of the beginnings, a tenth of the passages, in a tenth of the split
+        counts = [part.sum() for part in np.array_split(is_first, 10)]
+        assert sum((count - expected) ** 2 / expected for count in counts) < chi_square_bound(9)
+
+
 def test_orders_for_different_purposes_are_independent():
     rng = np.random.default_rng(0)
     entries = np.zeros(10_000, ENTRY)
