@@ -20,7 +20,7 @@ from data_prep.dividing import layout, partition
 from data_prep.dividing.cutting import CutTask
 from data_prep.dividing.hold_out import document_layout, keep_documents
 from data_prep.dividing.periods import Periods, is_chronological, lay_out_periods
-from data_prep.dividing.shares import share_rows, wanted_words_of, words_by_source
+from data_prep.dividing.shares import share_rows, strata_of, wanted_words_of, words_by_source
 from data_prep.encoding.documents import write_documents
 from data_prep.encoding.encode import TASK_BYTES, Encoded, encode
 from data_prep.encoding.mmap_writer import best_dtype
@@ -163,10 +163,12 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     if wanted_words != words:
         by_documents = settings.hold_out == "documents" or _is_chronological(settings, base)
         keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
-        is_kept = keep(passages, wanted_words)
+        is_kept = keep(passages, wanted_words, base.num_extensions + 1 if base else 0)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += share_rows(spooled, passages, dropped)
-    index, periods, table = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where, table)
+    valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
+    how = (plan, *strata_of(files, valid_source), num_mega_batches)
+    index, periods, table = _write_index(settings, passages, *how, spooled, base, where, table)
     if record is not None:
         record(passages, dropped)
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
@@ -334,8 +336,9 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 
 
 def _write_index(
-    settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
-    base: BaseStream | None, where: HeldOut, table: list[dict],
+    settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, strata: np.ndarray,
+    valid_strata: list[int] | None, num_mega_batches: int, spooled: Spooled, base: BaseStream | None, where: HeldOut,
+    table: list[dict],
 ) -> tuple[Index, Periods | None, list[dict]]:  # fmt: skip
     """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
 
@@ -347,28 +350,25 @@ def _write_index(
     """
     names = layout.split_order(num_mega_batches)
     periods = None
-    kind_names = [record["kind"] for record in spooled.records]
-    known = sorted(set(kind_names))
-    kinds = np.array([known.index(name) for name in kind_names])
-    valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
-    valid_kind = known.index(valid_source) if valid_source in known else None
     if _is_chronological(settings, base):
         description, valid_words = (base.description if base else None), plan.valid_words
         periods = _workable(
-            lambda: lay_out_periods(settings, passages, kinds, valid_kind, valid_words, where.work.spool, description)
+            lambda: lay_out_periods(
+                settings, passages, strata, valid_strata, valid_words, where.work.spool, description
+            )
         )
         order, cuts, names = periods.layout.order, periods.layout.cuts, periods.layout.splits
     elif base is not None:
         first = base.description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
-        order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
+        order, cuts = layout.extension_layout(passages, strata, num_mega_batches)
     elif settings.hold_out == "documents":
         drifts = settings.partition != "equal"
-        sizes = (plan.valid_words, num_mega_batches, valid_kind)
-        order, cuts = _workable(lambda: document_layout(passages, kinds, *sizes, settings.seed, drifts))
+        sizes = (plan.valid_words, num_mega_batches, valid_strata)
+        order, cuts = _workable(lambda: document_layout(passages, strata, *sizes, settings.seed, drifts))
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-        order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
+        order, cuts = _workable(lambda: make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata))
     source_names = [source_name(record) for record in spooled.records]
     if settings.decontaminate is not None:
         if plan.passage_words < settings.decontaminate:

@@ -10,6 +10,7 @@ likewise.
 The functions read and write no files. They compute with index entries (`index.ENTRY`) and dates (see `dates`).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,10 +66,10 @@ def held_out_fractions(total_words: int, valid_words: int, test_words: int | Non
 def chronological_layout(
     passages: np.ndarray,
     dates: np.ndarray,
-    kinds: np.ndarray,
+    strata: np.ndarray,
     held_out: HeldOut,
     cut_at: list[int] | int,
-    valid_kind: int | None = None,
+    valid_strata: Sequence[int] | None = None,
     first: int = 1,
 ) -> ChronologicalLayout:
     """Return the layout of a chronological stream, or of mega-batches that are added to one.
@@ -76,11 +77,11 @@ def chronological_layout(
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
         dates: int64 [number of passages], the date of the document of each passage.
-        kinds: int [number of sources], index of the kind of each source, such as books or wikipedia.
+        strata: int [number of sources], index of the stratum of each source (see `layout.mixed`).
         held_out: how much text of each period is held out.
         cut_at: the number of periods, all with the same number of words; or the dates at which periods begin, without
             that of the first period.
-        valid_kind: index of the source kind from which the validation text is taken; None: all kinds.
+        valid_strata: the strata from which the validation text is taken; None: all strata.
         first: number of the first mega-batch.
 
     Raises:
@@ -95,8 +96,9 @@ def chronological_layout(
         if start == end:
             raise PrepError(f"{_period(name, documents, start, end)} contains no document. {_ADVICE}")
         is_candidate = np.ones(end - start, bool)
-        if valid_kind is not None:
-            is_candidate = kinds[passages["source"][documents.order[documents.first[start:end]]]] == valid_kind
+        if valid_strata is not None:
+            source_of = passages["source"][documents.order[documents.first[start:end]]]
+            is_candidate = np.isin(strata[source_of], valid_strata)
         part_of = _hold_out(documents, start, end, is_candidate, held_out)
         for index, part in enumerate(parts):
             which = documents.passages_of(start + np.flatnonzero(part_of == index))
@@ -107,7 +109,9 @@ def chronological_layout(
                     f"{_period(name, documents, start, end)} has too few documents: {words:,} words are left for "
                     f"{'training' if part == 'train' else part}, but at least {least:,} are needed. {_ADVICE}"
                 )
-            parts[part].append(mixed(passages, kinds, which))
+            # The stored key of the first passage of a document has decided whether the document is held out. By the
+            # same key, no mega-batch would begin with the beginning of a document.
+            parts[part].append(mixed(passages, strata, which, purpose="order of a period"))
         bounds = [int(documents.dates[at]) for at in (start, end - 1)]
         periods.append(dict(zip(("first_date", "last_date"), map(date_text, bounds), strict=True)))
     numbers = range(first, first + len(periods))

@@ -3,8 +3,13 @@
 The functions read and write no files. They compute only with index entries (`index.ENTRY`). The entry of a document or
 passage contains its number of words and its key. A key is a pseudo-random number that depends on the text and the seed.
 Sorting by key therefore shuffles passages, and gives the same order each time.
+
+Each decision needs pseudo-random numbers of its own. If a share kept the passages with the smallest keys, and the kept
+passages were then sorted by the same keys, a source of which a share keeps little would all be at the beginning of the
+stream. So the stored key is used for the order, and other decisions derive their own key from it (see `by_key`).
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +19,7 @@ from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.errors import PrepError
 
 
-def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
+def by_key(entries: np.ndarray, which: np.ndarray | None = None, purpose: str | None = None) -> np.ndarray:
     """Return the indices that sort entries by key.
 
     Keys are pseudo-random and depend on the seed. Sorting by key therefore shuffles the entries reproducibly.
@@ -22,51 +27,85 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     Args:
         entries: the index entries (`index.ENTRY`) of documents or passages.
         which: indices into `entries` of the entries to sort; None: all entries.
+        purpose: what the order decides. Orders for different purposes are independent of each other. None: the order
+            of the stream, which is that of the stored keys.
 
     Returns:
         Indices into `entries`. The order of entries with equal keys does not matter, because they have equal text.
     """
-    keys = entries["key"] if which is None else entries["key"][which]
-    # Read each 16-byte key as two big-endian 64-bit integers. Sort the keys by the first integer, and keys with equal
-    # first integers by the second. This gives the same order as comparing the keys byte by byte.
-    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
+    # Sort the keys by the first integer, and keys with equal first integers by the second. For stored keys, this gives
+    # the same order as comparing the keys byte by byte.
+    halves = _halves(entries["key"] if which is None else entries["key"][which], purpose)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     return order if which is None else which[order]
 
 
-def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-    """Return a shuffled order of passages in which each source kind is spread evenly from the beginning to the end.
+def _halves(keys: np.ndarray, purpose: str | None) -> np.ndarray:
+    """Return 16-byte keys as two integers each, [n, 2], or numbers for another purpose that are derived from them."""
+    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
+    if purpose is None:
+        return halves
+    return mixed_bits(halves.astype(np.uint64), int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big"))
 
-    A source kind is, for example, books or wikipedia. Because of this order, all mega-batches can have nearly the same
-    mix of source kinds. The order is computed in three steps:
 
-    1. The passages of each kind are shuffled: they are sorted by key, a pseudo-random number in the index entry.
-    2. For each kind, the interval from 0 to 1 is divided into one subinterval per passage, in the shuffled order. The
-       length of a subinterval is proportional to the number of words of the passage.
-    3. The passages of all kinds are sorted by the midpoints of their subintervals.
+def mixed_bits(values: np.ndarray, seed: int) -> np.ndarray:
+    """Return pseudo-random numbers that depend on the values (uint64) and the seed, by the function splitmix64."""
+    with np.errstate(over="ignore"):  # splitmix64 computes modulo 2^64, so overflow is intended
+        state = values + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return state ^ (state >> np.uint64(31))
 
-    If there is only one kind, the result is the order by key.
+
+def mixed(
+    passages: np.ndarray,
+    strata: np.ndarray,
+    which: np.ndarray | None = None,
+    random_starts: bool = False,
+    purpose: str | None = None,
+) -> np.ndarray:
+    """Return a shuffled order of passages in which each stratum is spread evenly from the beginning to the end.
+
+    A stratum is a source that has a share, or all sources of one kind without a share, for example all books. Because
+    of this order, all mega-batches can have nearly the same mix of strata. The order is computed in three steps:
+
+    1. The passages of each stratum are shuffled: they are sorted by key, a pseudo-random number in the index entry.
+    2. For each stratum, the interval from 0 to 1 is divided into one subinterval per passage, in the shuffled order.
+       The length of a subinterval is proportional to the number of words of the passage.
+    3. The passages of all strata are sorted by a point in their subintervals: the midpoint.
+
+    If there is only one stratum, the result is the order by key.
+
+    If the order is cut at a fraction f, the words of a stratum before the cut are f of its words, rounded to a whole
+    passage. With midpoints, a stratum always rounds in the same direction. If many orders are cut, one for each
+    snapshot, a small stratum could be rounded to nothing in each of them. With `random_starts`, the point is at a
+    random fraction of the subintervals of a stratum. Then the expected number of words is exactly f of its words.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        kinds: int [number of sources], index of the kind of each source. Sources of the same kind are treated as one
-            source.
+        strata: int [number of sources], index of the stratum of each source (see `shares.strata_of`).
         which: indices into `passages` of the passages to order; None: all passages.
+        random_starts: if True, use a random point of the subintervals and not the midpoint.
+        purpose: what the shuffled order decides (see `by_key`). None: the stored keys are used.
 
     Returns:
         Indices into `passages`. The index entries are not copied, to save memory: the index entries and all temporary
         arrays together take at most 128 bytes per passage.
     """
-    order = by_key(passages, which)
-    kind_of = kinds.astype(np.int8)[passages["source"][order]]
-    words, middle = passages["num_words"][order], np.empty(len(order))
-    for kind in np.unique(kind_of):
-        is_kind = kind_of == kind
-        kind_words = words[is_kind].astype(np.float64)
-        middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    # `middle` contains the midpoint of each passage's subinterval. Use a stable sort, so that passages with equal
-    # midpoints stay sorted by key.
-    return order[np.argsort(middle, kind="stable")]
+    order = by_key(passages, which, purpose)
+    stratum_of = strata.astype(np.int16)[passages["source"][order]]
+    words, point = passages["num_words"][order], np.empty(len(order))
+    for stratum in np.unique(stratum_of):
+        is_in = stratum_of == stratum
+        stratum_words = words[is_in].astype(np.float64)
+        before = 0.5
+        if random_starts:
+            # Take the number from a key, so that it does not depend on the names and the order of the sources.
+            first = passages["key"][order[np.argmax(is_in)]]
+            before = _halves(np.array([first]), "start of a stratum")[0, 0] / 2.0**64
+        point[is_in] = (np.cumsum(stratum_words) - stratum_words * before) / max(1.0, stratum_words.sum())
+    # Use a stable sort, so that passages with equal points stay sorted by key.
+    return order[np.argsort(point, kind="stable")]
 
 
 def check_shares(shares: Sequence[float | None]) -> None:
@@ -119,20 +158,33 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     return {source: min(words[source], round(wanted[source] * most)) for source in shares}
 
 
-def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
+def keep_words(passages: np.ndarray, wanted: dict[int, int], number: int) -> np.ndarray:
     """Return a bool mask of the passages to keep, so that each source has about the wanted number of words.
 
-    Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so this is a random choice.
+    Of each source, passages are kept at random. This choice is independent of the order of the stream.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
         wanted: number of words to keep, by source index.
+        number: 0 for a new stream, else the number of the extension, from 1.
     """
     kept = np.ones(len(passages), bool)
     for source, num_words in wanted.items():
-        which = by_key(passages, np.flatnonzero(passages["source"] == source))
+        which = by_key(passages, np.flatnonzero(passages["source"] == source), share_purpose(number))
         kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
     return kept
+
+
+def share_purpose(number: int) -> str:
+    """Return the purpose (see `by_key`) of the choice of what a share keeps.
+
+    Text that a share left out can be read again for an extension, and then another share can choose among it and new
+    text. With the same random numbers, it would be left out again, and new text be used.
+
+    Args:
+        number: 0 for a new stream, else the number of the extension, from 1.
+    """
+    return f"share {number}"
 
 
 class Layout(NamedTuple):
@@ -149,26 +201,30 @@ class Layout(NamedTuple):
 
 
 def equal_layout(
-    passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
+    passages: np.ndarray,
+    strata: np.ndarray,
+    valid_words: int,
+    num_mega_batches: int,
+    valid_strata: Sequence[int] | None,
 ) -> Layout:
-    """Return the layout of a stream whose mega-batches have the same number of words and the same mix of source kinds.
+    """Return the layout of a stream whose mega-batches have the same number of words and the same mix of strata.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        kinds: int [number of sources], index of the kind of each source, such as books or wikipedia.
+        strata: int [number of sources], index of the stratum of each source (see `mixed`).
         valid_words: number of words of the validation set, which comes first.
         num_mega_batches: number of mega-batches, B.
-        valid_kind: index of the source kind from which the validation set is taken; None: all kinds.
+        valid_strata: the strata from which the validation set is taken; None: all strata.
 
     Raises:
-        PrepError: if the sources of `valid_kind` have fewer words than the validation set needs.
+        PrepError: if the sources of `valid_strata` have fewer words than the validation set needs.
     """
     words = passages["num_words"]
-    if valid_kind is None:
-        order = mixed(passages, kinds)
+    if valid_strata is None:
+        order = mixed(passages, strata)
         return Layout(order, cut_points(words[order], valid_words, num_mega_batches))
-    is_valid_kind = kinds[passages["source"]] == valid_kind
-    candidates = mixed(passages, kinds, np.flatnonzero(is_valid_kind))
+    is_candidate = np.isin(strata[passages["source"]], valid_strata)
+    candidates = mixed(passages, strata, np.flatnonzero(is_candidate))
     found = int(words[candidates].sum(dtype=np.int64))
     if found < valid_words:
         raise PrepError(
@@ -176,22 +232,22 @@ def equal_layout(
             f"{valid_words:,}: lower --valid-words, or add sources of this kind."
         )
     end = max(1, _nearest(_cumulative(words[candidates]), valid_words))
-    rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(~is_valid_kind)]))
+    rest = mixed(passages, strata, np.concatenate([candidates[end:], np.flatnonzero(~is_candidate)]))
     cuts = [0, *(end + cut for cut in equal_cuts(words[rest], num_mega_batches))]
     return Layout(np.concatenate([candidates[:end], rest]), cuts)
 
 
-def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
+def extension_layout(passages: np.ndarray, strata: np.ndarray, num_mega_batches: int) -> Layout:
     """Return the layout of mega-batches that are added to an existing stream (an extension).
 
-    All new mega-batches have the same number of words and the same mix of source kinds. This number and this mix may
+    All new mega-batches have the same number of words and the same mix of strata. This number and this mix may
     differ from those of the existing mega-batches.
 
     An extension has no validation set and no test set. So `cuts` contains only the boundaries of the new mega-batches:
     [0, end of the first new mega-batch, end of the second new mega-batch, .., end of the last one]. See `equal_layout`
     for the arguments.
     """
-    order = mixed(passages, kinds)
+    order = mixed(passages, strata)
     # Pass one mega-batch less, because `equal_cuts` makes an additional split, the test set of a new stream. An
     # extension has no test set, so the additional split is its last mega-batch.
     cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
@@ -199,23 +255,27 @@ def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: 
 
 
 def drifting_layout(
-    passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
+    passages: np.ndarray,
+    strata: np.ndarray,
+    valid_words: int,
+    num_mega_batches: int,
+    valid_strata: Sequence[int] | None,
 ) -> Layout:
     """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
     Each mega-batch contains text of one snapshot (point in time, see `snapshots`), so mega-batches can have different
-    sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_kind` is given, only
-    words from sources of this kind are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
+    sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_strata` is given, only
+    words from sources of these strata are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
     every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
 
     Raises:
         PrepError: if a split would be too small.
     """
     words = passages["num_words"]
-    is_valid_kind = np.ones(len(passages), bool)
-    if valid_kind is not None:
-        is_valid_kind = kinds[passages["source"]] == valid_kind
-    valid_fraction = valid_words / max(1, int(words[is_valid_kind].sum(dtype=np.int64)))
+    is_candidate = np.ones(len(passages), bool)
+    if valid_strata is not None:
+        is_candidate = np.isin(strata[passages["source"]], valid_strata)
+    valid_fraction = valid_words / max(1, int(words[is_candidate].sum(dtype=np.int64)))
     if valid_fraction > 1:
         raise PrepError(
             f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
@@ -224,11 +284,12 @@ def drifting_layout(
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
         in_group = passages["group"] == group
-        candidates = mixed(passages, kinds, np.flatnonzero(in_group & is_valid_kind))
+        candidates = mixed(passages, strata, np.flatnonzero(in_group & is_candidate), random_starts=True)
         cumulative = _cumulative(words[candidates])
         end = _nearest(cumulative, round(valid_fraction * int(cumulative[-1])))
         valid.append(candidates[:end])
-        rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(in_group & ~is_valid_kind)]))
+        others = np.concatenate([candidates[end:], np.flatnonzero(in_group & ~is_candidate)])
+        rest = mixed(passages, strata, others, random_starts=True)
         cumulative = _cumulative(words[rest])
         cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
         batches.append(rest[:cut])

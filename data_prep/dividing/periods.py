@@ -4,7 +4,7 @@
 says about its periods.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,8 +65,8 @@ def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
 def lay_out_periods(
     settings: PrepSettings,
     passages: np.ndarray,
-    kinds: np.ndarray,
-    valid_kind: int | None,
+    strata: np.ndarray,
+    valid_strata: Sequence[int] | None,
     valid_words: int,
     spool: Path,
     base: Mapping | None,
@@ -76,8 +76,8 @@ def lay_out_periods(
     Args:
         settings: the settings of this call of alma-prep.
         passages: the index entry (`index.ENTRY`) of each passage.
-        kinds: int [number of sources], index of the kind of each source, such as books or wikipedia.
-        valid_kind: index of the source kind from which the validation text is taken; None: all kinds.
+        strata: int [number of sources], index of the stratum of each source (see `layout.mixed`).
+        valid_strata: the strata from which the validation text is taken; None: all strata.
         valid_words: number of words of the validation set. It is not used for an extension.
         spool: the spool folder, which contains the dates of the documents.
         base: the content of stream.json of the stream to extend; None for a new stream.
@@ -92,11 +92,13 @@ def lay_out_periods(
     if base is not None:
         _check_later(passages, dates, base)
         held_out, first = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1
-        return Periods(chronological_layout(passages, dates, kinds, held_out, cut_at, valid_kind, first), held_out, {})
+        return Periods(
+            chronological_layout(passages, dates, strata, held_out, cut_at, valid_strata, first), held_out, {}
+        )
     words = int(passages["num_words"].sum(dtype=np.int64))
     num_periods = len(cut_at) + 1 if isinstance(cut_at, list) else cut_at
     held_out = held_out_fractions(words, valid_words, settings.test_words, num_periods)
-    found = chronological_layout(passages, dates, kinds, held_out, cut_at, valid_kind)
+    found = chronological_layout(passages, dates, strata, held_out, cut_at, valid_strata)
     return Periods(found, held_out, period_unions(num_periods))
 
 

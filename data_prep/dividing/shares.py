@@ -21,6 +21,27 @@ def words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
     return dict(enumerate(counts.astype(np.int64).tolist()))
 
 
+def strata_of(files: Files, valid_source: str | None) -> tuple[np.ndarray, list[int] | None]:
+    """Return the stratum of each source, and the strata from which the validation set is taken.
+
+    A stratum is spread evenly over the stream (see `layout.mixed`). A source with a share is a stratum of its own, so
+    that it has this share in each part of the stream. Sources of one kind without a share are one stratum, so that the
+    stream does not depend on how their files are divided into sources.
+
+    Args:
+        files: the files of each source.
+        valid_source: the setting `valid_source`, the kind of which the validation set is made; None: all kinds.
+
+    Returns:
+        The index of the stratum of each source, int [number of sources], and the indices of the strata of the kind
+        `valid_source`; None if there is no source of this kind, or all kinds are used.
+    """
+    names = [(source.kind, None if source.share is None else number) for number, source in enumerate(files)]
+    known = list(dict.fromkeys(names))
+    valid = [number for number, (kind, _) in enumerate(known) if kind == valid_source]
+    return np.array([known.index(name) for name in names]), valid or None
+
+
 def wanted_words_of(files: Files, words: dict[int, int]) -> dict[int, int]:
     """Return how many words of each source to use so that every source provides its share.
 

@@ -9,7 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets import Pixels, load_dataset
+from vision.datasets import Examples, Pixels, load_dataset, measured_pixels
+from vision.stream import partition
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -69,6 +70,21 @@ def test_digits_pixels_have_mean_0_and_deviation_1_in_training():
     x = dataset.pixels.normalise(dataset.training.images)
     assert x.mean().item() == pytest.approx(0, abs=1e-3)
     assert x.std().item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("order", ["random", "classes"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_images_that_are_measured_are_independent_of_the_mega_batches(order, seed):
+    """10,000 of 20,000 images are measured: half of the first mega-batch, and half of its validation data."""
+    numbers = torch.arange(20_000)
+    examples = Examples(numbers.float()[:, None], numbers % 2)
+    arrivals = partition(examples, 2, 0.1, seed, order)
+    # 4.9 standard deviations of a mean of 10,000 draws without replacement: probability 1e-6.
+    for chosen, part in ((arrivals[0].training, 0.45), (arrivals[0].validation, 0.05), (arrivals[1].validation, 0.05)):
+        is_in = torch.zeros(20_000, 1)
+        is_in[chosen[torch.arange(len(chosen))].images.flatten().long()] = 1
+        bound = 4.9 * (part * (1 - part) / 10_000 / 2) ** 0.5
+        assert abs(measured_pixels(is_in, 1).mean[0] - part) < bound
 
 
 def test_a_pixel_becomes_a_number():

@@ -155,7 +155,9 @@ def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) ->
         num_channels: number of channels.
         at_most: number of images to draw. If there are fewer, all of them are used.
     """
-    drawn = np.sort(np.random.RandomState(0).permutation(len(images))[:at_most])
+    # RandomState(0) would draw the first mega-batches of data_seed=0, because `vision.orders` shuffles with it. This
+    # seed, a list of six numbers, is used for nothing else.
+    drawn = np.sort(np.random.RandomState(list(b"pixels")).permutation(len(images))[:at_most])
     largest = 1.0 if images.is_floating_point() else 255.0
     count = 0
     total, squares = torch.zeros(2, num_channels, dtype=torch.float64)

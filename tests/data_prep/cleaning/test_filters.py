@@ -133,7 +133,9 @@ def test_masking_does_not_depend_on_earlier_documents_and_takes_linear_time():
     attack = "a-" * 200_000
     assert mask_personal_data(f"{attack} joe@x.org a@b@{attack}").startswith(f"{attack} email@example.com")
     assert time.process_time() - start < 5
-    assert clean("ask joe@x.org", mask_pii=True).changes == (("masked personal data", 0, len("joe@x.org") - len("email@example.com")),)
+    assert clean("ask joe@x.org", mask_pii=True).changes == (
+        ("masked personal data", 0, len("joe@x.org") - len("email@example.com")),
+    )
 
 
 def test_filters_of_the_user(my_filters):

@@ -151,7 +151,13 @@ def test_a_source_without_dates_is_named_and_can_be_left_out(tmp_path, alma_prep
     assert alma_prep(out, source, more=[*CHRONOLOGICAL, "--undated", "drop"]) == 0
     stream = json.loads((out / "stream.json").read_text())
     assert [row for row in stream["cleaning"] if row["step"] == "no date"] == [
-        {"step": "no date", "source": source, "documents": 2, "words": 299, "bytes": len(prose(200, 7)) + len(prose(99, 8))}
+        {
+            "step": "no date",
+            "source": source,
+            "documents": 2,
+            "words": 299,
+            "bytes": len(prose(200, 7)) + len(prose(99, 8)),
+        }
     ]
     assert {row["id"] for split in splits_of(out) for row in rows_of(out, split)} == {row["id"] for row in rows[:60]}
     # No document has a date in this field.

@@ -75,12 +75,12 @@ def test_no_held_out_document_is_in_a_mega_batch_whatever_the_order(drifts):
 
 def test_the_validation_set_of_one_kind_and_shares_of_whole_documents():
     passages = documents_in_passages([300] * 40, kinds=[0, 1] * 20)
-    layout = document_layout(passages, np.array([0, 1]), 600, 3, 1, 0, False)
+    layout = document_layout(passages, np.array([0, 1]), 600, 3, [1], 0, False)
     assert set(splits_of(passages, layout)[0]["source"].tolist()) == {1}
-    kept = passages[keep_documents(passages, {0: 6000, 1: 1500}, 0)]
+    kept = passages[keep_documents(passages, {0: 6000, 1: 1500}, 0, 0)]
     assert len(hashes(kept[kept["source"] == 0])) == 20
     assert len(hashes(kept[kept["source"] == 1])) == 5
-    assert not hashes(kept) & hashes(passages[~keep_documents(passages, {0: 6000, 1: 1500}, 0)])
+    assert not hashes(kept) & hashes(passages[~keep_documents(passages, {0: 6000, 1: 1500}, 0, 0)])
 
 
 def test_too_few_or_too_long_documents_are_an_error():
@@ -88,7 +88,7 @@ def test_too_few_or_too_long_documents_are_an_error():
         with pytest.raises(PrepError, match=r"documents are too few or too long|needs at least 1,000"):
             document_layout(documents_in_passages(num_words), np.array([0]), 100, wanted, None, 0, False)
     with pytest.raises(PrepError, match="have only 5,000 words"):
-        document_layout(documents_in_passages([5000] * 9, [1] + [0] * 8), np.array([0, 1]), 9000, 2, 1, 0, False)
+        document_layout(documents_in_passages([5000] * 9, [1] + [0] * 8), np.array([0, 1]), 9000, 2, [1], 0, False)
 
 
 def test_whole_books_are_held_out(tmp_path, books, alma_prep, capsys):

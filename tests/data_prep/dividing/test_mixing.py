@@ -68,18 +68,18 @@ def test_shares_use_as_much_as_they_can():
         share_out({0: 1, 1: 1}, {0: 1.0, 1: None})
 
 
-def test_the_passages_kept_of_a_source_are_the_first_by_key():
+def test_a_source_keeps_the_wanted_number_of_words_and_another_extension_keeps_others():
     passages = passages_of([10] * 20, [0] * 10 + [1] * 10)
-    kept = passages[keep_words(passages, {0: 30, 1: 100})]
-    assert np.bincount(kept["source"]).tolist() == [3, 10]
-    assert sorted(kept[kept["source"] == 0]["key"].tolist()) == sorted(
-        passages[by_key(passages[:10])]["key"].tolist()[:3]
-    )
+    kept = [keep_words(passages, {0: 30, 1: 100}, number) for number in (0, 0, 1)]
+    for one in kept:
+        assert np.bincount(passages["source"][one]).tolist() == [3, 10]
+    assert (kept[0] == kept[1]).all()
+    assert (kept[0] != kept[2]).any()
 
 
 def test_the_validation_set_may_come_from_one_kind():
     passages = passages_of([10] * 3000, [0] * 2000 + [1] * 1000)
-    layout = equal_layout(passages, np.array([0, 1]), 500, 4, valid_kind=1)
+    layout = equal_layout(passages, np.array([0, 1]), 500, 4, valid_strata=[1])
     assert layout.cuts[1] == 50
     source = passages["source"][layout.order]
     assert (source[:50] == 1).all()

@@ -49,6 +49,7 @@ def write_documents(stream_folder, out, sources):
         parquet.write_table(table, out / "documents" / f"{split}.parquet", row_group_size=100)
 
 
+@pytest.mark.damages_streams
 def test_one_source_alone_and_the_page(stream_folder, books, tmp_path, capsys):
     source, page = f"books:{books}", tmp_path / "page.html"
     write_documents(stream_folder, tmp_path / "out", ["other", source])
