@@ -29,9 +29,10 @@ ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
 METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
 # _URI matches an address as some crawlers write it: wget 1.19 and 1.20 write angle brackets around it,
 # and browsertrix writes urn:text: before the address of a page in the record with its text.
-_URI = re.compile(r"<?(?:urn:[\w-]+:(?=https?:))?(.*?)>?")
+_URI = re.compile(r"(<)?(?:urn:[\w-]+:(?=https?:))?(.*?)(?(1)>?)", re.DOTALL)
 HTML = ("text/html", "application/xhtml+xml")
 
+NO_LENGTH = "the length is unknown"
 # The reasons for which a record is skipped, although the archive is not damaged.
 NOT_200 = "HTTP status other than 200"
 NO_PAGE = "not an HTML page or plain text"
@@ -140,13 +141,17 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
     while True:
         record = _call_library(next, records, None)
         report_progress()
+        # Check that the file ends with two line ends, as every complete record does. This check is needed because
+        # fastwarc does not notice if the file ends within the header of a record. It may return an empty record then.
+        is_empty = record is None or not record.content_length
+        if is_empty and not lenient and not whole.tail.endswith(b"\n\r\n") and not file.peek(1):
+            raise DamagedFile("cut short: the file ends within the header of a record")
         if record is None:
-            # Check that the file ends with two line ends, as every complete record does. This check is needed because
-            # fastwarc does not notice if the file ends within the header of a record.
-            if not lenient and not whole.tail.endswith(b"\n\r\n"):
-                raise DamagedFile("cut short: the file ends within the header of a record")
             return
-        position, length = record.stream_pos, record.content_length
+        position, length, headers = record.stream_pos, record.content_length, record.headers
+        if not headers.get("Content-Length", "").isdigit():
+            bad.add(NO_LENGTH, position)
+            continue
         if length > MAX_DOCUMENT_BYTES:
             _call_library(record.reader.consume)
             bad.add(TOO_LONG, position, damaged=False)
@@ -154,7 +159,7 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
         block = _call_library(record.reader.read)
         if len(block) < length:
             raise DamagedFile(f"cut short: the record at byte {position:,} has {len(block):,} of its {length:,} bytes")
-        record_type, headers = str(record.record_type), record.headers
+        record_type = str(record.record_type)
         if record_type == "revisit":
             bad.add(REVISIT, position, damaged=False)
             continue
@@ -171,7 +176,7 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
 
 def _address(uri: str) -> str:
     """Return the address of a page, without what some crawlers write around it."""
-    return _URI.fullmatch(uri.strip())[1]  # type: ignore[index]
+    return _URI.fullmatch(uri.strip())[2]  # type: ignore[index]
 
 
 def _media_type(content_type: str) -> str:
@@ -422,12 +427,16 @@ def _declared_encodings(content: bytes, content_type: str, is_html: bool) -> lis
         return ["utf-16-le" if even < odd else "utf-16-be"]
     in_header = _CHARSET.search(content_type)
     labels = [in_header and in_header[1], _declared_in_html(content[:_HEAD_BYTES]) if is_html else None]
-    encodings = [map_encoding_to_html5(label, fallback_utf8=False) for label in labels if label]
-    return [
-        _AS_IN_BROWSERS.get(encoding, encoding)
-        for encoding in encodings
-        if encoding and (not encoding.startswith("utf-16") or b"\0" in content)
-    ]
+    encodings = []
+    for label in labels:
+        encoding = map_encoding_to_html5(label, fallback_utf8=False) if label else None
+        # UTF-16 is also declared for pages in other encodings, which have no zero bytes, and for binary content.
+        if encoding and encoding.startswith("utf-16"):
+            is_valid = b"\0" in content and "\ufffd" not in content[:2000].decode(encoding, "replace")
+            encoding = encoding if is_valid else None
+        if encoding:
+            encodings.append(_AS_IN_BROWSERS.get(encoding, encoding))
+    return encodings
 
 
 def _declared_in_html(head: bytes) -> str | None:
@@ -470,7 +479,7 @@ def _read_arc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repor
         length = record.rec_headers.get_header("length") or ""
         block = _call_library(record.raw_stream.read, MAX_DOCUMENT_BYTES + 1)
         if not length.isdigit():
-            bad.add("the length is unknown", number)
+            bad.add(NO_LENGTH, number)
             continue
         if len(block) > MAX_DOCUMENT_BYTES:
             bad.add(TOO_LONG, number, damaged=False)
