@@ -19,7 +19,7 @@ from data_prep.sources.base import (
     SkippedUnits,
 )
 from data_prep.sources.bounded import Failure, parse_in_batches
-from data_prep.sources.compression import CHUNK_BYTES, DamagedFile, Eager, _zstd, open_plain
+from data_prep.sources.compression import CHUNK_BYTES, DamagedFile, Eager, open_plain, zstd
 from data_prep.sources.text import TOO_LONG
 from data_prep.sources.walk import files_below
 
@@ -166,7 +166,9 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
         page = _Page(position, _address(headers.get("WARC-Target-URI", "")), headers.get("WARC-Date", ""))
         content_type = headers.get("Content-Type", "")
         if record_type != "conversion" or _media_type(content_type) not in ("", "text/plain"):
-            yield page, _Content(block, content_type, record.is_http), len(block)
+            # Some crawlers write no Content-Type into the header of a response record.
+            is_http = record.is_http or (record_type == "response" and block.startswith(b"HTTP/"))
+            yield page, _Content(block, content_type, is_http), len(block)
             continue
         try:
             yield page._replace(text=block.decode("utf-8")), None, len(block)
@@ -285,7 +287,7 @@ _DECOMPRESSORS: dict[str, tuple[Callable, ...]] = {
     "x-gzip": (_zlib,),
     "deflate": (_zlib, _raw_deflate),
     "br": (_Brotli,),
-    "zstd": (_zstd,),
+    "zstd": (zstd,),
     "compress": (),
     "x-compress": (),
 }

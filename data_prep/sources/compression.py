@@ -42,7 +42,7 @@ def _gzip() -> _Decompressor:
     return zlib.decompressobj(wbits=31)  # in zlib, wbits=31 means the gzip format
 
 
-def _zstd(dictionary: Any = None) -> _Decompressor:
+def zstd(dictionary: Any = None) -> _Decompressor:
     import zstandard
 
     # Accept every window that zstd can write (--long=31, which means 2 GiB). The memory of a window is used only as far
@@ -64,7 +64,7 @@ _MAX_DICTIONARY_BYTES = 16 << 20
 _FORMATS = {
     "gzip": ((b"\x1f\x8b",), _gzip),
     "bzip2": ((b"BZh",), BZ2Decompressor),
-    "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstd),
+    "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), zstd),
     "xz": ((b"\xfd7zXZ\0",), _xz),
 }
 """For each compression format, the bytes with which a file can begin, and the function that makes a decompressor."""
@@ -164,7 +164,7 @@ def _plain(file: io.FileIO, path: str) -> io.RawIOBase:
     for name, (starts, make) in _FORMATS.items():
         if magic.startswith(starts):
             dictionary = _dictionary(file) if magic.startswith(_DICTIONARY_FRAME) else None
-            return _Unpacked(file, name, partial(_zstd, dictionary) if dictionary else make)
+            return _Unpacked(file, name, partial(zstd, dictionary) if dictionary else make)
     for name, (start, command) in _UNREADABLE.items():
         if magic.startswith(start):
             raise DamagedFile(f"the {name} format cannot be read. Decompress the file with: {command}")
@@ -188,7 +188,7 @@ def _dictionary(file: io.FileIO) -> Any:
     content = file.read(min(num_bytes, _MAX_DICTIONARY_BYTES + 1))
     file.seek(0)
     if content.startswith(_FORMATS["zstd"][0]):
-        content = io.BufferedReader(_Unpacked(io.BytesIO(content), "zstd", _zstd)).read(_MAX_DICTIONARY_BYTES + 1)
+        content = io.BufferedReader(_Unpacked(io.BytesIO(content), "zstd", zstd)).read(_MAX_DICTIONARY_BYTES + 1)
     if not content.startswith(b"\x37\xa4\x30\xec"):  # the first bytes of a zstd dictionary
         return None
     if len(content) > _MAX_DICTIONARY_BYTES:

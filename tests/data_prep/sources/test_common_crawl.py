@@ -93,8 +93,9 @@ def test_each_record_that_is_no_document_is_counted_with_a_reason(tmp_path):
         record("conversion", b"", "text/plain"),
         record("conversion", b"\x89PNG\xff", "image/png"),
         record("resource", b"Just text.", "text/plain"),
+        record("response", b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nA response.", ""),
     )
-    assert texts == ["A page.", "Just text."]
+    assert texts == ["A page.", "Just text.", "A response."]
     assert skipped == {
         "HTTP status other than 200": 2,
         "not an HTML page or plain text": 3,
