@@ -218,17 +218,16 @@ def _text_of(content: _Content) -> "str | _Dropped":
     Raises:
         Exception: any error of the parsers.
     """
-    block, content_type, codings = content.block, content.content_type, []
+    block, content_type, headers = content.block, content.content_type, None
     if content.is_http:
         headers, block = _http(block)
         if headers is None or headers.status_code != 200:
             return _Dropped(NOT_200)
-        content_type = next(iter(_values(headers, "content-type")), "")
-        codings = _values(headers, "content-encoding") + _values(headers, "transfer-encoding")
+        content_type = headers.get("Content-Type", "")
     media_type = _media_type(content_type)
     if media_type not in (*HTML, "text/plain"):
         return _Dropped(NO_PAGE)
-    block, is_decoded = _decode(block, codings)
+    block, is_decoded = (block, True) if headers is None else _decode(block, _codings(headers))
     if len(block) > MAX_DOCUMENT_BYTES:
         return _Dropped(TOO_LONG)
     text = _to_text(block, content_type, media_type in HTML)
@@ -253,9 +252,11 @@ def _http(block: bytes) -> tuple[Any, bytes]:
     return response.http_headers, response.reader.read()
 
 
-def _values(headers: Any, name: str) -> list[str]:
-    """Return the values of all HTTP headers with a name, which is given in lower case."""
-    return [value for header, value in headers.items() if header.strip().lower() == name]
+def _codings(headers: Any) -> list[str]:
+    """Return the encodings of a body in the order in which they were applied, such as ["gzip", "chunked"]."""
+    fields = [(name.strip().lower(), value) for name, value in headers.items()]
+    values = [value for wanted in ("content-encoding", "transfer-encoding") for name, value in fields if name == wanted]
+    return [coding.strip().lower() for value in values for coding in value.split(",")]
 
 
 # Decode the body of an HTTP response
@@ -304,14 +305,14 @@ def _decode(body: bytes, codings: list[str]) -> tuple[bytes, bool]:
 
     Args:
         body: the body.
-        codings: the values of the headers Content-Encoding and Transfer-Encoding, in this order.
+        codings: the encodings in the order in which they were applied; see `_codings`.
 
     Returns:
         The decoded body; at most a few KB more than MAX_DOCUMENT_BYTES, if it is longer. And False if a coding was
         ignored.
     """
     is_decoded = True
-    for coding in reversed([word.strip().lower() for value in codings for word in value.split(",")]):
+    for coding in reversed(codings):
         if coding == "chunked":
             body = _join_chunks(body)
         elif coding in _DECOMPRESSORS:
@@ -401,17 +402,23 @@ def _to_text(content: bytes, content_type: str, is_html: bool) -> str | None:
     encodings = _declared_encodings(content, content_type, is_html)
     if encodings and encodings[0].startswith("utf-16"):
         content, encodings = content.decode(encodings[0], "replace").encode("utf-8", "replace"), ["utf-8"]
-    num_controls = len(content) - len(content.translate(None, _CONTROLS))
-    if num_controls > 2 + len(content) // 50 or content[:100].lstrip().startswith(_SIGNATURES):
+    start = content[: 1 << 14]
+    num_controls = len(start) - len(start.translate(None, _CONTROLS))
+    if num_controls > 2 + len(start) // 50 or start.lstrip().startswith(_SIGNATURES):
         return None
     if encodings[:1] in ([], ["cp1252"]) and not content.isascii():
         # Servers declare windows-1252 (under the name ISO-8859-1) by default, also for pages in UTF-8.
         encodings = ["utf-8", *encodings]
     text = ""
     for encoding in [*encodings, None]:
-        text = content.decode(encoding or detect_encoding(content) or "utf-8", "replace")
+        name = encoding or detect_encoding(content) or "utf-8"
+        try:
+            text = content.decode(name)
+            break
+        except UnicodeDecodeError:
+            text = content.decode(name, "replace")
         num_invalid = text.count("\ufffd") - content.count(b"\xef\xbf\xbd")
-        if num_invalid <= 0 or 2 * num_invalid <= sum(not char.isascii() for char in text):
+        if 2 * num_invalid <= len(text) - len(text.encode("ascii", "ignore")):
             break
     return text.removeprefix("\ufeff")
 
@@ -429,15 +436,15 @@ def _declared_encodings(content: bytes, content_type: str, is_html: bool) -> lis
         return ["utf-16-le" if even < odd else "utf-16-be"]
     in_header = _CHARSET.search(content_type)
     labels = [in_header and in_header[1], _declared_in_html(content[:_HEAD_BYTES]) if is_html else None]
-    encodings = []
+    encodings: list[str] = []
     for label in labels:
-        encoding = map_encoding_to_html5(label, fallback_utf8=False) if label else None
+        known = map_encoding_to_html5(label, fallback_utf8=False) if label else None
+        if known is None:
+            continue
         # UTF-16 is also declared for pages in other encodings, which have no zero bytes, and for binary content.
-        if encoding and encoding.startswith("utf-16"):
-            is_valid = b"\0" in content and "\ufffd" not in content[:2000].decode(encoding, "replace")
-            encoding = encoding if is_valid else None
-        if encoding:
-            encodings.append(_AS_IN_BROWSERS.get(encoding, encoding))
+        if known.startswith("utf-16") and (b"\0" not in content or "\ufffd" in content[:2000].decode(known, "replace")):
+            continue
+        encodings.append(_AS_IN_BROWSERS.get(known, known))
     return encodings
 
 
