@@ -8,8 +8,9 @@ import io
 import lzma
 import zlib
 from bz2 import BZ2Decompressor
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 CHUNK_BYTES = 1 << 18
 BOMB_RATIO = 250
@@ -41,10 +42,13 @@ def _gzip() -> _Decompressor:
     return zlib.decompressobj(wbits=31)  # in zlib, wbits=31 means the gzip format
 
 
-def _zstd() -> _Decompressor:
+def zstd(dictionary: Any = None) -> _Decompressor:
     import zstandard
 
-    return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()  # type: ignore[return-value]
+    # Accept every window that zstd can write (--long=31, which means 2 GiB). The memory of a window is used only as far
+    # as it is filled, so a small file with a large window uses little memory before it counts as a decompression bomb.
+    window_bytes = 1 << zstandard.WINDOWLOG_MAX
+    return zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=window_bytes).decompressobj()  # type: ignore[return-value]
 
 
 def _xz() -> _Decompressor:
@@ -53,13 +57,28 @@ def _xz() -> _Decompressor:
 
 _SKIPPABLE = tuple(bytes([0x50 + number]) + b"\x2a\x4d\x18" for number in range(16))
 """The first bytes of a zstd frame that contains no data. The program pzstd writes one before each frame with data."""
+_DICTIONARY_FRAME = _SKIPPABLE[13]
+"""The first bytes of the skippable frame with the zstd dictionary, with which each .warc.zst of ArchiveTeam begins. See
+https://iipc.github.io/warc-specifications/specifications/warc-zstd/."""
+_MAX_DICTIONARY_BYTES = 16 << 20
 _FORMATS = {
     "gzip": ((b"\x1f\x8b",), _gzip),
     "bzip2": ((b"BZh",), BZ2Decompressor),
-    "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstd),
+    "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), zstd),
     "xz": ((b"\xfd7zXZ\0",), _xz),
 }
 """For each compression format, the bytes with which a file can begin, and the function that makes a decompressor."""
+_UNREADABLE = {
+    "lz4": (b"\x04\x22\x4d\x18", "lz4 -d FILE"),
+    "compress (.Z)": (b"\x1f\x9d", "uncompress FILE"),
+    "zip": (b"PK\x03\x04", "unzip FILE"),
+    "7-Zip": (b"7z\xbc\xaf\x27\x1c", "7z x FILE"),
+    "RAR": (b"Rar!\x1a\x07", "unrar x FILE"),
+    "lzip": (b"LZIP\x01", "lzip -d FILE"),
+    "lzma": (b"\x5d\0\0", "unlzma FILE"),
+    "snappy": (b"\xff\x06\0\0sNaPpY", "snzip -d FILE"),
+}
+"""For each format that is recognized but not read, the bytes with which a file begins, and what decompresses it."""
 ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".xz": "xz"}
 """The compression format that each ending of a file name stands for."""
 
@@ -127,19 +146,54 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     Reading from the result raises DamagedFile if the content ends too early, is invalid, or is a decompression bomb.
 
     Raises:
-        DamagedFile: if the file name has one of the ENDINGS, but the first bytes are not those of this format.
+        DamagedFile: if the file is compressed in a format that is not read, or the file name has one of the ENDINGS,
+            but the first bytes are not those of this format.
     """
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
-    magic = file.read(6)
+    try:
+        return io.BufferedReader(_plain(file, str(path).lower()), CHUNK_BYTES)
+    except DamagedFile:
+        file.close()
+        raise
+
+
+def _plain(file: io.FileIO, path: str) -> io.RawIOBase:
+    """Return a file object that reads the decompressed content of a file. See `open_plain`."""
+    magic = file.read(10)
     file.seek(0)
     for name, (starts, make) in _FORMATS.items():
         if magic.startswith(starts):
-            return io.BufferedReader(_Unpacked(file, name, make), CHUNK_BYTES)
-    wanted = next((name for ending, name in ENDINGS.items() if str(path).lower().endswith(ending)), None)
+            dictionary = _dictionary(file) if magic.startswith(_DICTIONARY_FRAME) else None
+            return _Unpacked(file, name, partial(zstd, dictionary) if dictionary else make)
+    for name, (start, command) in _UNREADABLE.items():
+        if magic.startswith(start):
+            raise DamagedFile(f"the {name} format cannot be read. Decompress the file with: {command}")
+    if path.endswith(".br"):  # files in this format have no typical first bytes
+        raise DamagedFile("the Brotli format cannot be read. Decompress the file with: brotli -d FILE")
+    wanted = next((name for ending, name in ENDINGS.items() if path.endswith(ending)), None)
     if wanted and magic:
-        file.close()
         raise DamagedFile(f"the file name says {wanted}, but the content does not begin like a {wanted} file")
-    return io.BufferedReader(file, CHUNK_BYTES)
+    return file
+
+
+def _dictionary(file: io.FileIO) -> Any:
+    """Return the zstd dictionary in the skippable frame at the beginning of a file; None if it contains none.
+
+    Raises:
+        DamagedFile: if the dictionary is damaged or too long.
+    """
+    import zstandard
+
+    num_bytes = int.from_bytes(file.read(8)[4:], "little")
+    content = file.read(min(num_bytes, _MAX_DICTIONARY_BYTES + 1))
+    file.seek(0)
+    if content.startswith(_FORMATS["zstd"][0]):
+        content = io.BufferedReader(_Unpacked(io.BytesIO(content), "zstd", zstd)).read(_MAX_DICTIONARY_BYTES + 1)
+    if not content.startswith(b"\x37\xa4\x30\xec"):  # the first bytes of a zstd dictionary
+        return None
+    if len(content) > _MAX_DICTIONARY_BYTES:
+        raise DamagedFile(f"the zstd dictionary has more than {_MAX_DICTIONARY_BYTES >> 20} MiB")
+    return zstandard.ZstdCompressionDict(content)
 
 
 class Eager:
@@ -219,7 +273,7 @@ class _Unpacked(io.RawIOBase):
             if not self._begun and position and not data.strip(b"\0"):
                 self.bytes_in += len(data)  # ignore zero bytes at the end of a file, which some tools add
                 return
-            raise DamagedFile(f"damaged: invalid {self._name} data near byte {position:,} ({error})") from error
+            raise DamagedFile(_why_invalid(error, self._name, position)) from error
         self._begun = True
         if self._member.eof:
             rest = self._member.unused_data + rest
@@ -233,3 +287,21 @@ class _Unpacked(io.RawIOBase):
                 f"and more than {BOMB_FLOOR_BYTES >> 20} MiB"
             )
         self._ready = memoryview(out)
+
+
+def _why_invalid(error: Exception, name: str, position: int) -> str:
+    """Return why a decompressor raised an error.
+
+    Args:
+        error: the error.
+        name: the compression format.
+        position: the byte of the file at which it happened.
+    """
+    if "Dictionary mismatch" in str(error):
+        return (
+            "the zstd data needs a dictionary that the file does not contain. Decompress the file with: "
+            "zstd -d -D DICTIONARY FILE"
+        )
+    if "not enough memory" in str(error):
+        return "the zstd data needs more memory than this process may use (up to 2 GiB if compressed with --long=31)"
+    return f"damaged: invalid {name} data near byte {position:,} ({error})"

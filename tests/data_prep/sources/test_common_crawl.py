@@ -3,13 +3,15 @@
 import bz2
 import gzip
 import io
+import os
 import random
+import zlib
 
 import pytest
 
 from data_prep.sources import Source
 from data_prep.sources.compression import DamagedFile, open_plain
-from tests.data_prep.files import read_all, write_warc
+from tests.data_prep.files import read_all, read_all_documents, write_warc
 
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
 
@@ -45,15 +47,230 @@ def test_a_wet_file_is_its_text(tmp_path):
     assert [(one.unit, one.num_units, one.why) for one in skipped] == [("record", 1, "not valid UTF-8")]
 
 
-def test_records_that_are_no_page_with_status_200_are_skipped(tmp_path):
-    write_warc(tmp_path / "a.warc", TEXTS[:1], status="404 Not Found")
-    write_warc(tmp_path / "b.warc", TEXTS[:1], content_type="application/json")
-    write_warc(tmp_path / "c.warc", ["a request"], kind="request")
-    write_warc(tmp_path / "d.warc", ["just text"], kind="resource", content_type="text/plain")
-    (tmp_path / "e.warc.wat.gz").write_bytes(b"metadata is not read")
-    (tmp_path / "notes.txt").write_text("no archive")
-    assert read_all(crawl(tmp_path))[1] == []
-    assert not any(text in TEXTS for text in read_all(crawl(tmp_path))[0])
+def record(kind, block, content_type, uri="http://a.example/"):
+    """A WARC record with this block."""
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {uri}\r\nWARC-Record-ID: <urn:uuid:{len(block)}>\r\n"
+    head += f"Content-Type: {content_type}\r\nContent-Length: {len(block)}\r\n\r\n"
+    return head.encode() + block + b"\r\n\r\n"
+
+
+def response(body, *headers, status="200 OK", uri="http://a.example/"):
+    """A WARC record with an HTTP response of these headers."""
+    head = "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", *headers)) + "\r\n"
+    return record("response", head.encode("latin-1") + body, "application/http; msgtype=response", uri)
+
+
+def read_records(tmp_path, *records):
+    """The texts of an archive with these records; and for each reason, how many records were skipped."""
+    (tmp_path / "a.warc").write_bytes(b"".join(records))
+    texts, skipped = read_all(crawl(tmp_path))
+    assert not any(one.damaged for one in skipped)
+    return texts, {one.why: one.num_units for one in skipped}
+
+
+def html(text, head=""):
+    return f"<html><head>{head}<title>T</title></head><body><main><p>{text}</p></main></body></html>"
+
+
+HTML = "Content-Type: text/html"
+UTF_8 = "Content-Type: text/html; charset=utf-8"
+
+
+def test_each_record_that_is_no_document_is_counted_with_a_reason(tmp_path):
+    page = html("A page.").encode()
+    texts, skipped = read_records(
+        tmp_path,
+        record("warcinfo", b"software: test\r\n", "application/warc-fields"),  # not a page, so it is not counted
+        record("request", b"GET / HTTP/1.1\r\n\r\n", "application/http; msgtype=request"),  # nor this
+        response(page, UTF_8),
+        response(page, UTF_8, status="404 Not Found"),
+        response(page, UTF_8, status="301 Moved"),
+        response(b"{}", "Content-Type: application/json"),
+        response(page),
+        response(b"<html><body></body></html>", UTF_8),
+        response(b" \n", "Content-Type: text/plain"),
+        record("revisit", b"HTTP/1.1 200 OK\r\n\r\n", "application/http; msgtype=response"),
+        record("conversion", b"", "text/plain"),
+        record("conversion", b"\x89PNG\xff", "image/png"),
+        record("resource", b"Just text.", "text/plain"),
+        record("response", b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nA response.", ""),
+    )
+    assert texts == ["A page.", "Just text.", "A response."]
+    assert skipped == {
+        "HTTP status other than 200": 2,
+        "not an HTML page or plain text": 3,
+        "page without text": 3,
+        "revisit record, which refers to an earlier capture of the page": 1,
+    }
+
+
+def test_each_record_of_an_arc_file_that_is_no_document_is_counted_too(tmp_path):
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: x-gzip\r\n\r\n"
+    content = b"filedesc://x.arc 0.0.0.0 20140216050221 text/plain 20\n1 0 Test\nURL IP-address\n\n"
+    for block in (
+        page + gzip.compress(html("A page.").encode()),
+        b"HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\n\r\n<p>Sorry</p>",
+        b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n\r\n\x89PNG",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n",
+    ):
+        content += b"http://a.example/ 0.0.0.0 20140216050221 text/html %d\n" % len(block) + block + b"\n"
+    (tmp_path / "a.arc").write_bytes(content)
+    texts, skipped = read_all(crawl(tmp_path))
+    assert texts == ["A page."]
+    assert [(one.why, one.num_units, one.first_byte, one.damaged) for one in skipped] == [
+        ("HTTP status other than 200", 1, 3, False),
+        ("not an HTML page or plain text", 1, 4, False),
+        ("page without text", 1, 5, False),
+    ]
+    (tmp_path / "a.arc").write_bytes(content[:-20])
+    assert read_all(crawl(tmp_path))[1][0].why == "cut short: record 5 has 25 of its 44 bytes"
+
+
+def test_brackets_and_urns_around_an_address_are_no_part_of_it(tmp_path):
+    for uri in ("<http://a.example/?q=<b>>", "http://a.example/?q=<b>", "urn:text:http://a.example/?q=<b>"):
+        (tmp_path / "a.warc").write_bytes(response(html("A page.").encode(), UTF_8, uri=uri))
+        [document], _ = read_all_documents(crawl(tmp_path))
+        assert document.id == "http://a.example/?q=<b>"
+    (tmp_path / "a.warc").write_bytes(record("resource", b"A file.", "text/plain", "urn:isbn:123"))
+    [document], _ = read_all_documents(crawl(tmp_path))
+    assert document.id == "urn:isbn:123"
+
+
+GERMAN = "Die Größe der Wale läßt sich schätzen, übrigens auch bei Nacht."
+RUSSIAN = "Река текла мимо старого дома, и вечером соседи собирались у ворот."
+KOREAN = "강은 오래된 집 옆으로 흘렀고 똠방각하 이웃들이 모여"  # with a letter that EUC-KR has only in browsers
+JAPANESE = "川は古い家のそばを流れ①髙い山の人々が門の前に集まった。"
+CHINESE = "河水流過老屋旁，傍晚鄰居們聚集在門前。"
+ENCODED = {
+    "iso-8859-1": (GERMAN, "cp1252"), "utf8": (GERMAN, "utf-8"), "koi8-r": (RUSSIAN, "koi8-r"),
+    "windows-1251": (RUSSIAN, "cp1251"), "euc-kr": (KOREAN, "cp949"), "shift_jis": (JAPANESE, "cp932"),
+    "gb2312": (CHINESE, "gb18030"), "big5": (CHINESE, "big5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", ENCODED)
+def test_the_encoding_is_found_wherever_it_is_declared(tmp_path, label):
+    text, encoding = ENCODED[label]
+    plain, xhtml = "Content-Type: text/plain", "Content-Type: application/xhtml+xml"
+    meta = f'<meta charset="{label}">'
+    pages = [
+        (html(text), f'{HTML}; charset="{label}"'),
+        (html(text, meta), HTML),
+        (html(text, f"<META content='text/html; charset={label}' HTTP-EQUIV=Content-Type />"), HTML),
+        (html(text, f"<!-- <meta charset=koi8-u> --><meta name=a content='charset=koi8-u'>{meta}"), HTML),
+        (html(text, f"<style>{'p { margin: 0 }' * 200}</style>{meta}"), HTML),  # after the first 1024 bytes
+        (html(text, meta), f"{HTML}; charset=none"),
+        (html(text, meta), UTF_8),  # wrong, except for UTF-8
+        (f'<?xml version="1.0" encoding="{label}"?>{html(text)}', xhtml),
+        (text, f"{plain}; charset={label}"),
+    ]
+    found = read_records(tmp_path, *(response(page.encode(encoding), header) for page, header in pages))
+    assert found == ([text] * len(pages), {})
+
+
+def test_a_byte_order_mark_and_utf_16_win_over_what_is_declared(tmp_path):
+    for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"):
+        page = html(RUSSIAN, "<meta charset=koi8-r>").encode(encoding)
+        found = read_records(tmp_path, *(response(page, f"{HTML}; charset={c}") for c in ("iso-8859-1", "utf-16")))
+        assert found == ([RUSSIAN] * 2, {}), encoding
+    text = response(RUSSIAN.encode("utf-16"), "Content-Type: text/plain")
+    in_utf_8 = [
+        response(html(RUSSIAN, "<meta charset=utf-16>").encode(), f"{HTML}{c}") for c in ("", ";charset=utf-16")
+    ]
+    assert read_records(tmp_path, text, *in_utf_8) == ([RUSSIAN] * 3, {})
+
+
+def test_utf_8_that_is_declared_as_latin_1_is_utf_8_and_one_bad_byte_spoils_only_itself(tmp_path):
+    latin_1, one_bad = f"{HTML}; charset=iso-8859-1", html(f"{GERMAN}?").encode().replace(b"?", b"\xff")
+    found = read_records(tmp_path, response(html(GERMAN).encode(), latin_1), response(one_bad, UTF_8))
+    assert found == ([GERMAN, f"{GERMAN}\ufffd"], {})
+
+
+def raw_deflate(data):
+    compressor = zlib.compressobj(wbits=-15)
+    return compressor.compress(data) + compressor.flush()
+
+
+def zstd(data):
+    import zstandard
+
+    return zstandard.compress(data)
+
+
+def brotli(data):
+    return pytest.importorskip("brotli").compress(data)
+
+
+def chunks(data):
+    pieces = [data[start : start + 100] for start in range(0, len(data), 100)]
+    return b"".join(b"%X\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+CODINGS = {
+    "gzip": gzip.compress, "X-GZIP": gzip.compress, "deflate": zlib.compress, "Deflate": raw_deflate, "br": brotli,
+    "zstd": zstd, "gzip, deflate": lambda data: zlib.compress(gzip.compress(data)), "gzip, gzip": gzip.compress,
+    "identity, gzip": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
+    "identity": bytes, "utf-8": bytes,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_body_is_decoded_as_its_headers_say_or_kept_if_it_was_stored_decoded(tmp_path, coding):
+    text = " ".join(f"word{number}" for number in range(300))
+    page, encoded = html(text).encode(), CODINGS[coding](html(text).encode())
+    headers = (UTF_8, f"content-encoding: {coding}")
+    chunked = (*headers, "Transfer-Encoding: chunked")
+    found = read_records(
+        tmp_path, response(encoded, *headers), response(chunks(encoded), *chunked), response(encoded, *chunked),
+        response(page, *headers), response(chunks(page), *chunked),
+        response(b"Stored", "Content-Type: text/plain", headers[1]),
+    )  # fmt: skip
+    assert found == ([text] * 5 + ["Stored"], {})
+
+
+def test_what_cannot_be_decoded_is_no_text(tmp_path):
+    page = html(" ".join(str(number) for number in range(3000))).encode()
+    broken = bytearray(gzip.compress(page))
+    broken[1000:1100] = bytes(100)
+    coded = [(bytes(broken), "gzip"), (raw_deflate(page)[:-9], "deflate"), (b"\x1f\x9d" + os.urandom(500), "compress")]
+    binary = [
+        gzip.compress(page),
+        zstd(page),
+        bz2.compress(page),
+        raw_deflate(page),
+        b"%PDF-1.4\n(Text)",
+        b"PK\x03\x04" + page,
+    ]
+    headers = [HTML, UTF_8, "Content-Type: text/plain", "Content-Type: text/plain; charset=gbk"]
+    found = read_records(
+        tmp_path, *(response(body, header, f"Content-Encoding: {name}") for body, name in coded for header in headers),
+        *(response(body, header) for body in binary for header in headers),
+    )  # fmt: skip
+    assert found == ([], {
+        "the Content-Encoding cannot be decoded": 12, "binary content that is declared as HTML or plain text": 24,
+    })  # fmt: skip
+
+
+def test_a_body_that_is_cut_short_is_read_up_to_the_cut(tmp_path):
+    page = html(" ".join(f"word{number}" for number in range(3000))).encode()
+    packed = gzip.compress(page)
+    [unpacked, joined], skipped = read_records(
+        tmp_path,
+        response(packed[: len(packed) // 2], UTF_8, "Content-Encoding: gzip"),
+        response(chunks(page)[:2000], UTF_8, "Transfer-Encoding: chunked"),
+    )
+    assert skipped == {}
+    assert unpacked.startswith("word0 word1 word2 ")
+    assert joined.startswith("word0 word1 word2 ")
+    assert "\n" not in joined  # no sizes of chunks
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, brotli])
+def test_a_body_that_is_a_decompression_bomb_is_too_long(tmp_path, pack):
+    coding = {gzip.compress: "gzip", zstd: "zstd", brotli: "br"}[pack]
+    bomb = response(pack(bytes(64 << 20)), UTF_8, f"Content-Encoding: {coding}")
+    found = read_records(tmp_path, bomb, response(html("Next.").encode(), UTF_8))
+    assert found == (["Next."], {"longer than 16 MiB": 1})
 
 
 def test_pages_in_old_encodings_come_out_as_text(tmp_path):

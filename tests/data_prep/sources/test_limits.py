@@ -209,6 +209,78 @@ def test_zstd_files_of_pzstd_and_of_many_frames_are_read(tmp_path):
         assert len(read_all(Source("text", f"{tmp_path}/p.jsonl.zst"))[0]) == 10_000
 
 
+def test_an_archive_with_its_zstd_dictionary_in_the_first_frame_is_read(tmp_path):
+    """As ArchiveTeam writes .warc.zst: the dictionary, which may be compressed itself, then one frame per record."""
+    import zstandard
+
+    texts = [f"Page {number} about whales and the sea, with enough words." for number in range(3)]
+    plain = write_warc(tmp_path / "plain", texts).read_bytes()
+    records = [b"WARC/1.0" + record for record in plain.split(b"WARC/1.0")[1:]]
+    dictionary = zstandard.train_dictionary(2000, [b"%d %b" % (number, plain) for number in range(300)])
+    frames = b"".join(map(zstandard.ZstdCompressor(dict_data=dictionary).compress, records))
+    stored = dictionary.as_bytes()
+    for first in (stored, zstandard.compress(stored)):
+        content = struct.pack("<II", 0x184D2A5D, len(first)) + first + frames
+        (tmp_path / "a.warc.zst").write_bytes(content)
+        assert read_all(Source("common-crawl", str(tmp_path))) == (texts, [])
+    cut = struct.pack("<II", 0x184D2A5D, len(stored)) + stored[:1000]
+    no_dictionary = "the zstd data needs a dictionary that the file does not contain. Decompress the file with: "
+    for content, why in (
+        (frames, f"{no_dictionary}zstd -d -D DICTIONARY FILE"),
+        (skippable(100, 13) + frames, f"{no_dictionary}zstd -d -D DICTIONARY FILE"),
+        (cut, "cut short: the zstd data ends too early, at byte 1,008"),
+    ):
+        (tmp_path / "a.warc.zst").write_bytes(content)
+        assert [one.why for one in read_all(Source("common-crawl", str(tmp_path)))[1]] == [why]
+
+
+# A zstd frame with a window of 2^(21 + 10) bytes, as `zstd --long=31` writes it. A block begins with its length x 8 in
+# three bytes; + 1 if it is the last block, and + 2 if it contains one byte, which is repeated.
+LONG_WINDOW = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3])
+
+
+def test_zstd_with_a_window_of_2_gib_is_read(tmp_path):
+    line = b'{"text": "one"}\n'
+    (tmp_path / "a.jsonl.zst").write_bytes(LONG_WINDOW + (8 * len(line) + 1).to_bytes(3, "little") + line)
+    assert read_all(Source("text", str(tmp_path))) == (["one"], [])
+
+
+def test_a_small_zstd_file_with_a_window_of_2_gib_uses_little_memory(tmp_path):
+    """In a process of its own, which measures its memory, and then limits it."""
+    block = (8 * (128 << 10) + 2).to_bytes(3, "little") + b"x"  # 128 KiB in 4 bytes
+    (tmp_path / "a.txt.zst").write_bytes(LONG_WINDOW + block * 30_000)  # 3.7 GiB
+    code = f"""
+import resource
+from data_prep.sources import Source
+from tests.data_prep.files import read_all
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(read_all(Source("text", {str(tmp_path)!r}))[1][0].why)
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (400 << 10)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+print(read_all(Source("text", {str(tmp_path)!r}))[1][0].why)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    bomb, memory = done.stdout.splitlines()
+    assert "decompression bomb" in bomb, done.stderr
+    assert memory.startswith("the zstd data needs more memory than this process may use"), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("name", "content", "why"), [
+    ("a.warc.lz4", b"\x04\x22\x4d\x18data", "the lz4 format cannot be read. Decompress the file with: lz4 -d FILE"),
+    ("a.warc.gz", b"PK\x03\x04data", "the zip format cannot be read. Decompress the file with: unzip FILE"),
+    ("a.warc.Z", b"\x1f\x9ddata", "the compress (.Z) format cannot be read. Decompress the file with: uncompress FILE"),
+    ("a.warc.7z", b"7z\xbc\xaf\x27\x1c", "the 7-Zip format cannot be read. Decompress the file with: 7z x FILE"),
+    ("a.warc.br", b"\x8b\x02\x80", "the Brotli format cannot be read. Decompress the file with: brotli -d FILE"),
+    ("a.warc.tar", b"a.warc".ljust(257, b"\0") + b"ustar\0", "the file is a tar archive, not a WARC or ARC archive. "
+     "Unpack it with: tar -xf FILE"),
+])  # fmt: skip
+def test_a_format_that_is_not_read_is_named(tmp_path, name, content, why):
+    (tmp_path / name).write_bytes(content)
+    [skipped] = read_all(Source("common-crawl", str(tmp_path)))[1]
+    assert (skipped.why, skipped.damaged) == (why, True)
+
+
 def test_an_error_page_under_the_name_of_an_archive_is_named(tmp_path):
     (tmp_path / "a.warc.wet.gz").write_text("<?xml version='1.0'?><Error><Code>SlowDown</Code></Error>")
     _, [skipped] = read_all(Source("common-crawl", str(tmp_path)))
