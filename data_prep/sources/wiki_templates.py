@@ -118,9 +118,9 @@ _MONTHS = (
 def _date(arguments: Arguments) -> str:
     """Return a date whose arguments are year, month and day, as {{start date|1999|12|31}}: December 31, 1999."""
     year, month, day = (_get(arguments, name) for name in "123")
-    if month.isascii() and month.isdigit() and 1 <= int(month[:4]) <= 12:
-        month = _MONTHS[int(month) - 1]
-    day = day.lstrip("0")
+    if not year.isdigit() or len(year) < 3 or not re.fullmatch(r"0?[1-9]|1[0-2]|", month):
+        return " ".join(_unnamed(arguments)[:3])  # a date with its parts in another order, or written out
+    month, day = month and _MONTHS[int(month) - 1], day.lstrip("0")
     if not month or not day:
         return f"{month} {year}".strip()
     return f"{day} {month} {year}" if _get(arguments, "df") else f"{month} {day}, {year}"
@@ -145,10 +145,11 @@ def _sic(arguments: Arguments) -> str:
 
 def _pronunciation(arguments: Arguments) -> str:
     """Return the sounds of {{IPAc-en|ˈ|k|æ|t}} between slashes, without the labels and the sound file."""
-    sounds = [one for one in _unnamed(arguments) if one.lower() not in _LABELS and "." not in one[-5:]]
+    sounds = [one for one in _unnamed(arguments) if one.lower() not in _LABELS and not _SOUND_FILE.search(one)]
     return f"/{''.join(sounds).replace('_', ' ')}/" if sounds else ""
 
 
+_SOUND_FILE = re.compile(r"\.\w{3,4}$")
 _LABELS = frozenset(("us", "uk", "au", "nz", "ca", "ame", "bre", "lang", "pron", "ipa", "also", "local", "and", "or"))
 
 
