@@ -1,0 +1,37 @@
+"""Recognise the encoding of a text from its first bytes."""
+
+import codecs
+
+# UTF-32 is tested before UTF-16, because the mark of UTF-32-LE begins with the mark of UTF-16-LE.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+HEAD_BYTES = 1 << 16
+"""Number of bytes at the start of a file that are enough for the functions of this module."""
+
+
+def marked_encoding(head: bytes) -> str | None:
+    """Return the codec of a text that begins with a byte order mark, or None. The codec removes the mark."""
+    return next((codec for mark, codec in _MARKS.items() if head.startswith(mark)), None)
+
+
+def looks_like_utf16(head: bytes) -> str | None:
+    """Return "UTF-16LE" or "UTF-16BE" if a text without a mark is probably in this encoding, or None.
+
+    ASCII characters, at least spaces and line ends, have a NUL byte in UTF-16: in UTF-16LE at the odd positions, in
+    UTF-16BE at the even positions. Text in UTF-8 has no NUL bytes.
+    """
+    head = head[:HEAD_BYTES]
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if max(even, odd) * 100 < len(head) or min(even, odd) * 10 > max(even, odd):
+        return None
+    return None if even == odd else "UTF-16LE" if odd > even else "UTF-16BE"
+
+
+def how_to_convert(encoding: str) -> str:
+    """Return the sentence that says how to convert a file to UTF-8, for messages."""
+    return f"Convert it with: iconv -f {encoding} -t UTF-8 FILE > FILE.txt"
