@@ -35,7 +35,11 @@ from data_prep.sources.remote import is_remote
 from fairseq_alma.core.files import sha256_of
 
 NO_DATE = "no date"
-"""The reason for which a chronological stream leaves out documents without a date."""
+UNREADABLE_DATE = "unreadable date"
+FUTURE_DATE = "date in the future"
+"""The reasons for which a chronological stream leaves out documents."""
+NO_LIMIT = 10**14
+"""A number that is larger than each date."""
 READ_BYTES = 64 << 20
 """Approximate number of bytes of text to read at a time with `read_texts`. The larger this number, the more passages
 are read from a spool file each time that the file is opened. In memory, a text can take four times its bytes."""
@@ -160,12 +164,15 @@ class SpoolTask(ReadingTask):
     """Whether to compute signatures, which are used to find near-duplicates."""
     needs_date: bool = False
     """Whether documents without a date are left out."""
+    latest_date: int = NO_LIMIT
+    """Documents with a later date (see `dates`) are left out."""
     keep_removed: bool = False
     """Whether to write the documents that cleaning removes to a file (see `removed`)."""
 
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         rows, skipped, offset = Rows(SPOOLED), [], 0
+        last_date = num_with_id = num_with_date = 0
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
@@ -188,8 +195,12 @@ class SpoolTask(ReadingTask):
                     _add(count, 1, num_words, len(content))
                     text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
                     date = date_of(document, part)
+                    num_with_id += not document.id.startswith(f"{part.name}:")  # otherwise it has no field with an id
+                    num_with_date += bool(document.date)
+                    if not reason and date > self.latest_date:
+                        reason = FUTURE_DATE
                     if not reason and self.needs_date and date == UNDATED:
-                        reason = NO_DATE
+                        reason = UNREADABLE_DATE if document.date else NO_DATE
                         undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
@@ -204,6 +215,7 @@ class SpoolTask(ReadingTask):
                     identity = hashlib.sha256(content).digest()
                     rows.add((identity, offset, number, len(content), num_words))
                     facts.add(offset, date, document.id)
+                    last_date = max(last_date, date)
                     if signer:
                         signer.add(text)
                     offset += file.write(content)
@@ -213,6 +225,9 @@ class SpoolTask(ReadingTask):
             "removed": removed,
             "skipped": skipped,
             "undated": undated,
+            "last_date": last_date,
+            "with_id": num_with_id,
+            "with_date": num_with_date,
             "without_url": cleaner.num_without_url if cleaner else 0,
             "documents": len(rows),
             "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
