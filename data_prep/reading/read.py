@@ -100,12 +100,9 @@ def read_sources(
     tasks = [task for source in by_name for task in tasks_of[source]]
     if settings.duplicate_paragraphs is not None:
         tasks = without_repeated(tasks, settings.duplicate_paragraphs, work.folder, executor)
-    all_results = _read(settings, tasks, work, executor)
-    if chronological:
-        all_results = _without_future_dates(settings, tasks, all_results, work, executor)
+    all_results = _read_without_future_dates(settings, tasks, work, executor)
     numbered = iter(enumerate(all_results))
     results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
-    _warn_without_url(results)
     _warn_without_fields(settings, results)
     records, removed = _records(files, results)
     _check_damage(settings, records, work.folder)
@@ -182,10 +179,13 @@ def _absolute(part: Part) -> Part:
     return part._replace(path=str(Path(part.path).absolute()))
 
 
-def _warn_without_url(results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
+def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
     """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
 
+    Also print one for each source without any document that has the field of --id-field or --date-field.
+
     Args:
+        settings: the settings of this call of alma-prep.
         results: the number and the result of each task of a source.
     """
     for source, of_source in results.items():
@@ -195,26 +195,19 @@ def _warn_without_url(results: Mapping[Source, Sequence[tuple[int, dict]]]) -> N
                 f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
                 "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
             )
-
-
-def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
-    """Print a warning for each source without any document that has the field of --id-field or --date-field.
-
-    For the arguments, see `_warn_without_url`.
-    """
-    for name, count in (("id_field", "with_id"), ("date_field", "with_date")):
-        for source, of_source in results.items() if settings.is_given(name) else ():
-            if source.kind in ("text", "hf") and not any(result[count] for _, result in of_source):
+        for number, name in enumerate(("id_field", "date_field")):
+            is_found = any(result["with_fields"][number] for _, result in of_source)
+            if settings.is_given(name) and source.kind in ("text", "hf") and not is_found:
                 note(
                     f"warning: no document of source {source} has the field or column {getattr(settings, name)} of "
                     f"--{name.replace('_', '-')}. Check its name."
                 )
 
 
-def _without_future_dates(
-    settings: PrepSettings, tasks: Sequence[SpoolTask], results: list[dict], work: WorkFolder, executor: Executor
+def _read_without_future_dates(
+    settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor
 ) -> list[dict]:
-    """Return the results of the reading tasks without documents whose date is later than tomorrow.
+    """Do the reading tasks, and leave out documents of a chronological stream whose date is later than tomorrow.
 
     Such a date is wrong. It would be the last date of the stream, and --extend could add nothing before it.
 
@@ -224,8 +217,9 @@ def _without_future_dates(
     Raises:
         PrepError: if there are such documents, unless the setting undated is "drop".
     """
+    results = _read(settings, tasks, work, executor)
     tomorrow = int(f"{datetime.now(UTC) + timedelta(days=1):%Y%m%d}235959")
-    late = [number for number, result in enumerate(results) if result["last_date"] > tomorrow]
+    late = [number for number, task in enumerate(tasks) if task.needs_date and results[number]["last_date"] > tomorrow]
     count, examples, again = 0, [], list(tasks)
     for number in late:
         dates = np.load(facts_path(work.spool, number))["date"]
@@ -375,6 +369,7 @@ def _check_dates(
         f"{num_undated:,} documents have no date that can be read, for example {shown}. A date is a year from 1000 on, "
         f"a month, a day or a time, as in ISO 8601: in the field --date-field (now {settings.date_field}) of JSON "
         "lines and Parquet, in a web archive, or else in the path of the file. "
+        "Seconds since 1970 and dates such as March 5, 2020 are not read. "
     )
     if not num_dated:
         raise Unworkable(f"{message}No document has a date: check --date-field, or use another --partition.")

@@ -157,7 +157,9 @@ class SpoolTask(ReadingTask):
         PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
-    cleaning removed, what was skipped, examples of documents without a date, and the digest of PREFIX.documents.npy.
+    cleaning removed, what was skipped, examples of documents without a date, the latest date, the numbers of documents
+    with an id and with a date of their own (otherwise the id is the file name with a position, and the date is that of
+    the file), and the digest of PREFIX.documents.npy.
     """
 
     sign: bool
@@ -172,7 +174,7 @@ class SpoolTask(ReadingTask):
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         rows, skipped, offset = Rows(SPOOLED), [], 0
-        last_date = num_with_id = num_with_date = 0
+        last_date, with_fields = 0, [0, 0]
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
@@ -195,10 +197,8 @@ class SpoolTask(ReadingTask):
                     _add(count, 1, num_words, len(content))
                     text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
                     date = date_of(document, part)
-                    num_with_id += not document.id.startswith(f"{part.name}:")  # otherwise it has no field with an id
-                    num_with_date += bool(document.date)
-                    if not reason and date > self.latest_date:
-                        reason = FUTURE_DATE
+                    _add(with_fields, not document.id.startswith(f"{part.name}:"), document.date != "")
+                    reason = reason or (FUTURE_DATE if date > self.latest_date else None)
                     if not reason and self.needs_date and date == UNDATED:
                         reason = UNREADABLE_DATE if document.date else NO_DATE
                         undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
@@ -226,8 +226,7 @@ class SpoolTask(ReadingTask):
             "skipped": skipped,
             "undated": undated,
             "last_date": last_date,
-            "with_id": num_with_id,
-            "with_date": num_with_date,
+            "with_fields": with_fields,
             "without_url": cleaner.num_without_url if cleaner else 0,
             "documents": len(rows),
             "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),

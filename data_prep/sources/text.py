@@ -60,10 +60,8 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
     """Yield one document per line that is not blank.
 
     In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
-    option `text_field` names.
-
-    A line belongs to the part of the file that contains the line's first byte. A compressed file is a single part. A
-    file in UTF-16 or UTF-32 belongs to its first part.
+    option `text_field` names. A line belongs to the part of the file that contains the line's first byte. A compressed
+    file is a single part. A file in UTF-16 or UTF-32 belongs to its first part.
     """
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from data_prep.sources import Source
+from data_prep.errors import PrepError
+from data_prep.sources import Source, list_files
 from data_prep.sources.books import without_gutenberg
 from tests.data_prep.files import (
     read_all,
@@ -211,6 +212,11 @@ def test_a_dataset_that_the_library_datasets_saved_is_read(tmp_path):
     ]  # fmt: skip
     assert len(skipped) == 6
     assert not any(one.damaged for one in skipped)
+
+
+def test_a_path_is_no_dataset_of_the_hub(tmp_path):
+    with pytest.raises(PrepError, match=f"this is a path, not the name of a dataset of the Hub. Write text:{tmp_path}"):
+        list_files(Source("hf", str(tmp_path)))
 
 
 def test_text_columns_of_all_arrow_types_are_read(tmp_path):
