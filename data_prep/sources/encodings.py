@@ -37,7 +37,7 @@ def looks_like_utf16(head: bytes) -> str | None:
 
 def how_to_convert(encoding: str) -> str:
     """Return the sentence that says how to convert a file to UTF-8, for messages."""
-    return f"Convert it with: iconv -f {encoding} -t UTF-8 FILE > FILE.txt"
+    return f"Replace the file by the output of: iconv -f {encoding} -t UTF-8 FILE"
 
 
 def needs_recoding(head: bytes) -> bool:

@@ -150,7 +150,10 @@ def test_a_list_without_any_domain_is_refused_and_unusable_lines_are_a_warning(t
     for content, why in (
         (b"# nothing\n\n", "contains no domain and no URL. Write one per line"),
         (b"two words\n", "contains no domain and no URL; line 1: 'two words' cannot be used"),
-        ("bad.example\n".encode("utf-16-le"), "looks like UTF-16LE, not UTF-8. Convert it with: iconv -f UTF-16LE"),
+        (
+            "bad.example\n".encode("utf-16-le"),
+            "looks like UTF-16LE, not UTF-8. Replace the file by the output of: iconv -f UTF-16LE",
+        ),
     ):
         (tmp_path / "list.txt").write_bytes(content)
         more = ["--block-urls", tmp_path / "list.txt", "--duplicates", "keep"]
