@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_prep.cleaning.filters import filter_sha256, load_filter, parse_filters
+from data_prep.cleaning.filters import BlockedUrls, filter_sha256, load_filter, parse_filters
 from data_prep.dividing.layout import check_shares
 from data_prep.dividing.partition import extension_plan, make_plan
 from data_prep.errors import PrepError
+from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
 from data_prep.sources import KINDS, Files, Source, fingerprint, list_files, needed_libraries
 from data_prep.sources.remote import is_remote
@@ -57,6 +58,28 @@ def check_benchmarks(settings: PrepSettings) -> None:
     """Raise PrepError if a file given by --decontaminate-against is missing."""
     for path in settings.decontaminate_against:
         list_files(Source("text", path))
+
+
+def check_block_urls(settings: PrepSettings) -> None:
+    """Read the list of --block-urls, and print a warning if some of its lines cannot be used.
+
+    Raises:
+        PrepError: if no line can be used.
+    """
+    if not settings.block_urls:
+        return
+    blocked = BlockedUrls(Path(settings.block_urls))
+    first = f"; {blocked.first_unusable} cannot be used" if blocked.num_unusable else ""
+    if not len(blocked):
+        raise PrepError(
+            f"--block-urls {settings.block_urls} contains no domain and no URL{first}. Write one per line, for example "
+            "bad.example or https://bad.example/forum, or omit the option."
+        )
+    if blocked.num_unusable:
+        note(
+            f"warning: --block-urls {settings.block_urls}: {blocked.num_unusable:,} entries are not a domain or URL "
+            f"and block nothing, the first in {blocked.first_unusable}"
+        )
 
 
 def check_filters(settings: PrepSettings) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from data_prep.checks import (
     check_benchmarks,
+    check_block_urls,
     check_filters,
     check_installed,
     check_out_is_not_a_source,
@@ -53,6 +54,7 @@ def prepare(settings: PrepSettings) -> dict:
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)
+    check_block_urls(settings)
     check_benchmarks(settings)
     check_installed(settings, files)
     if settings.extend:

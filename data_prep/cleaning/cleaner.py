@@ -90,8 +90,9 @@ class Cleaner:
         if num_unreadable(document.text, document.text.encode("utf-8")) > MAX_UNREADABLE * len(document.text):
             return Cleaned(document.text, UNREADABLE)
         if self._blocked is not None:
-            self.num_without_url += "://" not in document.id
-            if "://" in document.id and self._blocked.has(document.id):
+            is_blocked = self._blocked.has(document.id)
+            self.num_without_url += is_blocked is None
+            if is_blocked:
                 return Cleaned(document.text, "blocked URL")
         if self._language and not self._is_in_language(document.text):
             return Cleaned(document.text, "language")

@@ -19,11 +19,16 @@ import numpy as np
 
 from data_prep.errors import PrepError
 from data_prep.sources.base import Document
+from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, looks_like_utf16, marked_encoding
 from fairseq_alma.core.files import sha256_of
 
 _MAX_FOLDERS = 50
 """Maximum number of folders of a URL that are compared with the list of URLs."""
-_DOMAIN = re.compile(r"[A-Za-z0-9._-]+")
+_DOMAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_HOST = re.compile(rf"{_DOMAIN.pattern}|[0-9a-f:.]*:[0-9a-f:.]*")  # also an IP address of version 6
+_UNUSABLE = re.compile(r"^@@|#[@?$]*#|\*|\^|^\W*(?:https?|ftp):?$|^(?:https?|ftp):(?!//)", re.IGNORECASE)
+"""Rules for parts of pages and exceptions of ad blockers, wildcards inside a name, and schemes without a host."""
+_HOSTS_LINE = re.compile(r"(?:\d+\.\d+\.\d+\.\d+|[0-9A-Fa-f:]*::[0-9A-Fa-f:]*)\s+(\S.*)")
 # A URL or a domain that need not be parsed by urllib, which takes ten times as long.
 _USUAL_URL = re.compile(r"(?:[A-Za-z]+://)?([A-Za-z0-9._-]+)(?::\d*)?(/(?!/)[^?#]*)?(?:\?([^#]*))?(?:#.*)?")
 _FILTER_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -35,28 +40,66 @@ class BlockedUrls:
     A domain also covers its subdomains. A URL also covers the pages below it: `example.com/forum` covers
     `https://www.example.com/forum/1.html`. A URL with a question mark covers only this URL.
 
+    The lines of hosts files (`0.0.0.0 bad.example`), of ad blockers (`||bad.example^`), and `*.bad.example` are read as
+    domains.
+
     Args:
-        path: a text file with one domain or URL per line. Empty lines and lines that begin with # are skipped.
+        path: a text file with one domain or URL per line. Empty lines and comments (after # or !) are skipped.
+
+    Raises:
+        PrepError: if the file is in UTF-16 without a byte order mark.
     """
 
     def __init__(self, path: Path):
+        self.num_unusable = 0
+        """Number of entries that are not a domain or URL."""
+        self.first_unusable = ""
+        """The first of these entries, with the number of its line."""
         hashes = array("Q")
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                entry = line.strip()
-                if _DOMAIN.fullmatch(entry):  # most lines; the general way takes several times as long
-                    hashes.append(_hash(entry.lower().rstrip(".")))
-                elif entry and not entry.startswith("#"):
-                    hashes.append(_hash(next(_names_of(entry), "")))
+        with open(path, encoding=_encoding_of(path), errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                line = line.strip()
+                if _DOMAIN.fullmatch(line):  # most lines; the general way takes several times as long
+                    hashes.append(_hash(line.lower()))
+                    continue
+                for entry in _entries_in(line):
+                    name = None if _UNUSABLE.search(entry) else next(_names_of(entry), None)
+                    if name is not None:
+                        hashes.append(_hash(name))
+                    else:
+                        self.num_unusable += 1
+                        self.first_unusable = self.first_unusable or f"line {number}: {entry[:100]!r}"
         self._hashes = np.unique(np.frombuffer(hashes, np.uint64)) if hashes else np.empty(0, np.uint64)
 
-    def has(self, url: str) -> bool:
-        """Return True if the URL is covered by the list."""
-        if not len(self._hashes):
-            return False
-        wanted = np.array([_hash(name) for name in _names_of(url)], np.uint64)
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def has(self, url: str) -> bool | None:
+        """Return True if the URL is covered by the list, False if not, and None if the text is not a URL."""
+        wanted = np.array([_hash(name) for name in _names_of(url)] if "://" in url else [], np.uint64)
+        if not len(wanted) or not len(self._hashes):
+            return False if len(wanted) else None
         places = np.minimum(np.searchsorted(self._hashes, wanted), len(self._hashes) - 1)
         return bool((self._hashes[places] == wanted).any())
+
+
+def _encoding_of(path: Path) -> str:
+    """Return the codec of a list. Raise PrepError if it is in UTF-16 without a byte order mark."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    if marked_encoding(head) is None and (encoding := looks_like_utf16(head)):
+        raise PrepError(f"{path} looks like {encoding}, not UTF-8. {how_to_convert(encoding)}")
+    return marked_encoding(head) or "utf-8"
+
+
+def _entries_in(line: str) -> list[str]:
+    """Return the domains and URLs in a line of a list: one, or several in a hosts file, or none in a comment."""
+    line = re.split(r"(?:^|\s)#|^!|^\[Adblock", line, maxsplit=1)[0].strip()
+    if of_host := _HOSTS_LINE.fullmatch(line):
+        return of_host[1].split()
+    if line.startswith("||"):
+        line = line[2:].removesuffix("^")
+    return [line.removesuffix("/*").replace("://*.", "://", 1).removeprefix("*.").removeprefix(".")] if line else []
 
 
 def _names_of(url: str) -> Iterator[str]:
@@ -80,6 +123,7 @@ def _names_of(url: str) -> Iterator[str]:
 
 def _split(url: str) -> tuple[str, str, str]:
     """Return the host, the path and the query of a URL or a domain. The host is empty if there is none."""
+    url = url.strip().removeprefix("<").removesuffix(">")
     found = _USUAL_URL.fullmatch(url)
     if found:
         host, path, query = found[1].lower(), found[2] or "", found[3] or ""
@@ -90,7 +134,8 @@ def _split(url: str) -> tuple[str, str, str]:
             host = host if host.isascii() else host.encode("idna").decode()
         except ValueError:  # for example, brackets that are not closed, or no valid name of a host
             return "", "", ""
-    return host.rstrip("."), path.rstrip("/"), query
+    host = host.rstrip(".")
+    return (host, path.rstrip("/"), query) if _HOST.fullmatch(host) else ("", "", "")
 
 
 def _hash(name: str) -> int:

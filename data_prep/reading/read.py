@@ -6,6 +6,8 @@ stream.json.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,18 +16,19 @@ import numpy as np
 from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.entries import Shard, make_entries
-from data_prep.reading.facts import dates_of, order_copies
+from data_prep.reading.facts import dates_of, facts_path, ids_of, order_copies
 from data_prep.reading.paragraphs import without_repeated
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.read_store import ReadStore, keep_finished
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files, stamp_of
+from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, signature_files, stamp_of
 from data_prep.running.progress import Bar, note
 from data_prep.running.task_store import take_finished
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
+from data_prep.sources.dates import date_text
 from data_prep.sources.snapshots import groups_of
 
 MIN_SHARD_BYTES = 2 << 20
@@ -98,10 +101,10 @@ def read_sources(
     tasks = [task for source in by_name for task in tasks_of[source]]
     if settings.duplicate_paragraphs is not None:
         tasks = without_repeated(tasks, settings.duplicate_paragraphs, work.folder, executor)
-    all_results = _read(settings, tasks, work, executor)
+    all_results = _read_without_future_dates(settings, tasks, work, executor)
     numbered = iter(enumerate(all_results))
     results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
-    _warn_without_url(results)
+    _warn_without_fields(settings, results)
     records, removed = _records(files, results)
     _check_damage(settings, records, work.folder)
     shards = []
@@ -177,10 +180,13 @@ def _absolute(part: Part) -> Part:
     return part._replace(path=str(Path(part.path).absolute()))
 
 
-def _warn_without_url(results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
+def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
     """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
 
+    Also print one for each source without any document that has the field of --id-field or --date-field.
+
     Args:
+        settings: the settings of this call of alma-prep.
         results: the number and the result of each task of a source.
     """
     for source, of_source in results.items():
@@ -190,6 +196,47 @@ def _warn_without_url(results: Mapping[Source, Sequence[tuple[int, dict]]]) -> N
                 f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
                 "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
             )
+        for number, name in enumerate(("id_field", "date_field")):
+            is_found = any(result["with_fields"][number] for _, result in of_source)
+            if settings.is_given(name) and source.kind in ("text", "hf") and not is_found:
+                note(
+                    f"warning: no document of source {source} has the field or column {getattr(settings, name)} of "
+                    f"--{name.replace('_', '-')}. Check its name."
+                )
+
+
+def _read_without_future_dates(
+    settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor
+) -> list[dict]:
+    """Do the reading tasks, and leave out documents of a chronological stream whose date is later than tomorrow.
+
+    Such a date is wrong. It would be the last date of the stream, and --extend could add nothing before it.
+
+    The tasks do not know the time, because they must be the same tasks tomorrow. The tasks that read such documents are
+    done again with a limit, which is the latest of their other dates.
+
+    Raises:
+        PrepError: if there are such documents, unless the setting undated is "drop".
+    """
+    results = _read(settings, tasks, work, executor)
+    tomorrow = int(f"{datetime.now(UTC) + timedelta(days=1):%Y%m%d}235959")
+    late = [number for number, task in enumerate(tasks) if task.needs_date and results[number]["last_date"] > tomorrow]
+    count, examples, again = 0, [], list(tasks)
+    for number in late:
+        dates = np.load(facts_path(work.spool, number))["date"]
+        rows = np.flatnonzero(dates > tomorrow)
+        ids = ids_of(work.spool, number, rows[:3]).to_pylist()
+        examples += [
+            f"{name or 'a document'} ({date_text(int(dates[row]))})" for name, row in zip(ids, rows[:3], strict=True)
+        ]
+        count += len(rows)
+        again[number] = replace(tasks[number], latest_date=int(dates[dates <= tomorrow].max(initial=0)))
+    if late and settings.undated == "error":
+        raise PrepError(
+            f"{count:,} documents have a date in the future, for example {', '.join(examples[:3])}. Correct the dates, "
+            "or run the same command with --undated drop to leave these documents out; what has been read is kept."
+        )
+    return _read(settings, again, work, executor) if late else results
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
@@ -320,7 +367,8 @@ def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Seque
         results: the result of each SpoolTask.
         num_dated: number of documents that have a date.
     """
-    num_undated = sum(row["documents"] for row in removed if row["step"] == NO_DATE)
+    reasons = (NO_DATE, UNREADABLE_DATE)
+    num_undated = sum(row["documents"] for row in removed if row["step"] in reasons)
     if not num_undated or settings.undated == "drop":
         return
     examples = [example for result in results for example in result["undated"]][:3]
@@ -329,6 +377,7 @@ def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Seque
         f"{num_undated:,} documents have no date that can be read, for example {shown}. A date is a year from 1000 on, "
         f"a month, a day or a time, as in ISO 8601: in the field --date-field (now {settings.date_field}) of JSON "
         "lines and Parquet, in a web archive, or else in the path of the file. "
+        "Seconds since 1970 and dates such as March 5, 2020 are not read. "
     )
     if not num_dated:
         raise Unworkable(f"{message}No document has a date: check --date-field, or use another --partition.")

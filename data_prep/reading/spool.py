@@ -36,7 +36,11 @@ from data_prep.words import count_words
 from fairseq_alma.core.files import sha256_of
 
 NO_DATE = "no date"
-"""The reason for which a chronological stream leaves out documents without a date."""
+UNREADABLE_DATE = "unreadable date"
+FUTURE_DATE = "date in the future"
+"""The reasons for which a chronological stream leaves out documents."""
+NO_LIMIT = 10**14
+"""A number that is larger than each date."""
 READ_BYTES = 64 << 20
 """Approximate number of bytes of text to read at a time with `read_texts`. The larger this number, the more passages
 are read from a spool file each time that the file is opened. In memory, a text can take four times its bytes."""
@@ -154,20 +158,25 @@ class SpoolTask(ReadingTask):
         PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
-    cleaning removed and changed, what was skipped, examples of documents without a date, and the digest of
-    PREFIX.documents.npy. What was read is what was written and removed, and what changes took away.
+    cleaning removed and changed, what was skipped, examples of documents without a date, the latest date, the numbers
+    of documents with an id and with a date of their own (otherwise the id is the file name with a position, and the
+    date is that of the file), and the digest of PREFIX.documents.npy. What was read is what was written and removed,
+    and what changes took away.
     """
 
     sign: bool
     """Whether to compute signatures, which are used to find near-duplicates."""
     needs_date: bool = False
     """Whether documents without a date are left out."""
+    latest_date: int = NO_LIMIT
+    """Documents with a later date (see `dates`) are left out."""
     keep_removed: bool = False
     """Whether to write the documents that cleaning removes to a file (see `removed`)."""
 
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning or Cleaning())
         rows, skipped, offset = Rows(SPOOLED), [], 0
+        last_date, with_fields = 0, [0, 0]
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the same numbers for what cleaning removed for this reason. `changed` maps each
@@ -192,8 +201,10 @@ class SpoolTask(ReadingTask):
                     _add(count, 1, num_words, len(content))
                     text, reason, changes = cleaner.clean(document)
                     date = date_of(document, part)
+                    _add(with_fields, not document.id.startswith(f"{part.name}:"), document.date != "")
+                    reason = reason or (FUTURE_DATE if date > self.latest_date else None)
                     if not reason and self.needs_date and date == UNDATED:
-                        reason = NO_DATE
+                        reason = UNREADABLE_DATE if document.date else NO_DATE
                         undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
                     if reason == UNREADABLE:
                         found = unreadable.found or document.id or "the only one"
@@ -212,6 +223,7 @@ class SpoolTask(ReadingTask):
                     identity = hashlib.sha256(content).digest()
                     rows.add((identity, offset, number, len(content), num_words))
                     facts.add(offset, date, document.id)
+                    last_date = max(last_date, date)
                     if signer:
                         signer.add(text)
                     offset += file.write(content)
@@ -223,6 +235,8 @@ class SpoolTask(ReadingTask):
             "changed": changed,
             "skipped": skipped,
             "undated": undated,
+            "last_date": last_date,
+            "with_fields": with_fields,
             "without_url": cleaner.num_without_url,
             "documents": len(rows),
             "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),

@@ -99,8 +99,8 @@ class PrepSettings:
     )  # fmt: skip
     undated: str = setting(
         "error", "--undated", _MEGA_BATCHES, choices=("error", "drop"), shapes_stream=False,
-        help="with --partition chronological: what to do if documents have no date. error: stop after reading; drop: "
-        "leave them out; default: %(default)s",
+        help="with --partition chronological: what to do if documents have no date, or one in the future. "
+        "error: stop after reading; drop: leave them out; default: %(default)s",
     )  # fmt: skip
     language: str = setting(
         "", "--language", _CLEANING, reads=True, metavar="CODE",
@@ -157,7 +157,7 @@ class PrepSettings:
     )  # fmt: skip
     text_field: str = setting(
         "text", "--text-field", _SOURCES, reads=True, metavar="NAME",
-        help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
+        help="name of the field (JSON lines) or column (Parquet, Arrow) that contains the text; default: %(default)s",
     )  # fmt: skip
     id_field: str = setting(
         "", "--id-field", _SOURCES, reads=True, metavar="NAME",

@@ -18,7 +18,7 @@ from data_prep.sources.common_crawl import COMMON_CRAWL
 from data_prep.sources.hugging_face import HUGGING_FACE, list_dataset
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
 from data_prep.sources.remote import is_remote, list_remote, local_part
-from data_prep.sources.text import TEXT
+from data_prep.sources.text import TABLES, TEXT
 from data_prep.sources.walk import paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
 
@@ -197,7 +197,7 @@ def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
 
 
 # The optional libraries that are needed to read files with these endings.
-_NEEDED_FOR = {".epub": ("resiliparse",), ".parquet": ("pyarrow",), ".zst": ("zstandard",)}
+_NEEDED_FOR = {".epub": ("resiliparse",), ".zst": ("zstandard",)} | dict.fromkeys(TABLES, ("pyarrow",))
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:

@@ -1,6 +1,9 @@
-"""Recognise the encoding of a text from its first bytes."""
+"""Recognise the encoding of a text from its first bytes, and read UTF-16 and UTF-32 as UTF-8."""
 
 import codecs
+import io
+
+from data_prep.sources.compression import CHUNK_BYTES, DamagedFile
 
 # UTF-32 is tested before UTF-16, because the mark of UTF-32-LE begins with the mark of UTF-16-LE.
 _MARKS = {
@@ -35,3 +38,44 @@ def looks_like_utf16(head: bytes) -> str | None:
 def how_to_convert(encoding: str) -> str:
     """Return the sentence that says how to convert a file to UTF-8, for messages."""
     return f"Replace the file by the output of: iconv -f {encoding} -t UTF-8 FILE"
+
+
+def needs_recoding(head: bytes) -> bool:
+    """Return True if a file begins with the byte order mark of UTF-16 or UTF-32."""
+    return marked_encoding(head) not in (None, "utf-8-sig")
+
+
+class Recoded(io.RawIOBase):
+    """A file object that reads a file in UTF-16 or UTF-32, which begins with a byte order mark, as UTF-8.
+
+    Halves of UTF-16 pairs become bytes that are not valid UTF-8. So only the lines that contain them are bad.
+
+    Args:
+        file: the file, of which nothing has been read yet.
+    """
+
+    def __init__(self, file: io.BufferedReader):
+        self._file = file
+        self._name = marked_encoding(file.peek()) or "utf-8"
+        self._decoder = codecs.getincrementaldecoder(self._name)("surrogatepass")
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer) -> int:
+        is_end = False
+        while not self._ready and not is_end:
+            content = self._file.read1(CHUNK_BYTES)
+            is_end = not content
+            try:
+                self._ready = self._decoder.decode(content, is_end).encode("utf-8", "surrogatepass")
+            except UnicodeDecodeError as error:
+                raise DamagedFile(f"damaged: the file is not valid {self._name.upper()} ({error.reason})") from error
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count

@@ -24,6 +24,8 @@ def list_dataset(path: str) -> list[SourceFile]:
     Raises:
         PrepError: if there is no such dataset, config or split, or if the Hub stores only its first part as Parquet.
     """
+    if path.startswith(("/", ".", "~")):
+        raise PrepError(f"source hf:{path}: this is a path, not the name of a dataset of the Hub. Write text:{path}.")
     name, config, split = [*path.split(":"), "", ""][:3]
     split = split or _DEFAULT_SPLIT
     files = list_remote("text", f"hf://datasets/{name}@refs/convert/parquet")

@@ -1,15 +1,20 @@
-"""Read Parquet files. Each row is one document: the text in the column that the option `text_field` names.
+"""Read Parquet and Arrow files. Each row is one document: the text in the column that the option `text_field` names.
 
-The functions of this module run in the child process (see `bounded`), because a Parquet file of some kilobytes can make
-the library allocate gigabytes, and what its metadata say about sizes can be wrong.
+Arrow files are files in the stream format, as the library datasets writes them, or in the file format (Feather 2).
+
+The functions of this module run in the child process (see `bounded`), because a file of some kilobytes can make the
+library allocate gigabytes, and what its metadata say about sizes can be wrong.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
-from data_prep.sources.text import TOO_LONG, date_field, first_of, id_fields
+from data_prep.sources.text import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _MAX_ROWS = 16
 """Maximum number of rows read at a time. The number is small, because a row may decompress to 16 MiB or more."""
@@ -23,7 +28,7 @@ _ANSWER_BYTES = 1 << 20
 
 
 def documents(part: Part) -> Iterator[list[tuple[str, str, str] | Skipped]]:
-    """Yield lists of the documents in a Parquet file, each as (text, id, date). At the end, yield what was skipped.
+    """Yield lists of the documents in a file, each as (text, id, date). At the end, yield what was skipped.
 
     Documents are yielded as plain tuples, because a message to the parent process with objects takes longer.
     """
@@ -49,7 +54,8 @@ def documents(part: Part) -> Iterator[list[tuple[str, str, str] | Skipped]]:
         if "launch worker thread" in str(error):  # a thread needs memory
             raise MemoryError from error
         reason = str(error).partition("\n")[0][:200]
-        found.append(Skipped(part.name, f"damaged: not readable as Parquet ({reason})"))
+        name = "Parquet" if _is_parquet(part) else "Arrow"
+        found.append(Skipped(part.name, f"damaged: not readable as {name} ({reason})"))
     yield [*found, *bad]
 
 
@@ -65,31 +71,83 @@ def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str,
         DamagedFile: if the file has no column with text, or is a decompression bomb.
     """
     import pyarrow
-    import pyarrow.parquet
 
     # Use malloc. Arrow's own allocators reserve memory in advance, and print warnings when the limit is reached.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     pyarrow.set_cpu_count(1)  # the stack of a thread counts as memory
     pyarrow.set_io_thread_count(1)
+    field, number = part.option("text_field"), 0
+    for batch in _parquet_batches(part, most_bytes) if _is_parquet(part) else _arrow_batches(part):
+        more = [name for name in batch.schema.names if name != field]
+        for index, value in enumerate(batch.column(field)):
+            text = _text_of(value, field, number, bad)
+            if text:
+                row = {name: _value_of(batch.column(name)[index]) for name in more}
+                identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
+                yield text, identity, date_field(row, part)
+            number += 1
+
+
+def _is_parquet(part: Part) -> bool:
+    return part.name.lower().endswith(".parquet")
+
+
+def _columns(part: Part, names: list[str]) -> list[str]:
+    """Return the columns to read, first that with the text. `names` are the columns of the file.
+
+    Raises:
+        DamagedFile: if the file has no column with text.
+    """
     field = part.option("text_field")
+    if field not in names:
+        raise DamagedFile(f"no column '{field}': the columns are {', '.join(names)}")
+    return [field, *sorted({*id_fields(part), part.option("date_field")}.intersection(names) - {field})]
+
+
+def _parquet_batches(part: Part, most_bytes: int) -> Iterator["pyarrow.RecordBatch"]:
+    """Yield the rows of a Parquet file, some at a time. For the arguments and errors, see `_rows`."""
+    import pyarrow.parquet
+
     with pyarrow.parquet.ParquetFile(part.path, buffer_size=_BUFFER_BYTES) as file:
-        columns = file.schema_arrow.names
-        if field not in columns:
-            raise DamagedFile(f"no column '{field}': the columns are {', '.join(columns)}")
-        more = sorted({*id_fields(part), part.option("date_field")}.intersection(columns) - {field})
-        total_bytes = _num_bytes(file.metadata, {field, *more})
+        columns = _columns(part, file.schema_arrow.names)
+        total_bytes = _num_bytes(file.metadata, set(columns))
         if total_bytes > most_bytes:
             raise DamagedFile(_bomb(total_bytes))
         num_rows = max(1, min(_MAX_ROWS, _ROWS_BYTES * file.metadata.num_rows // max(1, total_bytes)))
-        number = 0
-        for batch in file.iter_batches(batch_size=num_rows, columns=[field, *more], use_threads=False):
-            for index, value in enumerate(batch.column(field)):
-                text = _text_of(value, field, number, bad)
-                if text and not text.isspace():
-                    row = {name: _value_of(batch.column(name)[index]) for name in more}
-                    identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
-                    yield text, identity, date_field(row, part)
-                number += 1
+        yield from file.iter_batches(batch_size=num_rows, columns=columns, use_threads=False)
+
+
+def _arrow_batches(part: Part) -> Iterator["pyarrow.RecordBatch"]:
+    """Yield the rows of an Arrow file, some at a time. For the argument and errors, see `_rows`.
+
+    The file is mapped into memory, because a batch may have gigabytes. Only compressed columns are copied.
+    """
+    import pyarrow
+
+    with pyarrow.memory_map(part.path) as file:
+        is_stream = file.read(6) != b"ARROW1"
+        open_file = pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file
+        file.seek(0)
+        names = open_file(file).schema.names
+        chosen = [names.index(name) for name in _columns(part, names)]
+        file.seek(0)
+        reader = open_file(file, options=pyarrow.ipc.IpcReadOptions(use_threads=False, included_fields=chosen))
+        for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
+            _check_batch(batch)
+            yield batch
+
+
+def _check_batch(batch: "pyarrow.RecordBatch") -> None:
+    """Raise an error if a batch is damaged so that reading a value would read other memory."""
+    import pyarrow
+
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pyarrow.ArrowInvalid as error:
+            # UTF-8 is checked last, and such a row is counted by itself.
+            if "UTF8" not in str(error):
+                raise
 
 
 def _num_bytes(metadata: Any, columns: set[str]) -> int:
@@ -121,7 +179,11 @@ def _text_of(value: Any, field: str, number: int, bad: SkippedUnits) -> str:
     # `as_py` raises these errors, for example, if the value is a date that Python cannot represent. Such a value is not
     # text, so it is skipped below.
     except (ValueError, OverflowError):
-        text = None
+        bad.add(f"the column '{field}' is not text", number)
+        return ""
+    if is_missing(text) or (isinstance(text, str) and (not text or text.isspace())):
+        bad.add(NO_TEXT, number, damaged=False)
+        return ""
     if not isinstance(text, str):
         bad.add(f"the column '{field}' is not text", number)
         return ""

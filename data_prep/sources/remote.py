@@ -17,7 +17,8 @@ from typing import IO, Any
 from data_prep.errors import Passing, PrepError
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, ReportProgress, SourceFile
 from data_prep.sources.common_crawl import ARCHIVE, METADATA
-from data_prep.sources.text import HEAD_BYTES, JSON_LINES
+from data_prep.sources.encodings import needs_recoding
+from data_prep.sources.text import HEAD_BYTES, LINE_FILES
 from data_prep.sources.wikipedia import DUMP
 
 _CHUNK_BYTES = 4 << 20
@@ -32,7 +33,7 @@ _WANTED = {
     "common-crawl": ARCHIVE.pattern,
     "wikipedia": DUMP.pattern,
     "books": r"\.(txt|md|epub)$",
-    "text": rf"\.parquet$|\.(txt|json|jsonl|ndjson){_PACKED}",
+    "text": rf"\.(parquet|arrow|feather)$|\.(txt|json|jsonl|ndjson){_PACKED}",
 }
 # What the file systems of fsspec call the version of a file, the most exact first.
 _VERSIONS = (
@@ -141,8 +142,8 @@ def local_part(part: Part, folder: Path, report_progress: ReportProgress) -> Ite
     """Context manager that yields a part of a local file. If the file is remote, the part is downloaded first.
 
     The local file has the bytes of the part at the same positions. The bytes before the part are missing, except for
-    the first line of a JSON file. If the last line of the part continues after it, the rest of the line is downloaded,
-    too.
+    the first line of a text file. If the last line of the part continues after it, the rest of the line is downloaded,
+    too. A file in UTF-16 or UTF-32 belongs to its first part.
 
     Args:
         part: a part of a local or remote file.
@@ -185,19 +186,21 @@ def _download(part: Part, target: Path, report_progress: ReportProgress) -> None
     """Copy a part of a remote file to a local file."""
     system, path = _file_system(part.path)
     # Readers look at the byte before the part, to know whether a line begins with the part.
-    position = max(0, part.start - 1)
+    position, end = max(0, part.start - 1), part.end
     with system.open(path, "rb") as source, open(target, "wb") as file:
-        if position and part.name.lower().endswith(JSON_LINES):
-            # Readers look at the first line of the file, to know whether the file contains JSON lines.
+        last = b""
+        if part.name.lower().endswith(LINE_FILES):
+            # Readers look at the first line of the file, to know the encoding and whether the file has JSON lines.
             head = b""
             while b"\n" not in head.lstrip() and len(head) < HEAD_BYTES and (content := source.read(1 << 16)):
                 head += content
             file.write(head)
+            if needs_recoding(head):
+                end, last = (0 if part.start else system.size(path)), b"\n"
         source.seek(position)
         file.seek(position)
-        last = b""
-        while position < part.end:
-            content = source.read(min(_CHUNK_BYTES, part.end - position))
+        while position < end:
+            content = source.read(min(_CHUNK_BYTES, end - position))
             if not content:
                 raise PrepError(
                     f"{part.path} has become shorter since alma-prep listed it: {position:,} bytes. Restore it, or "
@@ -207,7 +210,7 @@ def _download(part: Part, target: Path, report_progress: ReportProgress) -> None
             file.write(content)
             position += len(content)
             last = content[-1:]
-        limit = part.end + MAX_DOCUMENT_BYTES + 1
+        limit = end + MAX_DOCUMENT_BYTES + 1
         while last != b"\n" and position < limit and (content := source.read(1 << 16)):
             file.write(content)
             position += len(content)

@@ -17,8 +17,8 @@ from data_prep.sources.remote import open_source
 _LEAST_BYTES = 1 << 20
 """Smallest number of bytes of a file that is used, if the file is not smaller. A bzip2 file consists of blocks of 900
 kB, so fewer bytes would give no text."""
-_WHOLE = (".epub", ".md")
-"""Endings of files that are never cut, because a file is one document."""
+_WHOLE = (".epub", ".md", ".arrow", ".feather")
+"""Endings of files that are never cut, because a file is one document, or may be one batch of rows."""
 
 
 class Sample(NamedTuple):

@@ -1,6 +1,8 @@
-"""Read text files. A document is a line of plain text (as in fairseq), a JSON object in a line, or a Parquet row."""
+"""Read text files. A document is a line of plain text (as in fairseq), a JSON object in a line, or a row of Parquet or
+Arrow."""
 
 import datetime
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -9,7 +11,8 @@ from typing import BinaryIO
 
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import LimitExceeded, stream
-from data_prep.sources.compression import ENDINGS, DamagedFile, open_plain
+from data_prep.sources.compression import CHUNK_BYTES, ENDINGS, DamagedFile, open_plain
+from data_prep.sources.encodings import Recoded, how_to_convert, looks_like_utf16, needs_recoding
 from data_prep.sources.walk import files_below
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
@@ -17,6 +20,13 @@ COMPRESSED = tuple(ENDINGS)
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 _LINES = (".txt", ".text", ".raw", ".tokens")
 """Endings of the files that contain a document in each line."""
+LINE_FILES = (*_LINES, *JSON_LINES)
+TABLES = (".parquet", ".arrow", ".feather")
+"""Endings of the files that contain a document in each row."""
+_DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""Names of the files in which the library datasets describes a dataset."""
+NO_TEXT = "no text"
+"""The reason for which objects and rows without text are skipped: a null, a missing value, an empty or a blank text."""
 
 
 def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
@@ -34,11 +44,14 @@ def plain_name(name: str) -> str:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the documents of one part of a text, JSON lines or Parquet file."""
+    """Yield the documents of one part of a text, JSON lines, Parquet or Arrow file."""
+    name = Path(part.name).name.lower()
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
-    elif part.name.lower().endswith(".parquet"):
-        yield from _read_parquet(part, report_progress)
+    elif name.startswith("cache-") and name.endswith(".arrow"):
+        yield Skipped(part.name, "a cache of the library datasets, not a file of the dataset", damaged=False)
+    elif name.endswith(TABLES):
+        yield from _read_table(part, report_progress)
     else:
         yield from _read_lines(part)
 
@@ -47,19 +60,21 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
     """Yield one document per line that is not blank.
 
     In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
-    option `text_field` names.
-
-    A line belongs to the part of the file that contains the line's first byte. A compressed file is a single part.
+    option `text_field` names. A line belongs to the part of the file that contains the line's first byte. A compressed
+    file is a single part. A file in UTF-16 or UTF-32 belongs to its first part.
     """
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        if is_json and (skipped := _other_json(part)):
-            yield skipped
-            return
-        # If the file is compressed, read it completely, because compressed files are not split into parts.
-        whole = _is_compressed(part)
         with _opened(part) as file:
+            is_recoded = isinstance(file.raw, Recoded)
+            if is_recoded and part.start > 0:
+                return
+            if is_json and (skipped := _other_json(part)):
+                yield skipped
+                return
+            # If the file is compressed, read it completely, because compressed files are not split into parts.
+            whole = is_recoded or _is_compressed(part)
             position = 0 if whole else part.start
             if position > 0:
                 # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
@@ -68,6 +83,8 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
                 line_start, position = position, position + len(line)
+                if line_start == 0 and not line.endswith(b"\n"):
+                    _check_line_ends(line, is_json)
                 if len(line) > MAX_DOCUMENT_BYTES:
                     position += 0 if line.endswith(b"\n") else _skip_line(file)
                     bad.add(TOO_LONG, line_start)
@@ -83,7 +100,9 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                         identity = first_of(row, id_fields(part)) or identity
                         date = date_field(row, part)
                 except UnicodeDecodeError:
-                    bad.add("not valid UTF-8", line_start)
+                    bad.add(
+                        "not valid UTF-8", line_start, "if the file is in another encoding: iconv -f ENCODING -t UTF-8"
+                    )
                 except (ValueError, RecursionError):
                     bad.add("not valid JSON", line_start)
                 except KeyError as error:
@@ -91,6 +110,8 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                 else:
                     if text and not text.isspace():
                         yield Document(text, identity, date)
+                    elif is_json and not line.isspace():
+                        bad.add(NO_TEXT, line_start, damaged=False)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
@@ -101,13 +122,49 @@ def _is_compressed(part: Part) -> bool:
     return part.name != plain_name(part.name)
 
 
-def _opened(part: Part) -> BinaryIO:
-    """Open the content of a file, decompressed if the file name says that it is compressed."""
-    return open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # type: ignore[return-value]
+def _opened(part: Part) -> io.BufferedReader:
+    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed.
+
+    Raises:
+        DamagedFile: if the file is in UTF-16 without a byte order mark.
+    """
+    file = open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # noqa: SIM115, the caller closes it
+    try:
+        head = file.peek()
+        if needs_recoding(head):
+            return io.BufferedReader(Recoded(file), CHUNK_BYTES)
+        if b"\0" in head and (encoding := looks_like_utf16(head)):
+            raise DamagedFile(
+                f"the file looks like {encoding} without a byte order mark, not UTF-8. {how_to_convert(encoding)}"
+            )
+    except DamagedFile:
+        file.close()
+        raise
+    return file
+
+
+def _check_line_ends(line: bytes, is_json: bool) -> None:
+    """Raise DamagedFile if a file without any line end has other marks between its lines.
+
+    Args:
+        line: the content of the file, or its beginning.
+        is_json: True for a JSON lines file, whose texts may contain U+2028.
+    """
+    line = line.rstrip()
+    if b"\r" in line:
+        name, command = "\\r", r"tr '\r' '\n'"
+    elif not is_json and "\u2028".encode() in line:
+        name, command = "U+2028", r"sed 's/\xe2\x80\xa8/\n/g'"
+    else:
+        return
+    raise DamagedFile(f"the file has {name} and no \\n at the line ends. Convert it with: {command} FILE > FILE.txt")
 
 
 def _other_json(part: Part) -> Skipped | None:
-    """Return a Skipped object if a file contains one JSON array or object over many lines, instead of JSON lines."""
+    """Return a Skipped object if a file contains no JSON lines, but one JSON array or object over many lines.
+
+    Also return one for a file in which the library datasets describes a dataset.
+    """
     try:
         with _opened(part) as file:
             line = file.readline(HEAD_BYTES).removeprefix(BOM)
@@ -115,6 +172,8 @@ def _other_json(part: Part) -> Skipped | None:
                 line = file.readline(HEAD_BYTES)
     except DamagedFile:  # the reader reports the damage, after the lines before it
         return None
+    if Path(part.name).name in _DESCRIPTIONS and f'"{part.option("text_field")}":'.encode() not in line:
+        return Skipped(part.name, "the file describes a dataset of the library datasets", damaged=False)
     if line.strip() == b"{":
         # Do not count the file as damaged, because it is probably not part of the corpus, but describes it.
         why = (
@@ -158,11 +217,18 @@ def _field_of(row: object, name: str) -> str:
         raise KeyError("the line is not a JSON object")
     if name not in row:
         raise KeyError(f"the JSON object has no field '{name}'", f"with the fields {', '.join(row)[:200] or 'none'}")
+    if is_missing(row[name]):
+        return ""
     if not isinstance(row[name], str):
         raise KeyError(f"the field '{name}' is not text")
     text = row[name]
     # Replace lone surrogates (halves of UTF-16 pairs), because JSON can contain them, but UTF-8 cannot encode them.
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+
+
+def is_missing(value: object) -> bool:
+    """Return True for a null, and for NaN, as pandas writes a missing value."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def id_fields(part: Part) -> list[str]:
@@ -188,17 +254,17 @@ def date_field(row: dict, part: Part) -> str:
     an unreadable date, and not none, for which that of the file would be taken.
     """
     value = row.get(part.option("date_field"))
+    if is_missing(value):
+        return ""
     if isinstance(value, float):
-        if math.isnan(value):  # a missing value, as pandas writes it
-            return ""
         return str(int(value)) if value.is_integer() else str(value)
-    if value is None or (isinstance(value, str | int | datetime.date) and not isinstance(value, bool)):
+    if isinstance(value, str | int | datetime.date) and not isinstance(value, bool):
         return first_of(row, [part.option("date_field")])
     return str(value)
 
 
-def _read_parquet(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield one document per row of a Parquet file. The file is read in the child process (see `bounded`)."""
+def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield one document per row of a Parquet or Arrow file. The file is read in the child process (see `bounded`)."""
     try:
         for found in stream("data_prep.sources.parquet:documents", part, report_progress):
             for one in found:
@@ -207,7 +273,6 @@ def _read_parquet(part: Part, report_progress: ReportProgress) -> Iterator[Docum
         yield Skipped(part.name, str(error))
 
 
-_ENDINGS = (*_LINES, *JSON_LINES)
 _LISTED = (".txt", *JSON_LINES)
 """Endings of the files that are read from a folder. Files with other endings may be something else than documents, so
 they are read only if the path or the pattern names them."""
@@ -215,14 +280,14 @@ they are read only if the path or the pattern names them."""
 
 def _is_readable(name: str) -> bool:
     """Return True if the file name has an ending that tells how to read the file."""
-    return name.lower().endswith(".parquet") or plain_name(name).lower().endswith(_ENDINGS)
+    return name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES)
 
 
 TEXT = Kind(
-    "*.txt, *.json, *.jsonl or *.parquet file",
-    paths_ending_in(".parquet", *_LISTED, *(end + packed for end in _LISTED for packed in COMPRESSED)),
+    "*.txt, *.json, *.jsonl, *.parquet or *.arrow file",
+    paths_ending_in(*TABLES, *_LISTED, *(end + packed for end in _LISTED for packed in COMPRESSED)),
     _read,
-    splittable=lambda name: not name.lower().endswith((".parquet", *COMPRESSED)),
+    splittable=lambda name: not name.lower().endswith((*TABLES, *COMPRESSED)),
     is_readable=_is_readable,
-    endings=f".parquet; {', '.join(_ENDINGS)}, also with {', '.join(COMPRESSED)}",
+    endings=f"{', '.join(TABLES)}; {', '.join(LINE_FILES)}, also with {', '.join(COMPRESSED)}",
 )

@@ -31,6 +31,15 @@ def read_all_documents(source, part_bytes=1 << 30, **options):
     return [one for one in found if isinstance(one, Document)], [one for one in found if isinstance(one, Skipped)]
 
 
+def write_arrow(path: Path, table) -> Path:
+    """A file in the stream format of Arrow, as the library datasets writes it."""
+    import pyarrow
+
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
 def write_warc(path: Path, pages, kind="response", status="200 OK", content_type="text/html; charset=utf-8") -> Path:
     """A WARC of these pages (text of each), or a WET (kind conversion), by warcio."""
     from warcio.statusandheaders import StatusAndHeaders

@@ -125,6 +125,47 @@ def test_a_list_of_urls_covers_subdomains_and_pages_below(tmp_path):
     assert not BlockedUrls(empty).has("http://spam.example")
 
 
+def test_lists_in_other_forms_are_used_and_what_is_no_domain_is_counted(tmp_path):
+    lines = [
+        "[Adblock Plus 2.0]", "! a comment", "# a comment", "", "0.0.0.0 a.example b.example # two", "::1 c.example",
+        "||d.example^", "*.e.example", ".f.example", "G.example # spam", "https://user:pw@h.example:8080/x/",
+        "https://*.i.example/*", "büCHER.example", "j.example.", "https://k.example/#top", "http://[2001:db8::1]/",
+        "example.net##.ad", "@@||good.example^", "l*.example", "m.example,spam", "two words", "http://",
+        "http:n.example", "||o.example^$third-party", "ö" * 70 + ".de",
+    ]  # fmt: skip
+    inside = [f"{name}.example" for name in "abcdefgijk"] + ["h.example/x/1", "xn--bcher-kva.example", "[2001:db8::1]"]
+    outside = ["good.example", "example.net", "example", "h.example", "l1.example", "m.example", "o.example", "http"]
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+        path = tmp_path / f"{encoding}.txt"
+        path.write_bytes("\r\n".join(lines).encode(encoding))
+        blocked = BlockedUrls(path)
+        assert [name for name in inside if not blocked.has(f"https://www.{name}".replace("www.[", "["))] == []
+        assert [name for name in outside if blocked.has(f"https://{name}")] == []
+        assert (blocked.num_unusable, blocked.first_unusable) == (9, "line 17: 'example.net##.ad'")
+    assert blocked.has("<https://a.example/1>")  # as some programs write the URL of a document
+    assert (blocked.has("a.example/1"), blocked.has("https://[broken")) == (None, None)
+
+
+def test_a_list_without_any_domain_is_refused_and_unusable_lines_are_a_warning(tmp_path, alma_prep, capsys):
+    write_pages(tmp_path / "pages.jsonl")
+    for content, why in (
+        (b"# nothing\n\n", "contains no domain and no URL. Write one per line"),
+        (b"two words\n", "contains no domain and no URL; line 1: 'two words' cannot be used"),
+        (
+            "bad.example\n".encode("utf-16-le"),
+            "looks like UTF-16LE, not UTF-8. Replace the file by the output of: iconv -f UTF-16LE",
+        ),
+    ):
+        (tmp_path / "list.txt").write_bytes(content)
+        more = ["--block-urls", tmp_path / "list.txt", "--duplicates", "keep"]
+        assert alma_prep(tmp_path / "out", f"text:{tmp_path}/pages.jsonl", num_mega_batches=1, more=more) == 2
+        assert why in capsys.readouterr().err
+    (tmp_path / "list.txt").write_text("spam.example\ntwo words\n1 2 3\n")
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/pages.jsonl", num_mega_batches=1, more=more) == 0
+    warning = "2 entries are not a domain or URL and block nothing, the first in line 2: 'two words'"
+    assert warning in capsys.readouterr().err
+
+
 def test_masking_does_not_depend_on_earlier_documents_and_takes_linear_time():
     text = "Write to jane.doe+x@mail.example.co.uk or <joe@x.org>, from 8.8.8.8 or 192.168.0.1, not a@b or @joe."
     masked = "Write to email@example.com or <email@example.com>, from 22.214.171.124 or 192.168.0.1, not a@b or @joe."

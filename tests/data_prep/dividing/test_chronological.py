@@ -1,5 +1,6 @@
 """Streams in order of time: periods, and the held-out text of each."""
 
+import datetime
 import json
 import random
 from collections import Counter
@@ -150,20 +151,48 @@ def test_a_source_without_dates_is_named_and_can_be_left_out(tmp_path, alma_prep
     assert "2 documents have no date that can be read, for example a, b (its date is 'a long time ago')" in message
     assert alma_prep(out, source, more=[*CHRONOLOGICAL, "--undated", "drop"]) == 0
     stream = json.loads((out / "stream.json").read_text())
-    assert [row for row in stream["cleaning"] if row["step"] == "no date"] == [
-        {
-            "step": "no date",
-            "source": source,
-            "documents": 2,
-            "words": 299,
-            "bytes": len(prose(200, 7)) + len(prose(99, 8)),
-        }
+    texts = {"no date": prose(200, 7), "unreadable date": prose(99, 8)}
+    assert [row for row in stream["cleaning"] if row["step"].endswith("date")] == [
+        {"step": step, "source": source, "documents": 1, "words": len(text.split()), "bytes": len(text)}
+        for step, text in texts.items()
     ]
     assert {row["id"] for split in splits_of(out) for row in rows_of(out, split)} == {row["id"] for row in rows[:60]}
     # No document has a date in this field.
     assert alma_prep(tmp_path / "other", source, more=[*CHRONOLOGICAL, "--date-field", "when"]) == 2
-    assert "No document has a date: check --date-field" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "No document has a date: check --date-field" in message
+    assert f"warning: no document of source {source} has the field or column when of --date-field" in message
+    assert "--id-field" not in message
+    assert alma_prep(tmp_path / "third", source, more=["--id-field", "ID", "--date-field", "date"]) == 0
+    message = capsys.readouterr().err
+    assert f"warning: no document of source {source} has the field or column ID of --id-field" in message
+    assert "of --date-field" not in message
     assert not (tmp_path / "other" / "stream.json").exists()
+
+
+@pytest.mark.parametrize("duplicates", ["near", "keep"])
+def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, capsys, duplicates):
+    now = datetime.datetime.now(datetime.UTC)
+    later, tomorrow = (f"{now + datetime.timedelta(days=days):%Y-%m-%d}" for days in (3, 1))
+    rows = [
+        *lines(60),
+        {"id": "a", "date": "2106-02-07T06:28:15Z", "text": prose(50, 7)},
+        {"id": "b", "date": later, "text": prose(50, 8)},
+        {"id": "c", "date": tomorrow, "text": prose(50, 9)},
+    ]
+    source, out = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}", tmp_path / "out"
+    more = [*CHRONOLOGICAL, "--duplicates", duplicates, "--keep-removed"]
+    assert alma_prep(out, source, more=more) == 2
+    named = f"2 documents have a date in the future, for example a (2106-02-07T06:28:15Z), b ({later})"
+    assert named in capsys.readouterr().err
+    assert alma_prep(out, source, more=[*more, "--undated", "drop"]) == 0
+    stream = json.loads((out / "stream.json").read_text())
+    assert [row for row in stream["cleaning"] if "date" in row["step"]] == [
+        {"step": "date in the future", "source": source, "documents": 2, "words": 100}
+    ]
+    assert stream["periods"][-1]["last_date"] == tomorrow
+    kept = {row["id"] for split in splits_of(out) for row in rows_of(out, split)}
+    assert kept == {row["id"] for row in rows[:60]} | {"c"}
 
 
 def test_the_date_of_the_file_is_used_where_the_document_has_none(tmp_path, alma_prep):

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from data_prep.sources import Source
+from data_prep.errors import PrepError
+from data_prep.sources import Source, list_files
 from data_prep.sources.books import without_gutenberg
-from tests.data_prep.files import read_all, read_all_documents, write_dump, write_warc
+from tests.data_prep.files import read_all, read_all_documents, write_arrow, write_dump, write_warc
 
 FRAME = """The Project Gutenberg EBook of Moby Dick, by Herman Melville
 
@@ -116,7 +117,7 @@ def test_json_lines_give_their_field(tmp_path):
     assert texts == ["one two", "drei vier é", "half a pair ?", "packed"]
     assert {(one.why, one.num_units) for one in skipped} == {
         ("the JSON object has no field 'text'", 1), ("the field 'text' is not text", 1),
-        ("the line is not a JSON object", 1), ("not valid JSON", 1),
+        ("the line is not a JSON object", 1), ("not valid JSON", 1), ("no text", 1),
     }  # fmt: skip
     assert read_all(Source("text", str(tmp_path)), text_field="url")[0] == ["x"]
     # Split anywhere, each line is read once.
@@ -151,6 +152,134 @@ def test_parquet_gives_its_column(tmp_path):
     assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("b.parquet", 0)]
     texts, [other, *_] = read_all(Source("text", str(tmp_path)), text_field="body")
     assert (texts, other.why) == ([], "no column 'body': the columns are text, n")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
+def test_a_null_and_an_empty_text_are_counted_and_are_no_damage(tmp_path, ending):
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = ["one", None, "", " \t", "two"]
+    if ending == "jsonl":
+        lines = [json.dumps({"text": text}) for text in texts] + ['{"text": NaN}', ""]
+        (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    elif ending == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts + [None]}), tmp_path / "a.parquet")
+    else:
+        write_arrow(tmp_path / "a.arrow", pyarrow.table({"text": texts + [None]}))
+    found, [skipped] = read_all(Source("text", str(tmp_path)))
+    assert found == ["one", "two"]
+    assert (skipped.why, skipped.num_units, skipped.damaged) == ("no text", 4, False)
+
+
+def test_a_dataset_that_the_library_datasets_saved_is_read(tmp_path):
+    import pyarrow
+
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        write_arrow(tmp_path / split / "data-00000-of-00001.arrow", pyarrow.table({"text": [split], "n": [1]}))
+        (tmp_path / split / "dataset_info.json").write_text(json.dumps({"features": {"text": {}}}, indent=2))
+        (tmp_path / split / "state.json").write_text(json.dumps({"_fingerprint": "1"}, indent=2))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    write_arrow(tmp_path / "train" / "cache-0123.arrow", pyarrow.table({"indices": [0]}))
+    documents, skipped = read_all_documents(Source("text", str(tmp_path)))
+    assert [(one.text, one.id) for one in documents] == [
+        ("test", "test/data-00000-of-00001.arrow:0"), ("train", "train/data-00000-of-00001.arrow:0"),
+    ]  # fmt: skip
+    assert len(skipped) == 6
+    assert not any(one.damaged for one in skipped)
+
+
+def test_a_path_is_no_dataset_of_the_hub(tmp_path):
+    with pytest.raises(PrepError, match=f"this is a path, not the name of a dataset of the Hub. Write text:{tmp_path}"):
+        list_files(Source("hf", str(tmp_path)))
+
+
+def test_text_columns_of_all_arrow_types_are_read(tmp_path):
+    import pyarrow
+
+    texts = ["one", None, "two"]
+    types = {
+        "large": pyarrow.large_string(), "view": pyarrow.string_view(), "json": pyarrow.json_(pyarrow.string()),
+        "dictionary": pyarrow.dictionary(pyarrow.int8(), pyarrow.string()),
+    }  # fmt: skip
+    for name, kind in types.items():
+        text = (
+            pyarrow.array(texts, pyarrow.string()).cast(kind)
+            if name != "json"
+            else pyarrow.ExtensionArray.from_storage(kind, pyarrow.array(texts))
+        )
+        write_arrow(tmp_path / f"{name}.arrow", pyarrow.table({"text": text, "url": ["a", "b", "c"]}))
+    table = pyarrow.table({"n": [1, 2, 3], "text": pyarrow.chunked_array([["one", None], ["two"]])})
+    for codec in ("lz4", "zstd"):
+        with pyarrow.ipc.new_file(
+            str(tmp_path / f"{codec}.feather"), table.schema, options=pyarrow.ipc.IpcWriteOptions(compression=codec)
+        ) as writer:
+            writer.write_table(table)
+    write_arrow(tmp_path / "numbers.arrow", pyarrow.table({"text": [1, 2]}))
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "large.arrow").read_bytes()[:-100])
+    (tmp_path / "no.arrow").write_bytes(b"no Arrow file")
+    for name in (*types, "lz4", "zstd"):
+        path = next(tmp_path.glob(f"{name}.*"))
+        found, [null] = read_all(Source("text", str(path)))
+        assert (found, null.reason()) == (["one", "two"], "1 row: no text (the first at byte 1)"), name
+    found, [number] = read_all(Source("text", str(tmp_path / "numbers.arrow")))
+    assert number.reason() == "2 rows: the column 'text' is not text (the first at byte 0)"
+    for name in ("cut", "no"):
+        found, [damage] = read_all(Source("text", str(tmp_path / f"{name}.arrow")))
+        assert damage.why.startswith("damaged: not readable as Arrow (")
+    found, [other] = read_all(Source("text", str(tmp_path / "lz4.feather")), text_field="body")
+    assert other.why == "no column 'body': the columns are n, text"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
+def test_files_in_utf_16_and_utf_32_are_read_as_one_part(tmp_path, name, encoding):
+    texts = [f"déjà vu {number} \U0001f433" for number in range(3000)]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts] if "json" in name else texts
+    content = ("\ufeff" * (encoding == "utf-16-be") + "\r\n".join(lines)).encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    for part_bytes in (1 << 30, 5000):
+        assert read_all(Source("text", str(tmp_path)), part_bytes) == (texts, [])
+
+
+def test_damage_in_utf_16_is_counted(tmp_path):
+    half = "half \ud800 a pair\n".encode("utf-16-le", "surrogatepass")
+    (tmp_path / "a.txt").write_bytes("one\n".encode("utf-16") + half + "two\n".encode("utf-16-le"))
+    (tmp_path / "b.txt").write_bytes("three\nfour\n".encode("utf-16") + b"x")
+    texts, skipped = read_all(Source("text", str(tmp_path)))
+    assert texts[:2] == ["one", "two"]
+    assert [(one.name, one.why, one.num_units) for one in skipped] == [
+        ("a.txt", "not valid UTF-8", 1), ("b.txt", "damaged: the file is not valid UTF-16 (truncated data)", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("one two\nthree\n".encode("utf-16-le"), "UTF-16LE without a byte order mark"),
+        ("one two\nthree\n".encode("utf-16-be"), "iconv -f UTF-16BE -t UTF-8"),
+        (b"one\rtwo\r", "tr '\\r' '\\n'"),
+        ("one\u2028two".encode(), "U+2028 and no \\n"),
+    ],
+)
+def test_a_text_file_with_other_line_ends_or_another_encoding_is_refused(tmp_path, content, why):
+    (tmp_path / "a.txt").write_bytes(content)
+    for part_bytes in (1 << 30, 5):
+        texts, skipped = read_all(Source("text", str(tmp_path)), part_bytes)
+        assert texts == []
+        assert {why in one.why and one.damaged for one in skipped} == {True}
+    (tmp_path / "a.txt").write_bytes(b"one\rtwo\nthree\xe2\x80\xa8four\n")
+    assert read_all(Source("text", str(tmp_path)))[0] == ["one\rtwo", "three\u2028four"]
+
+
+def test_a_file_in_another_encoding_says_once_what_to_run(tmp_path):
+    (tmp_path / "a.txt").write_bytes("déjà\nvu\nété\n".encode("latin-1"))
+    texts, [skipped] = read_all(Source("text", str(tmp_path)))
+    assert texts == ["vu"]
+    assert skipped.reason() == (
+        "2 lines: not valid UTF-8 (the first at byte 0, if the file is in another encoding: iconv -f ENCODING -t UTF-8)"
+    )
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):

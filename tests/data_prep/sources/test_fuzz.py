@@ -45,6 +45,11 @@ def seeds_of(folder: Path) -> dict[str, list[tuple[str, bytes]]]:
     dated = io.BytesIO()
     columns = {"text": [TEXT, None, "three"], "id": [1, 2, 3], "date": [date(2020, 1, 2), None, date(1, 1, 1)]}
     parquet.write_table(pyarrow.table(columns), dated, row_group_size=1, compression="zstd")
+    stream, feather = io.BytesIO(), io.BytesIO()
+    for file, new, codec in ((stream, pyarrow.ipc.new_stream, None), (feather, pyarrow.ipc.new_file, "zstd")):
+        options, rows = pyarrow.ipc.IpcWriteOptions(compression=codec), pyarrow.table(columns)
+        with new(file, rows.schema, options=options) as writer:
+            writer.write_table(rows, max_chunksize=2)
     lines = b'{"text": "one"}\n{"text": "two \\u00e9"}\n[1]\n'
     return {
         "common-crawl": [("a.warc", warc), ("b.warc.gz", packed), ("c.warc.wet", wet), ("d.arc", ARC),
@@ -57,7 +62,9 @@ def seeds_of(folder: Path) -> dict[str, list[tuple[str, bytes]]]:
                  ("f.json.zst", SKIPPABLE + zstandard.compress(lines)), ("g.json", b"[" + lines + b"]"),
                  ("h.jsonl.zst", zstandard.compress(lines)), ("i.txt.gz", gzip.compress(TEXT.encode())),
                  ("j.txt.zst", zstandard.compress(TEXT.encode())), ("k.ndjson.bz2", bz2.compress(lines)),
-                 ("l.parquet", dated.getvalue())],
+                 ("l.parquet", dated.getvalue()), ("m.arrow", stream.getvalue()), ("n.feather", feather.getvalue()),
+                 ("o.txt", TEXT.encode("utf-16")), ("p.jsonl", lines.decode().encode("utf-32")),
+                 ("q.jsonl.gz", gzip.compress(lines.decode().encode("utf-16")))],
         "hf": [("a.parquet", table.getvalue()), ("b.parquet", dated.getvalue())],
     }  # fmt: skip
 

@@ -14,6 +14,8 @@ from data_prep.sources import (
     split_into_parts,
 )
 
+IN_ANOTHER_ENCODING = "if the file is in another encoding: iconv -f ENCODING -t UTF-8"
+
 
 def read_all(source: Source, part_bytes: int = 1 << 20) -> list:
     parts = split_into_parts(source, list_files(source), part_bytes)
@@ -41,7 +43,8 @@ def test_a_file_with_an_unknown_ending_is_refused_by_name(tmp_path, path):
         (tmp_path / name).write_text("a,b\n")
     name = "data.csv.gz" if path == "*.gz" else path
     with pytest.raises(
-        PrepError, match=rf"unknown how to read {name}. The known endings are .parquet; .txt, .*\.json,"
+        PrepError,
+        match=rf"unknown how to read {name}. The known endings are .parquet, .arrow, .feather; .txt, .*\.json,",
     ):
         list_files(Source("text", str(tmp_path / path)))
 
@@ -53,7 +56,7 @@ def test_lines_are_read_once_wherever_a_file_is_split(tmp_path, part_bytes):
     assert [text for text in found if isinstance(text, str)] == ["ab", "cdé", "f", "\xff", "g h", "last"]
     # ab, blank, cdé (2 bytes for é), f, \xff (2 bytes), g h: 3 + 1 + 5 + 2 + 3 + 4 bytes come before the bad line.
     assert merge_skipped([entry for entry in found if isinstance(entry, Skipped)]) == [
-        Skipped("a.txt", "not valid UTF-8", num_units=1, first_byte=18)
+        Skipped("a.txt", "not valid UTF-8", num_units=1, first_byte=18, found=IN_ANOTHER_ENCODING)
     ]
 
 
@@ -61,7 +64,7 @@ def test_bad_lines_are_counted_and_the_others_kept(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\n\xfe\nfine\n")
     *texts, skipped = read_all(Source("text", str(tmp_path)))
     assert texts == ["good", "fine"]
-    assert skipped.reason() == "2 lines: not valid UTF-8 (the first at byte 5)"
+    assert skipped.reason() == "2 lines: not valid UTF-8 (the first at byte 5, " + IN_ANOTHER_ENCODING + ")"
 
 
 def test_a_book_is_one_document_and_a_bad_or_empty_one_is_skipped(tmp_path):
@@ -97,7 +100,7 @@ def test_sources_are_read_from_the_command_line():
 def test_an_impossible_source_is_an_error(tmp_path):
     with pytest.raises(PrepError, match="missing does not exist"):
         list_files(Source("text", str(tmp_path / "missing")))
-    with pytest.raises(PrepError, match=r"contains no \*.txt, \*.json, \*.jsonl or \*.parquet"):
+    with pytest.raises(PrepError, match=r"contains no \*.txt, \*.json, \*.jsonl, \*.parquet or \*.arrow"):
         list_files(Source("text", str(tmp_path)))
     (tmp_path / "book.txt").write_text("a")
     with pytest.raises(PrepError, match="is not a folder"):
