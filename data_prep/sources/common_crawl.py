@@ -218,16 +218,17 @@ def _text_of(content: _Content) -> "str | _Dropped":
     Raises:
         Exception: any error of the parsers.
     """
-    block, content_type, headers = content.block, content.content_type, None
+    block, content_type, is_decoded = content.block, content.content_type, True
     if content.is_http:
-        headers, block = _http(block)
-        if headers is None or headers.status_code != 200:
+        response = _http(block)
+        if response.http_headers is None or response.http_headers.status_code != 200:
             return _Dropped(NOT_200)
-        content_type = headers.get("Content-Type", "")
+        content_type = response.http_headers.get("Content-Type", "")
     media_type = _media_type(content_type)
     if media_type not in (*HTML, "text/plain"):
         return _Dropped(NO_PAGE)
-    block, is_decoded = (block, True) if headers is None else _decode(block, _codings(headers))
+    if content.is_http:
+        block, is_decoded = _decode(response.reader.read(), _codings(response.http_headers))
     if len(block) > MAX_DOCUMENT_BYTES:
         return _Dropped(TOO_LONG)
     text = _to_text(block, content_type, media_type in HTML)
@@ -237,8 +238,8 @@ def _text_of(content: _Content) -> "str | _Dropped":
     return _Dropped(TOO_LONG) if len(text) > MAX_DOCUMENT_BYTES else text
 
 
-def _http(block: bytes) -> tuple[Any, bytes]:
-    """Return the headers of an HTTP response (None if it has none), and its body, which may still be compressed.
+def _http(block: bytes) -> Any:
+    """Parse an HTTP response. Return a fastwarc WarcRecord with the headers and the body, which is not decoded.
 
     Raises:
         OSError: if the headers cannot be parsed.
@@ -249,7 +250,7 @@ def _http(block: bytes) -> tuple[Any, bytes]:
     response.is_http = True
     response.set_bytes_content(block)
     response.parse_http(auto_decode="none", quirks_mode=True)
-    return response.http_headers, response.reader.read()
+    return response
 
 
 def _codings(headers: Any) -> list[str]:
