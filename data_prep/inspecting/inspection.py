@@ -183,7 +183,7 @@ def _source_tables(stream: StreamFolder, splits: list[str], source: str | None) 
             if source in (None, source_name(record)):
                 name = source_name(record)
                 read.append((name, [record["documents"], record["words"], record["files"]]))
-                left_out += [(why, [count, name]) for why, count in record.get("not_documents", {}).items()]
+                left_out += [(why, [count, name]) for why, count in record.get("dropped", {}).items()]
                 left_out += [(entry["reason"], [entry["name"], name]) for entry in record["skipped"]]
         for row in part.get("cleaning", []):
             if source in (None, row["source"]):
@@ -199,7 +199,7 @@ def _source_tables(stream: StreamFolder, splits: list[str], source: str | None) 
     return [
         Table("Words of each source in the splits", ("source", "words", "passages"), by_source, bars=True),
         Table("What was read", ("source", "documents", "words", "files"), read),
-        Table("What is no document, or could not be read", ("reason", "times or file", "source"), left_out),
+        Table("What was left out while reading", ("reason", "number, or file", "source"), left_out),
         Table("What was removed or changed", ("reason", "documents", "words", "source"), removed),
     ]
 

@@ -27,7 +27,7 @@ def summary(stream: dict) -> str:
             f"{name}: {source['documents']:,} documents, {source['words']:,} words in {source['files']:,} files, "
             f"{len({entry['name'] for entry in source['skipped']}):,} files completely or partly skipped"
         )
-        lines += [f"  no document: {count:,} times {why}" for why, count in source.get("not_documents", {}).items()]
+        lines += [f"  left out {count:,} {why}" for why, count in source.get("dropped", {}).items()]
         lines += [f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]]
         if len(source["skipped"]) > SKIPPED_SHOWN:
             lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more (stream.json lists all of them)")

@@ -277,7 +277,9 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
                 removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, changes_text))
         all_skipped = [Skipped(*entry) for result in results_of_source for entry in result["skipped"]]
         skipped = merge_skipped([entry for entry in all_skipped if not entry.by_design])
-        by_design = _totals({entry.why: [entry.num_units]} for entry in all_skipped if entry.by_design)
+        by_design = _totals(
+            {f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design
+        )
         records.append(
             {
                 "kind": source.kind,
@@ -287,7 +289,7 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
                 "documents": sum(counts[0] for counts in per_file.values()),
                 "words": sum(counts[1] for counts in per_file.values()),
                 "bytes": sum(counts[2] for counts in per_file.values()),
-                "not_documents": {why: count for why, (count,) in sorted(by_design.items())},
+                "dropped": {why: count for why, (count,) in sorted(by_design.items())},
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
                 "damaged_files": round(_num_damaged(skipped, per_file), 6),
             }

@@ -85,14 +85,16 @@ class Skipped(NamedTuple):
     found: str = ""
     """What the first skipped unit has instead of what was expected, or its name; empty if `why` says everything."""
     by_design: bool = False
-    """True for units that are no documents, such as redirects or pages without text. They are only counted, for all
-    files of a source together."""
+    """True for content that is left out by design, such as redirects and pages without text. It is only counted, for
+    all files of a source together."""
 
     def reason(self) -> str:
         """Return the text for stream.json that says how many lines, pages or other units were skipped, and why."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
+        if self.by_design:
+            return f"{units}: {self.why}"
         if self.unit == "document":
             return f"{units}: {self.why} (the first is {self.found})"
         first = f"byte {self.first_byte}" if self.unit in ("line", "record") else f"{self.unit} {self.first_byte + 1}"
@@ -152,10 +154,17 @@ class SkippedUnits:
         before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, damaged, found))
         self._found[why] = before._replace(num_units=before.num_units + 1)
 
-    def drop(self, why: str) -> None:
-        """Count one line, record, page or row that is no document, for the reason `why`. See `Skipped.by_design`."""
-        before = self._found.get(why, Skipped(self._name, why, unit=self._unit, damaged=False, by_design=True))
-        self._found[why] = before._replace(num_units=before.num_units + 1)
+    def drop(self, why: str, count: int = 1, unit: str = "") -> None:
+        """Count units that are left out by design (`Skipped.by_design`), for the reason `why`.
+
+        Args:
+            why: the reason.
+            count: how many there are.
+            unit: what is counted, if it is not the unit of this object.
+        """
+        before = self._found.get(why, Skipped(self._name, why, unit=unit or self._unit, damaged=False, by_design=True))
+        if count:
+            self._found[why] = before._replace(num_units=before.num_units + count)
 
     def __iter__(self) -> Iterator[Skipped]:
         return iter(self._found.values())

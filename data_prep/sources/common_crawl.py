@@ -103,9 +103,9 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
                     continue
                 text = page.text if text is None else text
                 if isinstance(text, _Dropped):
-                    bad.add(text.why, page.position, damaged=False)
+                    bad.drop(text.why)
                 elif not text or text.isspace():
-                    bad.add(NO_TEXT, page.position, damaged=False)
+                    bad.drop(NO_TEXT)
                 else:
                     yield Document(text, page.id, page.date)
     except DamagedFile as error:
@@ -161,7 +161,7 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             raise DamagedFile(f"cut short: the record at byte {position:,} has {len(block):,} of its {length:,} bytes")
         record_type = str(record.record_type)
         if record_type == "revisit":
-            bad.add(REVISIT, position, damaged=False)
+            bad.drop(REVISIT)
             continue
         page = _Page(position, _address(headers.get("WARC-Target-URI", "")), headers.get("WARC-Date", ""))
         content_type = headers.get("Content-Type", "")

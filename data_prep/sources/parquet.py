@@ -182,7 +182,7 @@ def _text_of(value: Any, field: str, number: int, bad: SkippedUnits) -> str:
         bad.add(f"the column '{field}' is not text", number)
         return ""
     if is_missing(text) or (isinstance(text, str) and (not text or text.isspace())):
-        bad.add(NO_TEXT, number, damaged=False)
+        bad.drop(NO_TEXT)
         return ""
     if not isinstance(text, str):
         bad.add(f"the column '{field}' is not text", number)

@@ -111,7 +111,7 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                     if text and not text.isspace():
                         yield Document(text, identity, date)
                     elif is_json and not line.isspace():
-                        bad.add(NO_TEXT, line_start, damaged=False)
+                        bad.drop(NO_TEXT)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad

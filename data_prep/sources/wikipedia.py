@@ -291,7 +291,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
-    bad, removed = SkippedUnits(part.name, "page"), SkippedUnits(part.name, "template")
+    bad = SkippedUnits(part.name, "page")
     if part.start > 0:
         first, last = bzip2_streams(part.path, part.start, part.end)
         if first == last:  # no bzip2 stream of the dump begins in this part, so the part has no articles to read
@@ -304,21 +304,19 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
                     why = result.why if result.is_limit else f"not readable ({result.why})"
                     bad.add(why, article.number, article.title if result.is_limit else "", damaged=not result.is_limit)
                     continue
-                for _ in range(result.num_removed):
-                    removed.add(_REMOVED, article.number, article.title, damaged=False)
+                bad.drop(_UNKNOWN_TEMPLATE, result.num_removed, "template")
                 if result.text:
                     text = f"{article.title}\n\n{result.text}" if article.title else result.text
                     yield Document(text, article.title, article.date)
                 else:
-                    bad.add(_NO_TEXT, article.number, damaged=False)
+                    bad.drop(_NO_TEXT)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
-    yield from removed
 
 
 _NO_TEXT = "no text"
-_REMOVED = "removed, because the text that they show is not known"
+_UNKNOWN_TEMPLATE = "the text that it shows is not known"
 
 
 def _short_enough(articles: Iterator["_Article"], bad: SkippedUnits) -> Iterator[tuple["_Article", _Markup, int]]:
@@ -421,7 +419,7 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits) -> Iterator[_Article]
                 number += 1
                 why = dump.why_no_article(page)
                 if why:
-                    bad.add(why, number, damaged=False)
+                    bad.drop(why)
                 else:
                     yield _Article(page.get("title", ""), page["text"], page.get("date", ""), number, dump.hidden)
             if rest is not None:  # another dump follows

@@ -187,8 +187,9 @@ def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, cap
     assert named in capsys.readouterr().err
     assert alma_prep(out, source, more=[*more, "--undated", "drop"]) == 0
     stream = json.loads((out / "stream.json").read_text())
+    num_bytes = len(prose(50, 7)) + len(prose(50, 8))
     assert [row for row in stream["cleaning"] if "date" in row["step"]] == [
-        {"step": "date in the future", "source": source, "documents": 2, "words": 100}
+        {"step": "date in the future", "source": source, "documents": 2, "words": 100, "bytes": num_bytes}
     ]
     assert stream["periods"][-1]["last_date"] == tomorrow
     kept = {row["id"] for split in splits_of(out) for row in rows_of(out, split)}

@@ -118,9 +118,9 @@ def test_each_record_of_an_arc_file_that_is_no_document_is_counted_too(tmp_path)
     texts, skipped = read_all(crawl(tmp_path))
     assert texts == ["A page."]
     assert [(one.why, one.num_units, one.first_byte, one.damaged) for one in skipped] == [
-        ("HTTP status other than 200", 1, 3, False),
-        ("not an HTML page or plain text", 1, 4, False),
-        ("page without text", 1, 5, False),
+        ("HTTP status other than 200", 1, 0, False),
+        ("not an HTML page or plain text", 1, 0, False),
+        ("page without text", 1, 0, False),
     ]
     (tmp_path / "a.arc").write_bytes(content[:-20])
     assert read_all(crawl(tmp_path))[1][0].why == "cut short: record 5 has 25 of its 44 bytes"

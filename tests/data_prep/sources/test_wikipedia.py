@@ -86,7 +86,7 @@ def test_an_article_is_its_title_and_its_text(tmp_path, name):
         ("a redirect", 1, "page", False),
         ("not an article (another namespace)", 2, "page", False),
         ("no text", 1, "page", False),
-        ("removed, because the text that they show is not known", 3, "template", False),
+        ("the text that it shows is not known", 3, "template", False),
     ]
 
 
@@ -197,7 +197,7 @@ def test_pages_without_text_are_counted_by_reason(tmp_path):
     ]  # fmt: skip
     texts, skipped = read_xml(tmp_path, DUMP_HEAD + "".join(pages) + END)
     assert texts == ["No title.", "W\n\nWhale."]
-    removed = skipped.pop("removed, because the text that they show is not known")
+    removed = skipped.pop("the text that it shows is not known")
     assert (removed, skipped) == (1, {"no text": 5, "not wikitext": 2, "not an article (another namespace)": 1})
     assert len(texts) + sum(skipped.values()) == len(pages)
 
