@@ -73,6 +73,17 @@ def added_losses(parts: Iterable[Mapping]) -> dict:
     return {**total, "most_frequent": dict(frequent.most_common(_RECORDED))} if total else {}
 
 
+def losses_summary(splits: Mapping[str, Mapping]) -> list[str]:
+    """Return a line about what the tokenizer loses of the text of all splits; [] if it loses nothing."""
+    lost = added_losses(split.get("lost", {}) for split in splits.values())
+    if not lost or not lost["unknown_tokens"] + lost["characters"]:
+        return []
+    return [
+        f"lost by the tokenizer: {lost['characters']:,} of {lost['of_characters']:,} characters; unknown tokens: "
+        f"{lost['unknown_tokens']:,}"
+    ]
+
+
 def losses_text(splits: Mapping[str, Mapping]) -> str:
     """Return a warning about the text that the tokenizer loses in splits; "" if it loses nothing.
 
