@@ -83,8 +83,8 @@ def _count_words(
         results = step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
     if num_divided := sum(result["divided"] for result in results):
         note(
-            f"{num_divided:,} words of the training text are longer than {MAX_TRAINING_WORD_BYTES:,} bytes, the "
-            f"longest {max(result['longest'] for result in results):,}: the tokenizer is trained on pieces of them"
+            f"words of the training text with more than {MAX_TRAINING_WORD_BYTES:,} bytes: {num_divided:,}, the "
+            f"longest with {max(result['longest'] for result in results):,}. The tokenizer is trained on pieces of them"
         )
     return step
 

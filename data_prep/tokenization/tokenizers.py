@@ -85,7 +85,7 @@ class _KnownWords(dict[bytes, int]):
         new, self._new = self._new, []
         return new
 
-    def add_ids(self, ids_of_words: list[Sequence[int]]) -> None:
+    def add_ids(self, ids_of_words: list[Sequence[int] | np.ndarray]) -> None:
         """Store the token ids of all words that `take_new` has returned."""
         ids = np.fromiter(itertools.chain.from_iterable(ids_of_words), np.int32)
         ends = self._ends[-1] + np.cumsum([len(ids) for ids in ids_of_words], dtype=np.int64)
@@ -241,15 +241,16 @@ class ByteBPE(AnyTokenizer):
         known.forget([word for word in new if len(word) > MAX_KNOWN_BYTES])
         return np.split(ids, ends_of_words[words.ends[:-1]]) if texts else []
 
-    def _ids_of(self, words: list[str]) -> list[Sequence[int]]:
+    def _ids_of(self, words: list[str]) -> list[Sequence[int] | np.ndarray]:
         """Return the token ids of each word. Words of more than MAX_WORD_LETTERS letters are encoded in pieces."""
         short = [word if len(word) <= MAX_WORD_LETTERS else "" for word in words]
-        ids: list[Sequence[int]] = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(short)]
+        encodings = self._tokenizer.encode_batch_fast(short, add_special_tokens=False)
+        ids: list[Sequence[int] | np.ndarray] = [encoding.ids for encoding in encodings]
         for number, word in enumerate(words):
             if len(word) > MAX_WORD_LETTERS:
                 starts = range(0, len(word), MAX_WORD_LETTERS)
-                pieces = (super(ByteBPE, self).encode([word[start : start + MAX_WORD_LETTERS]])[0] for start in starts)
-                ids[number] = np.concatenate(list(pieces))
+                pieces = [super(ByteBPE, self).encode([word[start : start + MAX_WORD_LETTERS]])[0] for start in starts]
+                ids[number] = np.concatenate(pieces)
         return ids
 
 

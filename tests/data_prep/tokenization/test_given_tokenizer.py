@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from data_prep.errors import PrepError
 from data_prep.tokenization.tokenizers import (
     AnyTokenizer,
+    ByteBPE,
     SentencePiece,
     check_tokenizer,
     given_tokenizer,
@@ -96,3 +97,14 @@ def test_tokens_are_not_dropped_at_random(tmp_path):
     vocabulary = {"a": 0, "b": 1, "ab": 2}
     Tokenizer(models.BPE(vocabulary, [("a", "b")], dropout=0.9)).save(str(tmp_path / "tokenizer.json"))
     assert AnyTokenizer(tmp_path / "tokenizer.json").encode(["ab"] * 50)[49].tolist() == [2]
+
+
+def test_a_post_processor_adds_no_tokens_to_the_words(tmp_path):
+    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(alphabet, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing(single="! $A !", special_tokens=[("!", alphabet["!"])])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    used = load_tokenizer(tmp_path / "tokenizer.json")
+    assert isinstance(used, ByteBPE)
+    assert used.encode(["ab c"])[0].tolist() == [alphabet[letter] for letter in "abĠc"]
