@@ -6,12 +6,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from data_prep.errors import PrepError
+from data_prep.tokenization.given import check_tokenizer, given_tokenizer
 from data_prep.tokenization.tokenizers import (
     AnyTokenizer,
     ByteBPE,
     SentencePiece,
-    check_tokenizer,
-    given_tokenizer,
     load_tokenizer,
 )
 
