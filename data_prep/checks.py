@@ -19,7 +19,8 @@ from data_prep.settings import PrepSettings
 from data_prep.sources import KINDS, Files, Source, fingerprint, list_files, needed_libraries
 from data_prep.sources.remote import is_remote
 from data_prep.sources.snapshots import groups_of
-from data_prep.tokenization.tokenizers import TOKENIZERS, given_tokenizer
+from data_prep.tokenization.given import given_tokenizer
+from data_prep.tokenization.tokenizers import TOKENIZERS
 
 # Files of which the number of words is at most half the number of bytes. Compressed files can have more words.
 _TEXT_KINDS = ("text", "books")

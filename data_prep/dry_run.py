@@ -23,6 +23,7 @@ from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source, list_files
 from data_prep.sources.sampling import sample_files
+from data_prep.tokenization.losses import losses_summary
 
 _READING = ("spool", "paragraphs")
 """Steps that read all sources."""
@@ -90,6 +91,7 @@ def dry_run(settings: PrepSettings, megabytes: float) -> str:
             f"  {source_name(record)}: {record['documents']:,} documents, {record['words']:,} words in "
             f"{record['files']:,} files"
         )
+    lines += losses_summary(measured.stream["splits"])
     if measured.stream["cleaning"]:
         lines += ["", *removed_lines(measured.stream["cleaning"])]
     return "\n".join([*lines, "", *_estimates(settings, measured)])

@@ -25,7 +25,8 @@ from data_prep.running.stream_folder import check_bytes, check_free, read_stream
 from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files, Source, SourceFile, list_files
-from data_prep.tokenization.tokenizers import TOKENIZERS, given_tokenizer
+from data_prep.tokenization.given import given_tokenizer
+from data_prep.tokenization.tokenizers import TOKENIZERS
 
 
 def prepare(settings: PrepSettings) -> dict:

@@ -19,10 +19,11 @@ from data_prep.encoding.stored_tokens import BATCH_BYTES, Stored, store_tokens, 
 from data_prep.reading.index import Index, byte_ranges, is_training, read_index
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
+from data_prep.running.progress import Bar, note
 from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
+from data_prep.tokenization.losses import added_losses, losses, losses_text
 from data_prep.tokenization.tokenizers import cached_tokenizer
 from fairseq_alma.core.files import sha256_of
 
@@ -89,6 +90,8 @@ def encode(
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(executor, lambda number: bar.advance(weights[number]), numbers=numbers)
     splits, long = join_tokens(step, join, joined, index, work, executor)
+    if warning := losses_text({name: splits[name] for name in index.splits}):
+        note(warning)
     shutil.rmtree(tokens_folder(work), ignore_errors=True)
     counts = np.zeros(num_symbols, dtype=np.int64)
     for number, name in enumerate(index.splits):
@@ -110,7 +113,8 @@ class EncodeTask(Task):
             long passage (see `sequence_sizes`).
         PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
 
-    The result of the task contains [passage, number of sequences] for each passage that is stored as several sequences.
+    The result of the task contains [passage, number of sequences] for each passage that is stored as several sequences,
+    and what the tokens lose of the text (see `losses`).
     """
 
     tokenizer_file: str
@@ -128,8 +132,10 @@ class EncodeTask(Task):
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         counts = np.zeros(self.num_symbols, np.int64)
         long: list[list[int]] = []
+        lost: dict = {}
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
-            for first, encoded in self._batches(heartbeat):
+            for first, encoded, lost_here in self._batches(heartbeat):
+                lost = added_losses([lost, lost_here])
                 # Add 1 to each length, because </s> is stored after each passage.
                 passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
                 tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)
@@ -143,10 +149,10 @@ class EncodeTask(Task):
                     long.append([first + which, len(sequence_sizes(passage_tokens[which : which + 1]))])
                 counts += np.bincount(tokens, minlength=self.num_symbols)
         counts.tofile(f"{prefix}.counts")
-        return {"long": long}
+        return {"long": long, "lost": lost}
 
-    def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yield the fairseq ids of about BATCH_BYTES bytes of passages, with the index of the first of them."""
+    def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[np.ndarray], dict]]:
+        """Yield the first index, the fairseq ids and the losses of batches of about BATCH_BYTES bytes of passages."""
         tokenizer = cached_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         passages, spool = read_index(Path(self.index)), Path(self.spool)
 
@@ -156,10 +162,16 @@ class EncodeTask(Task):
         for start, end in byte_ranges(passages["num_bytes"], self.start, self.end, READ_BYTES):
             entries = np.array(passages[start:end])
             stored = stored_tokens(Path(self.tokens), self.dtype, entries, beat) if self.tokens else {}
-            others = np.array([number for number in range(len(entries)) if number not in stored], np.int64)
-            texts = dict(zip(others.tolist(), read_texts(spool, entries[others], beat), strict=True))
+            # The text of a passage with stored tokens is read only to count what the tokens lose.
+            read = np.flatnonzero([n not in stored or not tokenizer.is_lossless for n in range(len(entries))])
+            texts = dict(zip(read.tolist(), read_texts(spool, entries[read], beat), strict=True))
             for first, last in byte_ranges(passages["num_bytes"], start, end, BATCH_BYTES):
                 numbers = range(first - start, last - start)
                 beat()
-                new = iter(tokenizer.encode([texts.pop(number) for number in numbers if number in texts]))
-                yield first, [stored.pop(n) if n in stored else next(new) + NUM_SPECIAL for n in numbers]
+                with heartbeat.computing():  # a passage without white space can have 16 MB
+                    new = iter(tokenizer.encode([texts[number] for number in numbers if number not in stored]))
+                    ids = [stored.pop(n) if n in stored else next(new) + NUM_SPECIAL for n in numbers]
+                    batch = [texts.pop(number) for number in numbers if number in texts]
+                    known = (each.astype(np.int32) - NUM_SPECIAL for each in ids)
+                    lost = losses(tokenizer, batch, known)
+                yield first, ids, lost

@@ -18,6 +18,7 @@ from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
 from data_prep.running.tasks import Executor, Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
+from data_prep.tokenization.losses import added_losses
 from fairseq_alma.core.stream_folder import split_prefix
 
 _ROWS = 1 << 18
@@ -150,6 +151,7 @@ class JoinTask(Task):
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         counts = np.zeros(self.num_symbols, np.int64)
         long: list[list[int]] = []
+        lost: dict = {}
         num_tokens = num_sequences = 0
         step = Step(Path(self.parts), ())
         with MMapWriter(prefix, self.dtype, heartbeat.beat) as writer:
@@ -160,10 +162,13 @@ class JoinTask(Task):
                 writer.write(tokens, sizes)
                 num_tokens, num_sequences = num_tokens + len(tokens), num_sequences + len(sizes)
                 counts += np.fromfile(f"{step.prefix(number)}.counts", np.int64)
-                long += mark_of(step.folder, number)["result"]["long"]
+                result = mark_of(step.folder, number)["result"]
+                long += result["long"]
+                lost = added_losses([lost, result["lost"]])
         counts.tofile(f"{prefix}.counts")
         split = _text_counts(read_index(Path(self.index))[self.start : self.end], heartbeat)
-        return {"split": split | {"sequences": num_sequences, "tokens": num_tokens}, "long": long}
+        split |= {"sequences": num_sequences, "tokens": num_tokens} | ({"lost": lost} if lost else {})
+        return {"split": split, "long": long}
 
 
 def _members(index: Index) -> dict[str, list[str]]:

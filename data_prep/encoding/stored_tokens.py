@@ -100,7 +100,8 @@ class StoreTokensTask(Task):
                 for document in documents[chosen[first:last]]:
                     heartbeat.beat("text encoding")  # for each text, because a read can take long
                     texts.append(read_range(path, int(document["offset"]), int(document["num_bytes"])))
-                encoded = tokenizer.encode(texts)
+                with heartbeat.computing():  # a document without white space can have 16 MB
+                    encoded = tokenizer.encode(texts)
                 lengths[chosen[first:last]] = [len(ids) for ids in encoded]
                 (np.concatenate(encoded) + NUM_SPECIAL).astype(self.dtype).tofile(file)
         np.stack([documents["offset"], documents["num_bytes"], np.cumsum(lengths)]).tofile(f"{prefix}.places")

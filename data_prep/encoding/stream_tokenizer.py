@@ -16,8 +16,9 @@ from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.tokenization.dictionary import NUM_SPECIAL, dictionary_names, dictionary_size, dictionary_text
-from data_prep.tokenization.tokenizers import TOKENIZERS, ByteBPE, given_tokenizer, load_tokenizer
-from data_prep.tokenization.word_counts import added_tables, count_words, write_table
+from data_prep.tokenization.given import given_tokenizer
+from data_prep.tokenization.tokenizers import TOKENIZERS, ByteBPE, load_tokenizer
+from data_prep.tokenization.word_counts import MAX_TRAINING_WORD_BYTES, added_tables, count_words, write_table
 
 TASK_BYTES = 16 << 20
 """Approximate number of bytes of text in which one task counts words."""
@@ -80,7 +81,12 @@ def _count_words(
     tasks = [CountWordsTask(*where, chosen[first], chosen[last - 1] + 1, chosen.step) for first, last in ranges]
     step = Step(work.folder / "count_words", tasks)
     with Bar("count words", len(sizes), "passages") as bar:
-        step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+        results = step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+    if num_divided := sum(result["divided"] for result in results):
+        note(
+            f"words of the training text with more than {MAX_TRAINING_WORD_BYTES:,} bytes: {num_divided:,}, the "
+            f"longest with {max(result['longest'] for result in results):,}. The tokenizer is trained on pieces of them"
+        )
     return step
 
 
@@ -88,7 +94,8 @@ def _count_words(
 class CountWordsTask(Task):
     """Task that counts the words (see `word_counts`) of every `stride`-th passage from `start` to `end` (excluded).
 
-    The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`.
+    The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`. Its
+    result is how many long words were divided into pieces, and the length of the longest.
     """
 
     spool: str
@@ -106,7 +113,7 @@ class CountWordsTask(Task):
         with heartbeat.computing():
             counts = count_words(_texts(Path(self.spool), passages, "word counting", heartbeat))
             write_table(counts, Path(f"{prefix}.words"))
-        return {}
+        return {"divided": counts.num_divided, "longest": counts.longest}
 
 
 @dataclass(frozen=True)

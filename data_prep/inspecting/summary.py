@@ -1,5 +1,7 @@
 """Format the tables that alma-prep prints when it has finished."""
 
+from data_prep.tokenization.losses import losses_summary
+
 SKIPPED_SHOWN = 10
 """For each source, the summary prints at most this many messages about content that was skipped."""
 
@@ -15,6 +17,7 @@ def summary(stream: dict) -> str:
     for name, split in stream["splits"].items():
         counts = f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
         lines.append(f"{name:<16}{counts}{_dates_of(stream, name)}")
+    lines += losses_summary(stream["splits"])
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):

@@ -17,7 +17,8 @@ from data_prep.settings.machine import default_stall_seconds, default_workers
 from data_prep.settings.options import defaults_of, options_of, setting
 from data_prep.sources import Source, fingerprint, list_files
 from data_prep.sources.dates import parse_cut_dates
-from data_prep.tokenization.tokenizers import TOKENIZERS, check_tokenizer
+from data_prep.tokenization.given import check_tokenizer
+from data_prep.tokenization.tokenizers import TOKENIZERS
 from fairseq_alma.core.files import sha256_of
 
 _SOURCES = "sources"

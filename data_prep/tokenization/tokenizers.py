@@ -7,15 +7,18 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
-from data_prep.errors import PrepError, Unworkable
+from data_prep.errors import Unworkable
 from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, texts_with_counts
 from data_prep.tokenization.words import split_words
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
 
 
 class Tokenizer(Protocol):
@@ -55,6 +58,9 @@ MAX_KNOWN_IDS = 1 << 22
 """Maximum number of token ids that ByteBPE caches. When the cache has more, it is emptied."""
 MAX_KNOWN_BYTES = 128
 """ByteBPE caches a word only if it has at most this many bytes."""
+MAX_WORD_LETTERS = 1 << 18
+"""ByteBPE divides a word that has more letters (a text without white space), because the tokenizers library needs 300
+bytes of memory for each token of a text."""
 
 
 class _KnownWords(dict[bytes, int]):
@@ -78,7 +84,7 @@ class _KnownWords(dict[bytes, int]):
         new, self._new = self._new, []
         return new
 
-    def add_ids(self, ids_of_words: list[list[int]]) -> None:
+    def add_ids(self, ids_of_words: list[Sequence[int] | np.ndarray]) -> None:
         """Store the token ids of all words that `take_new` has returned."""
         ids = np.fromiter(itertools.chain.from_iterable(ids_of_words), np.int32)
         ends = self._ends[-1] + np.cumsum([len(ids) for ids in ids_of_words], dtype=np.int64)
@@ -101,7 +107,87 @@ class _KnownWords(dict[bytes, int]):
             self.__init__()  # type: ignore[misc]
 
 
-class ByteBPE:
+class AnyTokenizer:
+    """A tokenizer from any tokenizer.json of the `tokenizers` library.
+
+    Whether `decode` restores the exact text depends on the settings in this file.
+    """
+
+    file_name: ClassVar[str] = "tokenizer.json"
+
+    def __init__(self, file: Path):
+        from tokenizers import Tokenizer, decoders
+
+        self._tokenizer = Tokenizer.from_file(str(file))
+        described = json.loads(self._tokenizer.to_str())
+        # Disable what the tokenizer file may request: truncation, padding, and tokens that are dropped at random.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        if described["model"].get("dropout"):
+            self._tokenizer.model.dropout = None
+        if described["decoder"] is None and '"ByteLevel"' in json.dumps(described["pre_tokenizer"]):
+            self._tokenizer.decoder = decoders.ByteLevel()
+        elif (described["decoder"] or {}).get("cleanup"):
+            self._tokenizer.decoder.cleanup = False  # it turns "do not" into "don't"
+        self.unknown_id = _unknown_id(described["model"], self._tokenizer)
+        """Id of the symbol for unknown text; -1: there is none."""
+        added = [token["content"] for token in described["added_tokens"] if token["id"] == self.unknown_id]
+        self.unknown_in_text = added[0] if added else ""
+        """Name of this symbol, if the tokenizer also uses the symbol where a text contains its name; else ""."""
+        self.is_lossless = _is_byte_level(described)
+        """True if `decode` surely restores the text, so that no text can be lost."""
+
+    def symbols(self) -> list[str]:
+        """Return all symbols of the vocabulary, sorted by id. An id without a symbol gets the name `unused-id-N`."""
+        by_id = {index: symbol for symbol, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Return the token ids of each text, int32."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode token ids and return the text."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def decode_all(self, ids: list[list[int]]) -> list[str]:
+        """Decode the token ids of several texts."""
+        return self._tokenizer.decode_batch(ids, skip_special_tokens=False)
+
+
+def _unknown_id(model: dict, tokenizer: "LibraryTokenizer") -> int:
+    """Return the id of the unknown symbol of a tokenizer.json, or -1. `model` is the entry "model" of the file."""
+    if model.get("unk_id") is not None:
+        return model["unk_id"]
+    found = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+    return -1 if found is None else found
+
+
+def _is_byte_level(described: dict) -> bool:
+    """Return True if a tokenizer.json is a byte-level BPE that has a symbol for each byte and does not change text.
+
+    Args:
+        described: the parsed content of tokenizer.json.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    model, cutting = described["model"], described["pre_tokenizer"] or {}
+    steps = cutting.get("pretokenizers", [cutting])
+    kinds = [step.get("type") for step in steps]
+    keeps_text = [step.get("type") == "ByteLevel" or step.get("behavior") == "Isolated" for step in steps]
+    return (
+        model["type"] == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and not described["normalizer"]
+        and "ByteLevel" in kinds
+        and all(keeps_text)
+        and set(ByteLevel.alphabet()) <= model["vocab"].keys()
+    )
+
+
+class ByteBPE(AnyTokenizer):
     """A byte-level BPE tokenizer like GPT-2's, as used in the paper. Lossless: `decode` restores the exact text."""
 
     file_name: ClassVar[str] = "tokenizer.json"
@@ -136,19 +222,8 @@ class ByteBPE:
         return tokenizer.to_str(pretty=False).encode("utf-8")
 
     def __init__(self, file: Path):
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(file))
-        # Disable truncation and padding, which the tokenizer file may request. `encode` calls the tokenizer for single
-        # words, so each word would be truncated or padded.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        super().__init__(file)
         self._known = _KnownWords()
-
-    def symbols(self) -> list[str]:
-        """Return all symbols of the vocabulary, sorted by id."""
-        index_of = self._tokenizer.get_vocab()
-        return sorted(index_of, key=index_of.__getitem__)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int32.
@@ -159,16 +234,23 @@ class ByteBPE:
         words = split_words(texts)
         numbers = np.fromiter(map(known.__getitem__, words.different), np.int64, len(words.different))
         new = known.take_new()
-        encodings = self._tokenizer.encode_batch_fast([word.decode("utf-8") for word in new], add_special_tokens=False)
-        known.add_ids([encoding.ids for encoding in encodings])
+        known.add_ids(self._ids_of([word.decode("utf-8") for word in new]))
         ids, num_ids = known.ids_of(numbers[words.numbers])
         ends_of_words = np.concatenate([[0], np.cumsum(num_ids)])
         known.forget([word for word in new if len(word) > MAX_KNOWN_BYTES])
         return np.split(ids, ends_of_words[words.ends[:-1]]) if texts else []
 
-    def decode(self, ids: list[int]) -> str:
-        """Decode token ids and return the text."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    def _ids_of(self, words: list[str]) -> list[Sequence[int] | np.ndarray]:
+        """Return the token ids of each word. Words of more than MAX_WORD_LETTERS letters are encoded in pieces."""
+        short = [word if len(word) <= MAX_WORD_LETTERS else "" for word in words]
+        encodings = self._tokenizer.encode_batch_fast(short, add_special_tokens=False)
+        ids: list[Sequence[int] | np.ndarray] = [encoding.ids for encoding in encodings]
+        for number, word in enumerate(words):
+            if len(word) > MAX_WORD_LETTERS:
+                starts = range(0, len(word), MAX_WORD_LETTERS)
+                pieces = [super(ByteBPE, self).encode([word[start : start + MAX_WORD_LETTERS]])[0] for start in starts]
+                ids[number] = np.concatenate(pieces)
+        return ids
 
 
 class SentencePiece:
@@ -179,6 +261,8 @@ class SentencePiece:
     """
 
     file_name: ClassVar[str] = "sentencepiece.model"
+    is_lossless: ClassVar[bool] = False
+    unknown_in_text: ClassVar[str] = ""
     # A smaller vocabulary is not possible, because <unk>, the line end, each of the 256 byte values, and at least one
     # character of the text need a symbol.
     smallest_vocab_size: ClassVar[int] = 259
@@ -236,6 +320,8 @@ class SentencePiece:
         import sentencepiece
 
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        self.unknown_id = self._processor.unk_id()
+        """Id of the symbol for unknown text."""
 
     def symbols(self) -> list[str]:
         """Return all symbols of the vocabulary, sorted by id."""
@@ -249,35 +335,9 @@ class SentencePiece:
         """Decode token ids and return the text."""
         return self._processor.decode(ids)
 
-
-class AnyTokenizer:
-    """A tokenizer from any tokenizer.json of the `tokenizers` library.
-
-    Whether `decode` restores the exact text depends on the settings in this file.
-    """
-
-    file_name: ClassVar[str] = "tokenizer.json"
-
-    def __init__(self, file: Path):
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(file))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-
-    def symbols(self) -> list[str]:
-        """Return all symbols of the vocabulary, sorted by id. An id without a symbol gets the name `unused-id-N`."""
-        by_id = {index: symbol for symbol, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
-        return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
-
-    def decode(self, ids: list[int]) -> str:
-        """Decode token ids and return the text."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    def decode_all(self, ids: list[list[int]]) -> list[str]:
+        """Decode the token ids of several texts."""
+        return self._processor.decode(ids) if ids else []
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
@@ -311,69 +371,6 @@ def _is_byte_bpe(described: dict) -> bool:
         and cutting.get("use_regex") is True
         and cutting.get("add_prefix_space") is False
     )
-
-
-GPT2_FILES = ("encoder.json", "vocab.bpe")
-
-
-def check_tokenizer(name: str) -> None:
-    """Raise ValueError if `name` is not a valid value of --tokenizer.
-
-    Valid values are the keys of TOKENIZERS, the path of a tokenizer file, and the path of a folder that contains
-    GPT-2's tokenizer files (GPT2_FILES).
-    """
-    if name in TOKENIZERS:
-        return
-    path = Path(name)
-    if path.is_dir() or path.name in GPT2_FILES:
-        folder = path if path.is_dir() else path.parent
-        missing = [file for file in GPT2_FILES if not (folder / file).is_file()]
-        if missing:
-            raise ValueError(
-                f"tokenizer={name}: {folder} has no {' and no '.join(missing)}. The folder of GPT-2's tokenizer must "
-                f"contain {' and '.join(GPT2_FILES)}"
-            )
-        return
-    known = f"use one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json, a .model, or GPT-2's vocab.bpe"
-    if not path.is_file():
-        raise ValueError(f"tokenizer={name} is not a known tokenizer, and there is no such file: {known}")
-    if path.suffix not in (".json", ".model"):
-        raise ValueError(f"tokenizer={name} is neither a .json file nor a .model file: {known}")
-
-
-def given_tokenizer(name: str) -> tuple[str, bytes]:
-    """Read the tokenizer that the user gives with --tokenizer, and check that the library for its format can load it.
-
-    Args:
-        name: path of the tokenizer file, or of a folder with the files of GPT-2's tokenizer.
-
-    Returns:
-        The name that the tokenizer file gets in a stream folder, and its content.
-
-    Raises:
-        PrepError: if the tokenizer cannot be read.
-    """
-    path = Path(name)
-    try:
-        if path.suffix == ".model":
-            import sentencepiece
-
-            sentencepiece.SentencePieceProcessor(model_file=name)
-            return SentencePiece.file_name, path.read_bytes()
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-        if path.is_dir() or path.name in GPT2_FILES:
-            folder = path if path.is_dir() else path.parent
-            model = models.BPE.from_file(*(str(folder / file) for file in GPT2_FILES))
-            tokenizer = Tokenizer(model)
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-            tokenizer.decoder = decoders.ByteLevel()
-            return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
-        Tokenizer.from_file(name)
-        return AnyTokenizer.file_name, path.read_bytes()
-    except Exception as error:
-        # Catch all exceptions, because each library raises other exception types if it cannot read a file.
-        raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer

@@ -35,6 +35,31 @@ _KNOWN_LETTERS = 64
 """Parts that are longer than this are split again each time, and not cached."""
 _BATCH_LETTERS = 1 << 20
 """Approximate number of letters that are split at once."""
+MAX_TRAINING_WORD_BYTES = 1024
+"""A longer word, such as a DNA sequence, is divided into pieces, which are counted as words. The time of the trainer
+grows with the square of the length of a word. Words of natural language are shorter, also in Chinese and Thai."""
+_PART_LETTERS = 1 << 18
+"""A longer text without white space is divided before GPT-2's expression is applied, which needs 350 bytes for each
+word."""
+
+
+class WordCounts(Counter[str]):
+    """Maps each word to its number of occurrences, and counts the long words that were divided into pieces."""
+
+    num_divided = 0
+    """Number of words (occurrences) of more than MAX_TRAINING_WORD_BYTES bytes."""
+    longest = 0
+    """Number of bytes of the longest of these words."""
+
+    def add(self, word: str, count: int) -> None:
+        """Count a word, or the pieces of a long one. A letter of the word is a byte."""
+        if len(word) <= MAX_TRAINING_WORD_BYTES:
+            self[word] += count
+            return
+        self.num_divided += count
+        self.longest = max(self.longest, len(word))
+        for start in range(0, len(word), MAX_TRAINING_WORD_BYTES):
+            self[word[start : start + MAX_TRAINING_WORD_BYTES]] += count
 
 
 def gpt2_words() -> "ByteLevel":
@@ -44,17 +69,17 @@ def gpt2_words() -> "ByteLevel":
     return ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Return GPT-2's words of all texts and their numbers of occurrences."""
+def count_words(texts: Iterable[str]) -> WordCounts:
+    """Return GPT-2's words of all texts and their numbers of occurrences. Long words are divided."""
     parts: Counter[bytes] = Counter()
     for batch in _batches(texts):
         words = split_words(batch)
         parts.update(dict(zip(words.different, np.bincount(words.numbers).tolist(), strict=True)))
-    counts: Counter[str] = Counter()
+    counts = WordCounts()
     for part, count in parts.items():
         text = part.decode("utf-8")
         for word in _known_words_of(text) if len(text) <= _KNOWN_LETTERS else _words_of(text):
-            counts[word] += count
+            counts.add(word, count)
     return counts
 
 
@@ -71,14 +96,16 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _words_of(part: str) -> list[str]:
-    """Return GPT-2's words of a part of a text that `split_words` has split off."""
-    return [word for word, _ in _splitter().pre_tokenize_str(part)]
+def _words_of(part: str) -> Iterator[str]:
+    """Yield GPT-2's words of a part of a text that `split_words` has split off."""
+    for start in range(0, len(part), _PART_LETTERS):
+        for word, _ in _splitter().pre_tokenize_str(part[start : start + _PART_LETTERS]):
+            yield word
 
 
 @functools.lru_cache(maxsize=1 << 17)  # cached, because a worker counts the words of many texts
 def _known_words_of(part: str) -> list[str]:
-    return _words_of(part)
+    return list(_words_of(part))
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def trained_by_the_library(texts: list[str], vocab_size: int) -> bytes:
 
 @pytest.mark.parametrize(
     "texts",
-    [[CODE], CHINESE, EMOJI, odd_texts(), SPACES, ["a" * 200_000 + " b"] * 3, ["the"] * 5000, [""], []],
+    [[CODE], CHINESE, EMOJI, odd_texts(), SPACES, ["a" * 1024 + " b"] * 3, ["the"] * 5000, [""], []],
     ids=["code", "Chinese", "emoji", "odd", "spaces", "long", "frequent", "empty", "none"],
 )
 def test_counted_words_give_the_bytes_of_the_library(texts):
