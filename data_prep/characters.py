@@ -35,6 +35,11 @@ _UNSPACED_RANGES = (
     (0x20000, 0x3FFFF),  # Chinese characters, extensions B and later
 )
 """Ranges of code points (first, last) of the scripts that do not separate words by spaces."""
+_HANGUL = (0xAC00, 0xD7A3)
+"""The first and the last syllable of Hangul."""
+SCRIPTS = ("alphabet", "syllables", "unspaced")
+"""Kinds of scripts. In alphabets (here also those without vowels), a character is a sound. In Hangul, a character is a
+syllable. The scripts that do not separate words by spaces are a kind of their own."""
 _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 """The control characters of ASCII that are not white space."""
 _REPLACEMENT = 0xFFFD
@@ -117,12 +122,16 @@ def has_unspaced(content: bytes) -> bool:
     return bool((kinds_of(codes_of(content.decode("utf-8"))) == UNSPACED).any())
 
 
-def is_mostly_unspaced(text: str) -> bool:
-    """Return True if most letters of a text are of scripts without spaces."""
+def script_of(text: str) -> str:
+    """Return the kind of script, one of SCRIPTS, of most letters of a text."""
     if text.isascii():
-        return False
-    counts = np.bincount(kinds_of(codes_of(text)), minlength=_UNKNOWN)
-    return bool(counts[UNSPACED] > counts[LETTER])
+        return "alphabet"
+    codes = codes_of(text)
+    counts = np.bincount(kinds_of(codes), minlength=_UNKNOWN)
+    num_hangul = int(np.count_nonzero((codes >= _HANGUL[0]) & (codes <= _HANGUL[1])))
+    # The letters of Hangul count as LETTER, too.
+    by_script = {"unspaced": counts[UNSPACED], "syllables": num_hangul, "alphabet": counts[LETTER] - num_hangul}
+    return max(by_script, key=by_script.__getitem__)
 
 
 def num_unreadable(text: str, content: bytes) -> int:

@@ -5,7 +5,7 @@ A filter can also change the text of a document: C4's rules remove lines, and pe
 
 from typing import NamedTuple
 
-from data_prep.characters import MAX_UNREADABLE, is_mostly_unspaced, num_unreadable
+from data_prep.characters import MAX_UNREADABLE, SCRIPTS, num_unreadable, script_of
 from data_prep.cleaning.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
 from data_prep.cleaning.quality import quality_rules
 from data_prep.cleaning.repeated_lines import repeated_lines
@@ -74,8 +74,7 @@ class Cleaner:
         self._cleaning = cleaning
         self._language = cleaning.language
         self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
-        # The rules for text with and without spaces between words.
-        self._rules = [quality_rules(cleaning.rules, cleaning.language, unspaced) for unspaced in (False, True)]
+        self._rules = {script: quality_rules(cleaning.rules, cleaning.language, script) for script in SCRIPTS}
         self._filters = [(name, load_filter(name, sha256)) for name, sha256 in cleaning.filters]
         self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
         self.num_without_url = 0
@@ -128,7 +127,7 @@ class Cleaner:
         from datatrove.data import Document as TheirDocument
 
         theirs, changes = TheirDocument(text=document.text, id=""), []
-        for name, rule in self._rules[is_mostly_unspaced(document.text)]:
+        for name, rule in self._rules[script_of(document.text)]:
             before = theirs.text
             # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
             passed = rule.filter(theirs)

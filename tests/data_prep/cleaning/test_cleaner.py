@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from data_prep.cleaning.cleaner import Cleaner, Cleaning, known_languages
+from data_prep.cleaning.cleaner import UNREADABLE, Cleaner, Cleaning, known_languages
 from data_prep.sources import Document
+from tests.data_prep.languages import PARAGRAPHS, document
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
 
@@ -83,3 +84,23 @@ def test_real_books_pass_and_real_pages_are_sorted_out(shared_data):
     text = (shared_data / "books" / "jane_austen_emma.md").read_text(encoding="utf-8")
     chapters = [text[start : start + 8000] for start in range(0, len(text), 8000)]
     assert sum(cleaner.clean(Document(chapter)).reason is None for chapter in chapters) > 0.97 * len(chapters)
+
+
+@pytest.mark.parametrize("language", sorted(PARAGRAPHS))
+def test_prose_of_every_script_passes_the_rules(language):
+    text = document(language, seed=0, num_words=200)
+    if language in ("en", "ru", "ar", "ko"):  # C4 and FineWeb want marks at the ends of lines
+        text = text.replace("\n", ".\n") + "."
+    if language == "hi":
+        text = text.replace("\n", "।\n") + "।"
+    for rules in (("gopher",), ("c4",), ("fineweb",)):
+        cleaned = Cleaner(Cleaning(rules=rules)).clean(Document(text))
+        assert (cleaned.reason, cleaned.text) == (None, text), rules
+
+
+def test_documents_of_unreadable_characters_are_removed():
+    for character in ("\0", "\ufffd", "\x1b", "\x90", "\ue000", "\U000f0000", "\u0378"):
+        share_of_1_in_99 = ENGLISH[:98] + character
+        assert reason(share_of_1_in_99) == UNREADABLE, repr(character)
+        assert reason(ENGLISH[:100] + character) is None, repr(character)
+    assert reason(ENGLISH.replace(" ", "\t\x0b\x0c\x85\u2028\ufeff")) is None
