@@ -141,11 +141,12 @@ def main() -> None:
         rows.append((name, len(texts), f"{length:,}", f"{lost:,}", f"{invented:,}", seen))
     head = ("reader", "pages", "characters", "lost", "invented", f"seen, of {sum(map(len, SEEN.values()))}")
     about = (
-        f"Characters in words, of {len(markup)} articles. Lost and invented: in words that only pandoc has, or that pandoc "
-        "has not, page by page, without the pages that pandoc cannot read. pandoc shows no templates, so what others "
-        "show of them counts as invented, and so do tables, references and captions, which are removed from pandoc's "
-        "text. What pandoc shows of galleries and timelines counts as lost. Seen: what a reader sees of templates in 20 "
-        "pages (see the script). The HTML that Wikipedia showed of these revisions is not available offline."
+        f"Characters in words, of {len(markup)} articles. Lost and invented: in words that only pandoc has, or that "
+        "pandoc has not, page by page, without the pages that pandoc cannot read. pandoc shows no templates, so what "
+        "others show of them counts as invented, and so do tables, references and captions, which are removed from "
+        "pandoc's text. What pandoc shows of galleries and timelines counts as lost. Seen: what a reader sees of "
+        "templates in 20 pages (see the script). The HTML that Wikipedia showed of these revisions is not available "
+        "offline."
     )
     lines = [about, "", *table(head, rows), "", *notes, *provenance(load)]
     print("\n".join(lines))
