@@ -26,7 +26,7 @@ ORDER = (
     ("fairseq_alma.evaluation",),
     ("fairseq_alma.growth",),
     ("fairseq_alma.lm", "vision"),
-    ("data_prep.errors", "data_prep.characters"),
+    ("data_prep.errors", "data_prep.accounts", "data_prep.characters"),
     ("data_prep.words",),
     ("data_prep.sources",),
     ("data_prep.cleaning", "data_prep.tokenization"),

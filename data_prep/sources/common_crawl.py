@@ -33,12 +33,14 @@ _URI = re.compile(r"(<)?(?:urn:[\w-]+:(?=https?:))?(.*?)(?(1)>?)", re.DOTALL)
 HTML = ("text/html", "application/xhtml+xml")
 
 NO_LENGTH = "the length is unknown"
+NO_TYPE = "the record has no type"
 # The reasons for which a record is skipped, although the archive is not damaged.
 NOT_200 = "HTTP status other than 200"
 NO_PAGE = "not an HTML page or plain text"
 NO_TEXT = "page without text"
 NOT_DECODED = "the Content-Encoding cannot be decoded"
 BINARY = "binary content that is declared as HTML or plain text"
+OTHER_TYPE = "of a type that is not read, such as continuation"
 REVISIT = "revisit record, which refers to an earlier capture of the page"
 
 
@@ -130,14 +132,15 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
     # Parse strictly, to detect truncated records. Parse leniently only files in old WARC versions, and files with line
     # ends other than CR LF, because the strict parser rejects them.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
-    wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion | WarcRecordType.revisit
+    pages = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion | WarcRecordType.revisit
+    described = WarcRecordType.warcinfo | WarcRecordType.request | WarcRecordType.metadata
     if file.peek(262)[257:262] == b"ustar":
         raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
     if not first_line.startswith(b"WARC/"):
         raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
     options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
     whole = Eager(file)
-    records = iter(_call_library(ArchiveIterator, whole, wanted, **options))
+    records = iter(_call_library(ArchiveIterator, whole, WarcRecordType.any_type, **options))
     while True:
         record = _call_library(next, records, None)
         report_progress()
@@ -148,6 +151,12 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             raise DamagedFile("cut short: the file ends within the header of a record")
         if record is None:
             return
+        if not record.record_type & pages:
+            if record.record_type == WarcRecordType.no_type:
+                bad.add(NO_TYPE, record.stream_pos)
+            elif not record.record_type & described:
+                bad.drop(OTHER_TYPE)
+            continue
         position, length, headers = record.stream_pos, record.content_length, record.headers
         if not headers.get("Content-Length", "").isdigit():
             bad.add(NO_LENGTH, position)

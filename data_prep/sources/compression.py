@@ -21,6 +21,10 @@ For comparison, text is typically compressed to a fifth of its size, and web arc
 """
 
 
+_BLOCK_BYTES = 512
+"""Size of the blocks that a file fills if it was padded with zero bytes, as on tapes."""
+
+
 class DamagedFile(Exception):  # noqa: N818, the name needs no suffix
     """Raised if a file cannot be read, or only its beginning can be read. The message says why."""
 
@@ -236,6 +240,7 @@ class _Unpacked(io.RawIOBase):
         self._waiting = b""
         self._begun = False
         self.bytes_in = self.bytes_out = 0
+        self._padding_start = 0  # the first of the zero bytes at the end of the file; 0 if there are none
 
     def readable(self) -> bool:
         return True
@@ -255,6 +260,9 @@ class _Unpacked(io.RawIOBase):
             if not data:
                 if self._begun:
                     raise DamagedFile(f"cut short: the {self._name} data ends too early, at byte {self.bytes_in:,}")
+                # Some tools add zero bytes, so that a file fills whole blocks. Other zeros stand where data should be.
+                if self._padding_start and self.bytes_in % _BLOCK_BYTES:
+                    raise DamagedFile(f"damaged: zero bytes from byte {self._padding_start:,} to the end of the file")
                 return 0
             self._unpack(data)
         count = min(len(buffer), len(self._ready))
@@ -271,7 +279,8 @@ class _Unpacked(io.RawIOBase):
             out = self._member.decompress(chunk)
         except Exception as error:  # catch all errors, because each library has its own error types
             if not self._begun and position and not data.strip(b"\0"):
-                self.bytes_in += len(data)  # ignore zero bytes at the end of a file, which some tools add
+                self._padding_start = self._padding_start or position
+                self.bytes_in += len(data)
                 return
             raise DamagedFile(_why_invalid(error, self._name, position)) from error
         self._begun = True

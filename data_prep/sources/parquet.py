@@ -23,6 +23,8 @@ _ROWS_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 """Number of compressed bytes read at a time from a column. Without a buffer, pyarrow reads a column of a row group at
 once, which may have gigabytes."""
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""The bytes with which an Arrow stream ends."""
 _ANSWER_BYTES = 1 << 20
 """Number of bytes of text that are sent to the parent process at a time."""
 
@@ -135,6 +137,11 @@ def _arrow_batches(part: Part) -> Iterator["pyarrow.RecordBatch"]:
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
             _check_batch(batch)
             yield batch
+        reader_end = file.tell()
+        # pyarrow does not notice a stream that is cut short between two batches, or ends early because of zero bytes.
+        file.seek(max(0, part.end - len(_STREAM_END)))
+        if is_stream and (reader_end != part.end or file.read() != _STREAM_END):
+            raise DamagedFile("damaged: the Arrow stream does not end with the file")
 
 
 def _check_batch(batch: "pyarrow.RecordBatch") -> None:
