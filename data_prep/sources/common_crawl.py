@@ -161,6 +161,9 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
         if not headers.get("Content-Length", "").isdigit():
             bad.add(NO_LENGTH, position)
             continue
+        if _is_damaged(headers):
+            bad.add("damaged header", position)
+            continue
         if length > MAX_DOCUMENT_BYTES:
             _call_library(record.reader.consume)
             bad.add(TOO_LONG, position, damaged=False)
@@ -183,6 +186,14 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             yield page._replace(text=block.decode("utf-8")), None, len(block)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
+
+
+def _is_damaged(headers: Any) -> bool:
+    """Return True if the headers of a record contain zero bytes, or if those of two records were joined."""
+    fields = [(name.lower(), value) for name, value in headers.items()]
+    return any("\0" in name or "\0" in value for name, value in fields) or (
+        sum(name in ("warc-type", "content-length") for name, _ in fields) > 2
+    )
 
 
 def _address(uri: str) -> str:
