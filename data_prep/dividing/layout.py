@@ -35,13 +35,16 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None, purpose: str | 
     """
     # Sort the keys by the first integer, and keys with equal first integers by the second. For stored keys, this gives
     # the same order as comparing the keys byte by byte.
-    halves = _halves(entries["key"] if which is None else entries["key"][which], purpose)
+    halves = key_halves(entries["key"] if which is None else entries["key"][which], purpose)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     return order if which is None else which[order]
 
 
-def _halves(keys: np.ndarray, purpose: str | None) -> np.ndarray:
-    """Return 16-byte keys as two integers each, [n, 2], or numbers for another purpose that are derived from them."""
+def key_halves(keys: np.ndarray, purpose: str | None) -> np.ndarray:
+    """Return 16-byte keys as two integers each, [n, 2], or numbers for another purpose that are derived from them.
+
+    See `by_key` for `purpose`.
+    """
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     if purpose is None:
         return halves
@@ -102,7 +105,7 @@ def mixed(
         if random_starts:
             # Take the number from a key, so that it does not depend on the names and the order of the sources.
             first = passages["key"][order[np.argmax(is_in)]]
-            before = _halves(np.array([first]), "start of a stratum")[0, 0] / 2.0**64
+            before = key_halves(np.array([first]), "start of a stratum")[0, 0] / 2.0**64
         point[is_in] = (np.cumsum(stratum_words) - stratum_words * before) / max(1.0, stratum_words.sum())
     # Use a stable sort, so that passages with equal points stay sorted by key.
     return order[np.argsort(point, kind="stable")]

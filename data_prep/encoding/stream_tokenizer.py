@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.dividing.layout import key_halves
 from data_prep.reading.index import Index, byte_ranges, read_index
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
@@ -47,38 +48,59 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     start, end = index.training()
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
-    # Train only on every `stride`-th passage, so that the training text has about `most` words or fewer.
-    stride = max(1, math.ceil(num_words / most))
+    # Train only on one in `one_in` passages, so that the training text has about `most` words.
+    one_in = max(1, math.ceil(num_words / most))
+    keys = _sampling_keys(index.passages[start:end])
+    count = -(-len(keys) // one_in)
+    max_key = int(np.partition(keys, count - 1)[count - 1])
     where = (str(index.spool), str(index.path), index.sha256)
-    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, *where, start, end, stride)
+    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, *where, start, end, max_key)
     if tokenizer is ByteBPE:
-        counting = _count_words(where, index.passages["num_bytes"], range(start, end, stride), work, executor)
+        chosen = start + np.flatnonzero(keys <= np.uint64(max_key))
+        counting = _count_words(where, index.passages["num_bytes"], chosen, max_key, work, executor)
         prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
         digests = [counting.file(number, "words")[1]["sha256"] for number in range(len(counting.tasks))]
         task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
     step = Step(work.folder / "tokenizer", [task])
-    with Bar(f"train {settings.tokenizer}", num_words // stride, "words") as bar:
-        step.run(executor, lambda number: bar.advance(num_words // stride), threads=settings.workers)
+    with Bar(f"train {settings.tokenizer}", num_words // one_in, "words") as bar:
+        step.run(executor, lambda number: bar.advance(num_words // one_in), threads=settings.workers)
     return _write(work.stream / tokenizer.file_name, Path(f"{step.prefix(0)}.tokenizer").read_bytes())
 
 
+def _sampling_keys(passages: np.ndarray) -> np.ndarray:
+    """Return a pseudo-random number for each passage, uint64. The training text has the passages with the smallest.
+
+    Every n-th passage of the stream would not do: the sources alternate in the stream, so it could be always the same.
+    """
+    return key_halves(passages["key"], "tokenizer")[:, 0]
+
+
+def _to_train_on(index: str, start: int, end: int, max_key: int) -> np.ndarray:
+    """Return the index entries of the passages from `start` to `end` (excluded) to train on, see `_sampling_keys`."""
+    passages = read_index(Path(index))[start:end]
+    return passages[_sampling_keys(passages) <= np.uint64(max_key)]
+
+
 def _count_words(
-    where: tuple[str, str, str], num_bytes: np.ndarray, chosen: range, work: WorkFolder, executor: Executor
-) -> Step:
+    where: tuple[str, str, str], num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder,
+    executor: Executor,
+) -> Step:  # fmt: skip
     """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`.
 
     Args:
         where: the fields `spool`, `index` and `index_sha256` of the tasks.
         num_bytes: the length of every passage of the index file in bytes.
         chosen: the numbers of the passages to train on.
+        max_key: the largest sampling key of these passages.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
-    sizes = num_bytes[chosen.start : chosen.stop : chosen.step]
+    sizes = num_bytes[chosen]
     # Long passages can make ranges that have only half as many bytes. So plan with half as many tables.
     most = max(TASK_BYTES, -(-2 * int(sizes.sum(dtype=np.int64)) // MAX_TABLES))
     ranges = list(byte_ranges(sizes, 0, len(sizes), most))
-    tasks = [CountWordsTask(*where, chosen[first], chosen[last - 1] + 1, chosen.step) for first, last in ranges]
+    bounds = [(int(chosen[first]), int(chosen[last - 1]) + 1) for first, last in ranges]
+    tasks = [CountWordsTask(*where, *bound, max_key) for bound in bounds]
     step = Step(work.folder / "count_words", tasks)
     with Bar("count words", len(sizes), "passages") as bar:
         results = step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
@@ -92,7 +114,7 @@ def _count_words(
 
 @dataclass(frozen=True)
 class CountWordsTask(Task):
-    """Task that counts the words (see `word_counts`) of every `stride`-th passage from `start` to `end` (excluded).
+    """Task that counts the words (see `word_counts`) of the passages to train on from `start` to `end` (excluded).
 
     The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`. Its
     result is how many long words were divided into pieces, and the length of the longest.
@@ -106,10 +128,11 @@ class CountWordsTask(Task):
     """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
     start: int
     end: int
-    stride: int
+    max_key: int
+    """The largest sampling key of the passages to train on, see `_sampling_keys`."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        passages = read_index(Path(self.index))[self.start : self.end : self.stride]
+        passages = _to_train_on(self.index, self.start, self.end, self.max_key)
         with heartbeat.computing():
             counts = count_words(_texts(Path(self.spool), passages, "word counting", heartbeat))
             write_table(counts, Path(f"{prefix}.words"))
@@ -147,7 +170,7 @@ class TrainOnCountsTask(Task):
 
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Task that trains a tokenizer on the text of every `stride`-th passage from `start` to `end` (excluded).
+    """Task that trains a tokenizer on the passages to train on from `start` to `end` (excluded).
 
     `start` and `end` are positions in the index file, which lists all passages. The task writes the content of the
     tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
@@ -164,11 +187,12 @@ class TrainTokenizerTask(Task):
     """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
     start: int
     end: int
-    stride: int
+    max_key: int
+    """The largest sampling key of the passages to train on, see `_sampling_keys`."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         with heartbeat.computing():
-            passages = read_index(Path(self.index))[self.start : self.end : self.stride]
+            passages = _to_train_on(self.index, self.start, self.end, self.max_key)
             texts = _texts(Path(self.spool), passages, "tokenizer training", heartbeat)
             content = TOKENIZERS[self.kind].train(texts, self.vocab_size)
         Path(f"{prefix}.tokenizer").write_bytes(content)

@@ -58,8 +58,8 @@ class PrepSettings:
     )  # fmt: skip
     tokenizer_words: int = setting(
         200_000_000, "--tokenizer-words", _TOKENIZER, metavar="N", minimum=1000, fixed_by_stream=True,
-        help="maximum number of words used to train the tokenizer; from a larger training text, every n-th passage is "
-        "used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the text in "
+        help="maximum number of words used to train the tokenizer; from a larger training text, a random sample of "
+        "passages is used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the text in "
         "memory)",
     )  # fmt: skip
     valid_words: int | None = setting(

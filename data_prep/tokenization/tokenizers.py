@@ -29,8 +29,8 @@ class Tokenizer(Protocol):
     smallest_vocab_size: ClassVar[int]
     """Smallest vocabulary size with which this tokenizer can be trained."""
     max_training_words: ClassVar[int | None]
-    """Maximum number of words to train on; None: no limit. If the text has more words, `make_tokenizer` uses only every
-    n-th passage."""
+    """Maximum number of words to train on; None: no limit. If the text has more words, `make_tokenizer` uses a random
+    sample of passages."""
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
