@@ -59,8 +59,8 @@ class PrepSettings:
     tokenizer_words: int = setting(
         200_000_000, "--tokenizer-words", _TOKENIZER, metavar="N", minimum=1000, fixed_by_stream=True,
         help="maximum number of words used to train the tokenizer; from a larger training text, a random sample of "
-        "passages is used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the text in "
-        "memory)",
+        "passages is used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the "
+        "text in memory)",
     )  # fmt: skip
     valid_words: int | None = setting(
         None, "--valid-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
