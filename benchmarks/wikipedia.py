@@ -4,13 +4,13 @@ ALMA_DATA=DATA python benchmarks/wikipedia.py              printed, in about ten
 ALMA_DATA=DATA python benchmarks/wikipedia.py --write      also written to benchmarks/wikipedia.md
 
 DATA contains wikipedia/. `--before FOLDER` adds a column for another checkout of alma-prep. The others are read if they
-are installed: `pip install pypandoc_binary wikitextparser`. The HTML that Wikipedia showed for these revisions is not
-available offline. So there are two comparisons: with pandoc, which knows no templates, and with a list of what a reader
-sees of templates in 20 pages, which was written by hand from the markup.
+are installed: `pip install pypandoc_binary wikitextparser wikiextractor`. The HTML that Wikipedia showed for these
+revisions is not available offline. So there are two comparisons: with pandoc, which knows no templates, and with a list
+of what a reader sees of templates in 20 pages, which was written by hand from the markup.
 """
 
 import argparse
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -104,6 +104,18 @@ def read_with_alma_prep(root: Path, data: Path) -> dict[str, str]:
     return {text.partition("\n")[0]: text.partition("\n")[2] for text in json.loads(found.stdout)}
 
 
+def read_with_wikiextractor(data: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(data.iterdir()):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "wikiextractor.WikiExtractor", "--json", "-q", "-o", folder, str(path)]
+            subprocess.run(command, capture_output=True)
+            for written in Path(folder).rglob("wiki_*"):
+                rows = map(json.loads, written.read_text().splitlines())
+                found.update({row["title"]: row["text"] for row in rows if row["text"]})
+    return found
+
+
 def difference(found: dict[str, str], wanted: dict[str, str]) -> tuple[int, int]:
     """Return the number of characters in words of `wanted` that are not in `found`, and the reverse, page by page."""
     lost = invented = 0
@@ -125,6 +137,8 @@ def main() -> None:
     if options.before:
         found["alma-prep before"] = read_with_alma_prep(options.before, data)
     notes = []
+    if importlib.util.find_spec("wikiextractor"):
+        found["wikiextractor"] = read_with_wikiextractor(data)
     for name, tool in TOOLS.items():
         try:
             texts = {title: tool(text) for title, text in markup.items()}

@@ -19,8 +19,9 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from data_prep.cleaning.cleaner import UNREADABLE, Cleaner, Cleaning
+from data_prep.cleaning.cleaner import Cleaner, Cleaning
 from data_prep.errors import PrepError
+from data_prep.reading.counts import Counts
 from data_prep.reading.facts import FactsWriter
 from data_prep.reading.index import SPOOLED
 from data_prep.reading.provenance import reading_digest
@@ -29,7 +30,7 @@ from data_prep.reading.rows import Rows
 from data_prep.reading.signatures import SignatureFiles, Signer
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Task
-from data_prep.sources import Document, Part, Skipped, read_documents_of
+from data_prep.sources import Document, Part, Skipped, merge_skipped, read_documents_of
 from data_prep.sources.dates import UNDATED, date_in_path, parse_date
 from data_prep.sources.remote import is_remote
 from data_prep.words import count_words
@@ -44,8 +45,6 @@ NO_LIMIT = 10**14
 READ_BYTES = 64 << 20
 """Approximate number of bytes of text to read at a time with `read_texts`. The larger this number, the more passages
 are read from a spool file each time that the file is opened. In memory, a text can take four times its bytes."""
-_UNDATED_SHOWN = 3
-"""Number of documents without a date that the result of a task names."""
 
 
 def text_path(folder: Path, shard: int) -> Path:
@@ -157,11 +156,8 @@ class SpoolTask(ReadingTask):
             spool file (see `signatures`).
         PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
-    The result of the task contains the number of documents, words and bytes that were read from each input file, what
-    cleaning removed and changed, what was skipped, examples of documents without a date, the latest date, the numbers
-    of documents with an id and with a date of their own (otherwise the id is the file name with a position, and the
-    date is that of the file), and the digest of PREFIX.documents.npy. What was read is what was written and removed,
-    and what changes took away.
+    The result of the task contains the fields of `counts.Counts`, the latest date, the number of documents whose id is
+    no URL, the number of documents that were written, and the digest of PREFIX.documents.npy.
     """
 
     sign: bool
@@ -175,47 +171,31 @@ class SpoolTask(ReadingTask):
 
     def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning or Cleaning())
-        rows, skipped, offset = Rows(SPOOLED), [], 0
-        last_date, with_fields = 0, [0, 0]
-        undated: list[list[str]] = []
-        # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
-        # `removed` maps each reason to the same numbers for what cleaning removed for this reason. `changed` maps each
-        # change of text to the number of documents that were changed, and of the words and bytes that they lost.
-        files: dict[str, list[int]] = {}
-        removed: dict[str, list[int]] = {}
-        changed: dict[str, list[int]] = {}
+        rows, counts, offset, last_date = Rows(SPOOLED), Counts(), 0, 0
+        counts.files.update({part.name: [0, 0, 0] for part in self.parts})
         kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
         signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
         with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside, signing as signer:
             for number, part in enumerate(self.parts):
                 heartbeat.beat(part.name)
-                unreadable = Skipped(part.name, UNREADABLE, unit="document", damaged=False)
-                count = files.setdefault(part.name, [0, 0, 0])
                 for document in read_documents_of(part, prefix.parent, heartbeat.beat):
                     heartbeat.beat()
                     if isinstance(document, Skipped):
-                        skipped.append(document)
+                        counts.skipped.append(document)
                         continue
                     content = document.text.encode("utf-8")
                     num_words = count_words(document.text, content)
-                    _add(count, 1, num_words, len(content))
+                    counts.read(part, document, num_words, len(content))
                     text, reason, changes = cleaner.clean(document)
                     date = date_of(document, part)
-                    _add(with_fields, not document.id.startswith(f"{part.name}:"), document.date != "")
-                    reason = reason or (FUTURE_DATE if date > self.latest_date else None)
-                    if not reason and self.needs_date and date == UNDATED:
-                        reason = UNREADABLE_DATE if document.date else NO_DATE
-                        undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
-                    if reason == UNREADABLE:
-                        found = unreadable.found or document.id or "the only one"
-                        unreadable = unreadable._replace(num_units=unreadable.num_units + 1, found=found)
+                    if not reason and (reason := self._date_reason(document, date)):
+                        counts.remove_undated(part, document)
                     if reason:
-                        _add(removed.setdefault(reason, [0, 0, 0]), 1, num_words, len(content))
+                        counts.remove(part, document, reason, num_words, len(content))
                         named = {"id": document.id, "date": document.date, "file": part.name}
                         kept_aside.add(reason=reason, **named, text=text)
                         continue
-                    for change, *fewer in changes:
-                        _add(changed.setdefault(change, [0, 0, 0]), 1, *fewer)
+                    counts.change(changes)
                     if changes:
                         content = text.encode("utf-8")
                         num_words = count_words(text, content)
@@ -227,30 +207,27 @@ class SpoolTask(ReadingTask):
                     if signer:
                         signer.add(text)
                     offset += file.write(content)
-                skipped += [unreadable] * bool(unreadable.num_units)
         rows.write(Path(f"{prefix}.documents.npy"))
-        return {
-            "files": files,
-            "removed": removed,
-            "changed": changed,
-            "skipped": skipped,
-            "undated": undated,
+        counts.skipped = merge_skipped(counts.skipped)
+        return vars(counts) | {
             "last_date": last_date,
-            "with_fields": with_fields,
             "without_url": cleaner.num_without_url,
             "documents": len(rows),
             "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
         }
 
+    def _date_reason(self, document: Document, date: int) -> str | None:
+        """Return the reason to remove a document because of its date; None: keep it."""
+        if date > self.latest_date:
+            return FUTURE_DATE
+        if self.needs_date and date == UNDATED:
+            return UNREADABLE_DATE if document.date else NO_DATE
+        return None
+
 
 def date_of(document: Document, part: Part) -> int:
     """Return the date (see `dates`) of a document, or else that in the path of its file; UNDATED if there is none."""
     return parse_date(document.date) if document.date else date_in_path(Path(part.name).name, part.path)
-
-
-def _add(counts: list[int], *more: int) -> None:
-    """Add each number in `more` to the number at the same position in the list `counts`, in place."""
-    counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
 def read_text(folder: Path, entry: np.void) -> str:

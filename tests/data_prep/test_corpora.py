@@ -404,6 +404,7 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
     assert folder_bytes(out) == after
 
 
+@pytest.mark.damages_streams
 def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp_path):
     out, _, _ = extended
     crawl, _, books = sources_of(corpora)

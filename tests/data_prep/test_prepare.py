@@ -166,7 +166,7 @@ def test_a_passage_beyond_65535_tokens_is_several_sequences_with_one_eos(tmp_pat
     # they are not cut. Their bytes are tokens of their own or pairs.
     rng = random.Random(0)
     long_word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=200_000))
-    lines = ["a b c d e f g h i j"] * 50_000
+    lines = ["a b c d e f g h i j " * 100] * 500
     (tmp_path / "a.txt").write_text("\n".join([*lines, long_word]), encoding="utf-8")
     out = tmp_path / "out"
     more = ["--duplicates", "keep"]

@@ -111,6 +111,7 @@ def test_a_source_whose_files_changed(tmp_path, write_corpus, alma_prep, refused
     assert "files have changed since" in refused(tmp_path / "out", f"books:{folder}")
 
 
+@pytest.mark.damages_streams
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -128,6 +129,7 @@ def test_a_damaged_stream(finished, stream_copy, refused, name, content, message
     assert message in refused(stream_copy, f"books:{finished}/books")
 
 
+@pytest.mark.damages_streams
 def test_a_stream_of_another_format_version(finished, stream_copy, refused):
     stream = json.loads((stream_copy / "stream.json").read_text())
     (stream_copy / "stream.json").write_text(json.dumps(stream | {"format_version": 2}))

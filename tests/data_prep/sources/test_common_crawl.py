@@ -381,10 +381,12 @@ def test_any_compressed_file_is_read_as_its_content(tmp_path):
 
     rng = random.Random(0)
     content = bytes(rng.choices(range(32, 127), k=1_000_000))
+    whole = gzip.compress(content)
+    padded = whole + bytes(512 + -len(whole) % 512)  # up to the end of a block
     packed = {
         "plain": content, "a.gz": gzip.compress(content), "a.bz2": bz2.compress(content),
         "a.zst": zstandard.compress(content), "members.gz": gzip.compress(content[:9]) + gzip.compress(content[9:]),
-        "padded.gz": gzip.compress(content) + bytes(512), "empty.gz": gzip.compress(b""),
+        "padded.gz": padded, "empty.gz": gzip.compress(b""),
     }  # fmt: skip
     for name, data in packed.items():
         (tmp_path / name).write_bytes(data)
@@ -394,6 +396,9 @@ def test_any_compressed_file_is_read_as_its_content(tmp_path):
             (tmp_path / name).write_bytes(data[:-5])
             with open_plain(tmp_path / name) as file, pytest.raises(DamagedFile, match=r"cut short|invalid"):
                 file.read()
+    (tmp_path / "zeros.gz").write_bytes(padded[:-1])
+    with open_plain(tmp_path / "zeros.gz") as file, pytest.raises(DamagedFile, match="zero bytes from byte"):
+        file.read()
     (tmp_path / "wrong.gz").write_bytes(b"plain text")
     with pytest.raises(DamagedFile, match="the file name says gzip"):
         open_plain(tmp_path / "wrong.gz")
