@@ -184,6 +184,7 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits) -> Iterator[_Article]
                     bad.drop(why)
                 else:
                     yield _Article(page.get("title", ""), page["text"], page.get("date", ""), number, dump.hidden)
+            bad.drop("neither a page nor information about the site", dump.num_others, "element")
             if rest is not None:  # another dump follows
                 dump = _Dump()
         if error:
@@ -227,6 +228,8 @@ class _Dump:
         self._held, self._num_before, self._is_over = b"", 0, False
         self.pages: list[dict[str, str]] = []
         """The pages that ended in the last piece."""
+        self.num_others = 0
+        """Number of elements that ended in the last piece and are neither pages nor information about the site."""
         self.has_progress = False
         """True if a page or a revision ended in the last piece."""
         self.hidden = frozenset(_CATEGORY_NAMES | {"file", "image", "category"})
@@ -242,7 +245,7 @@ class _Dump:
             expat.ExpatError: if this is no XML.
             DamagedFile: if this is another kind of XML.
         """
-        self.pages, self.has_progress = [], False
+        self.pages, self.num_others, self.has_progress = [], 0, False
         if not self._is_over:
             self._num_before, self._held = self._num_before + len(self._held), b""
         self._held += content
@@ -301,6 +304,8 @@ class _Dump:
                     self.hidden |= {comparable_name(text)}
         elif path == "page":
             self.pages.append(self._page)
+        elif len(self._path) == 2 and path != "siteinfo":
+            self.num_others += 1
         self.has_progress |= path in ("page", "page/revision")
         self._path.pop()
         self._is_over = not self._path
