@@ -168,7 +168,9 @@ def test_elements_that_mediawiki_does_not_write_are_ignored(tmp_path):
         "B", "Second.", "<sha1>x</sha1><upload><title>U</title><text>u</text></upload><a><a><a><text/></a></a></a>"
     )
     xml = DUMP_HEAD + page("A", "First.") + odd + "<log><title>L</title></log>" + page("C", "Third.") + END
-    assert read_xml(tmp_path, xml) == (["A\n\nFirst.", "B\n\nSecond.", "C\n\nThird."], {})
+    texts, skipped = read_xml(tmp_path, xml)
+    assert texts == ["A\n\nFirst.", "B\n\nSecond.", "C\n\nThird."]
+    assert skipped == {"neither a page nor information about the site": 1}  # the log
 
 
 def test_dumps_in_one_file_are_read_one_after_another(tmp_path):
