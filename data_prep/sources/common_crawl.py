@@ -26,6 +26,8 @@ _NO_TYPE = "the record has no type"
 # The reasons for which a record is skipped, although the archive is not damaged.
 _NO_TEXT = "page without text"
 _OTHER_TYPE = "of a type that is not read, such as continuation"
+_MAX_GAP_BYTES = 200
+"""Maximum number of bytes between two records: line ends, and additional white space in the header of the first."""
 _REVISIT = "revisit record, which refers to an earlier capture of the page"
 
 
@@ -100,7 +102,7 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
 
     pages = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion | WarcRecordType.revisit
     described = WarcRecordType.warcinfo | WarcRecordType.request | WarcRecordType.metadata
-    for record in _warc_records(file, report_progress):
+    for record in _warc_records(file, bad, report_progress):
         if not record.record_type & pages:
             if record.record_type == WarcRecordType.no_type:
                 bad.add(_NO_TYPE, record.stream_pos)
@@ -138,7 +140,7 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             bad.add("not valid UTF-8", position)
 
 
-def _warc_records(file: io.BufferedReader, report_progress: ReportProgress) -> Iterator[Any]:
+def _warc_records(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Any]:
     """Yield each record in a WARC or WET archive, as a WarcRecord of fastwarc.
 
     A record must be read before the next one is taken. See `_read_warc` for the arguments and errors.
@@ -156,9 +158,15 @@ def _warc_records(file: io.BufferedReader, report_progress: ReportProgress) -> I
     options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
     whole = Eager(file)
     records = iter(_call_library(ArchiveIterator, whole, WarcRecordType.any_type, **options))
+    end = 0
     while True:
         record = _call_library(next, records, None)
         report_progress()
+        # If a header is damaged, fastwarc may pass over everything up to a later record.
+        if record is not None:
+            if not lenient and record.stream_pos - end > _MAX_GAP_BYTES:
+                bad.add("bytes that belong to no record", end)
+            end = record.stream_pos + _num_header_bytes(record) + record.content_length
         # Check that the file ends with two line ends, as every complete record does. This check is needed because
         # fastwarc does not notice if the file ends within the header of a record. It may return an empty record then.
         is_empty = record is None or not record.content_length
@@ -167,6 +175,12 @@ def _warc_records(file: io.BufferedReader, report_progress: ReportProgress) -> I
         if record is None:
             return
         yield record
+
+
+def _num_header_bytes(record: Any) -> int:
+    """Return the length of the header of a record, apart from additional white space."""
+    lines = [record.headers.status_line, *map(": ".join, record.headers.items()), ""]
+    return sum(len(line.encode("utf-8", "replace")) + 2 for line in lines)
 
 
 def _is_damaged(headers: Any) -> bool:
