@@ -150,7 +150,8 @@ def _warc_records(file: io.BufferedReader, bad: SkippedUnits, report_progress: R
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
     # Parse strictly, to detect truncated records. Parse leniently only files in old WARC versions, and files with line
     # ends other than CR LF, because the strict parser rejects them.
-    lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
+    is_old = first_line.startswith(b"WARC/0.")
+    lenient = is_old or not first_line.endswith(b"\r")
     if file.peek(262)[257:262] == b"ustar":
         raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
     if not first_line.startswith(b"WARC/"):
@@ -164,7 +165,7 @@ def _warc_records(file: io.BufferedReader, bad: SkippedUnits, report_progress: R
         report_progress()
         # If a header is damaged, fastwarc may pass over everything up to a later record.
         if record is not None:
-            if not lenient and record.stream_pos - end > _MAX_GAP_BYTES:
+            if not is_old and record.stream_pos - end > _MAX_GAP_BYTES:
                 bad.add("bytes that belong to no record", end)
             end = record.stream_pos + _num_header_bytes(record) + record.content_length
         # Check that the file ends with two line ends, as every complete record does. This check is needed because
