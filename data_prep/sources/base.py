@@ -128,14 +128,11 @@ class Kind:
 class SkippedUnits:
     """Counts how many lines, records, pages or rows (units) of one file are skipped, separately for each reason.
 
-        Iterating over a SkippedUnits object yields one Skipped object per reason.
+    Iterating over a SkippedUnits object yields one Skipped object per reason.
 
-        Args:
-            name: name of the file.
-    <<<<<<< HEAD
-            unit: what is counted, see `Skipped.unit`.
-    =======
-            unit: what is counted; see `Skipped.unit`.
+    Args:
+        name: name of the file.
+        unit: what is counted; see `Skipped.unit`.
     """
 
     def __init__(self, name: str, unit: str):
