@@ -256,11 +256,23 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
         part: the part of a file to read.
         report_progress: called repeatedly while a long document is read.
     """
+    if Path(part.name).name.startswith("._") and _begins_with(part.path, _APPLE_DOUBLE):
+        yield Skipped(part.name, "a file in which macOS keeps attributes of another file", damaged=False)
+        return
     for document in KINDS[part.kind].read(part, report_progress):
         if isinstance(document, Skipped):
             yield document
         else:
             yield Document(*map(_encodable, document))
+
+
+_APPLE_DOUBLE = b"\0\5\x16\7"
+"""The first bytes of the files ._NAME that macOS writes beside each file NAME on disks and in archives of others."""
+
+
+def _begins_with(path: str, start: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(start)) == start
 
 
 def _encodable(text: str) -> str:

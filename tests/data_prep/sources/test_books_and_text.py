@@ -260,7 +260,11 @@ def test_damage_in_utf_16_is_counted(tmp_path):
         ("one two\nthree\n".encode("utf-16-le"), "UTF-16LE without a byte order mark"),
         ("one two\nthree\n".encode("utf-16-be"), "iconv -f UTF-16BE -t UTF-8"),
         (b"one\rtwo\r", "tr '\\r' '\\n'"),
+        (b"one\rtwo\rthree\n", "tr '\\r' '\\n'"),
         ("one\u2028two".encode(), "U+2028 and no \\n"),
+        (gzip.compress(b"one\ntwo\n"), "the content is that of a gzip file, not text"),
+        (b"%PDF-1.7\none\n", "the content is that of a PDF file"),
+        ("一つ\n二つ\n".encode("iso-2022-jp"), "iconv -f ISO-2022-JP -t UTF-8"),
     ],
 )
 def test_a_text_file_with_other_line_ends_or_another_encoding_is_refused(tmp_path, content, why):
@@ -271,6 +275,26 @@ def test_a_text_file_with_other_line_ends_or_another_encoding_is_refused(tmp_pat
         assert {why in one.why and one.damaged for one in skipped} == {True}
     (tmp_path / "a.txt").write_bytes(b"one\rtwo\nthree\xe2\x80\xa8four\n")
     assert read_all(Source("text", str(tmp_path)))[0] == ["one\rtwo", "three\u2028four"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_byte_order_marks_where_files_were_joined_are_no_part_of_the_text(tmp_path, encoding):
+    rows = [json.dumps({"text": "one"}), json.dumps({"text": "two \ufeff too"}, ensure_ascii=False)]
+    for name, lines in (("a.txt", ["one", "two \ufeff too"]), ("a.jsonl", rows)):
+        # Twice a file that begins with two marks and ends with an empty line that has one.
+        content = "\ufeff\ufeff" + "\n".join([*lines, "\ufeff", ""])
+        (tmp_path / name).write_bytes((content * 2).encode(encoding))
+        assert read_all(Source("text", str(tmp_path / name))) == (["one", "two \ufeff too"] * 2, [])
+
+
+def test_the_files_that_macos_adds_are_no_damage(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X        \nATTR\n")
+    (tmp_path / "._b.txt").write_text("two\n")
+    for kind in ("text", "books"):
+        texts, [skipped] = read_all(Source(kind, str(tmp_path)))
+        assert [text.strip() for text in texts] == ["two", "one"]
+        assert (skipped.name, skipped.damaged, skipped.num_units) == ("._a.txt", False, 0)
 
 
 def test_a_file_in_another_encoding_says_once_what_to_run(tmp_path):
