@@ -27,7 +27,17 @@ from data_prep.running.task_store import take_finished
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
-from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
+from data_prep.sources import (
+    Files,
+    Part,
+    Skipped,
+    Source,
+    SourceFile,
+    endings_left_out,
+    fingerprint,
+    merge_skipped,
+    split_into_parts,
+)
 from data_prep.sources.dates import date_text
 from data_prep.sources.snapshots import groups_of
 
@@ -280,6 +290,8 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
         by_design = _totals(
             {f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design
         )
+        if left_out := endings_left_out(source).total():
+            by_design["files: not read because of their endings"] = [left_out]
         records.append(
             {
                 "kind": source.kind,
