@@ -84,7 +84,7 @@ def _plain_text(part: Part) -> str:
     if not codec and (guess := looks_like_utf16(content)):
         raise DamagedFile(f"the text looks like {guess} without a byte order mark. {how_to_convert(guess)}")
     try:
-        return content.decode(codec or "utf-8")
+        return content.decode(codec or "utf-8").lstrip("\ufeff")
     except UnicodeDecodeError as error:
         if codec:
             raise DamagedFile(

@@ -83,8 +83,8 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
                 line_start, position = position, position + len(line)
-                if line_start == 0 and not (line.endswith(b"\n") and file.peek(1)):
-                    _check_line_ends(line, is_json)
+                if line_start == 0:
+                    _check_line_ends(line, file, is_json)
                 if len(line) > MAX_DOCUMENT_BYTES:
                     position += 0 if line.endswith(b"\n") else _skip_line(file)
                     bad.add(TOO_LONG, line_start)
@@ -145,19 +145,22 @@ def _opened(part: Part) -> io.BufferedReader:
     return file
 
 
-def _check_line_ends(line: bytes, is_json: bool) -> None:
+def _check_line_ends(line: bytes, file: io.BufferedReader, is_json: bool) -> None:
     """Raise DamagedFile if a file of one line, as it seems, has other marks between its lines.
 
     Args:
-        line: the content of the file, or its beginning. It may have a line end at the end.
+        line: the first line of the file.
+        file: the file, of which this line was read.
         is_json: True for a JSON lines file, whose texts may contain U+2028.
     """
-    line = line.rstrip()
+    is_ended, line = line.endswith(b"\n"), line.rstrip()
     if b"\r" in line:
         name, command = "\\r", r"tr '\r' '\n'"
     elif not is_json and "\u2028".encode() in line:
         name, command = "U+2028", r"sed 's/\xe2\x80\xa8/\n/g'"
     else:
+        return
+    if is_ended and file.peek(1):
         return
     raise DamagedFile(f"the file has {name} and no \\n at the line ends. Convert it with: {command} FILE > FILE.txt")
 

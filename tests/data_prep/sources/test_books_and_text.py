@@ -310,9 +310,10 @@ def test_the_files_that_macos_adds_are_no_damage(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X        \nATTR\n")
     (tmp_path / "._b.txt").write_text("two\n")
+    (tmp_path / "b.txt").write_bytes("\ufeff\ufeffthree".encode())
     for kind in ("text", "books"):
         texts, [skipped] = read_all(Source(kind, str(tmp_path)))
-        assert [text.strip() for text in texts] == ["two", "one"]
+        assert [text.strip() for text in texts] == ["two", "one", "three"]
         assert (skipped.name, skipped.damaged, skipped.num_units) == ("._a.txt", False, 0)
 
 
