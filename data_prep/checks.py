@@ -16,7 +16,7 @@ from data_prep.dividing.partition import extension_plan, make_plan
 from data_prep.errors import PrepError
 from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
-from data_prep.sources import KINDS, Files, Source, fingerprint, list_files, needed_libraries
+from data_prep.sources import KINDS, Files, Source, endings_left_out, fingerprint, list_files, needed_libraries
 from data_prep.sources.remote import is_remote
 from data_prep.sources.snapshots import groups_of
 from data_prep.tokenization.given import given_tokenizer
@@ -59,6 +59,15 @@ def check_benchmarks(settings: PrepSettings) -> None:
     """Raise PrepError if a file given by --decontaminate-against is missing."""
     for path in settings.decontaminate_against:
         list_files(Source("text", path))
+
+
+def check_endings(settings: PrepSettings) -> None:
+    """Print a warning about the files in the folders of sources and benchmarks that are not read."""
+    benchmarks = [Source("text", path) for path in settings.decontaminate_against]
+    for what, source in [*(("source", one) for one in settings.sources), *(("benchmarks", one) for one in benchmarks)]:
+        if endings := endings_left_out(source):
+            shown = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8))
+            note(f"warning: {what} {source}: {endings.total():,} files are not read because of their endings: {shown}")
 
 
 def check_block_urls(settings: PrepSettings) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.checks import check_block_urls, check_filters, check_installed
+from data_prep.checks import check_block_urls, check_endings, check_filters, check_installed
 from data_prep.errors import PrepError, Unworkable
 from data_prep.extend import with_values_of_stream
 from data_prep.inspecting.summary import removed_lines
@@ -105,6 +105,7 @@ def _measure(settings: PrepSettings, wanted_bytes: float, folder: Path) -> _Meas
     check_installed(settings, files)
     check_filters(settings)
     check_block_urls(settings)
+    check_endings(settings)
     total_bytes = sum(file.num_bytes for found in files.values() for file in found)
     samples, factors, sampled_bytes = {}, {}, 0
     for number, (source, found) in enumerate(files.items()):

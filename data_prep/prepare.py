@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from data_prep.checks import (
     check_benchmarks,
     check_block_urls,
+    check_endings,
     check_filters,
     check_installed,
     check_out_is_not_a_source,
@@ -57,6 +58,7 @@ def prepare(settings: PrepSettings) -> dict:
     check_filters(settings)
     check_block_urls(settings)
     check_benchmarks(settings)
+    check_endings(settings)
     check_installed(settings, files)
     if settings.extend:
         try:

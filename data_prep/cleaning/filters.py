@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -135,6 +135,7 @@ def _split(url: str) -> tuple[str, str, str]:
         except ValueError:  # for example, brackets that are not closed, or no valid name of a host
             return "", "", ""
     host = host.rstrip(".")
+    path = unquote(path) if "%" in path else path
     return (host, path.rstrip("/"), query) if _HOST.fullmatch(host) else ("", "", "")
 
 

@@ -17,6 +17,7 @@ from data_prep.leakage.held_out import decoded_texts, read_benchmarks
 from data_prep.leakage.overlap import count_overlaps, find_overlaps
 from data_prep.leakage.texts import Texts
 from data_prep.reading.index import INDEX, Index, is_training, write_index
+from data_prep.running.progress import note
 from data_prep.running.tasks import Executor
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
@@ -154,6 +155,12 @@ def without_overlaps(
     start, end = index.training()
     training = Texts(str(path), index.sha256, str(index.spool), start, end)
     found = find_overlaps(folder, settings.decontaminate, held_out, training, where.executor, keep_ngrams=False)
+    for benchmark, count in zip(reversed(settings.decontaminate_against), reversed(found.too_short), strict=False):
+        if count:
+            note(
+                f"warning: --decontaminate-against {benchmark}: texts with fewer than {settings.decontaminate} words "
+                f"cannot be found: {count:,}. Give --decontaminate a smaller number, at least 5."
+            )
     removed = np.zeros(len(planned.order), bool)
     removed[start:end] = found.texts
     order = planned.order[~removed]

@@ -51,6 +51,8 @@ class Found(NamedTuple):
     """Hashes of the held-out n-grams that occur in training text, sorted, uint64. Empty if they were not asked for."""
     texts: np.ndarray
     """bool: True for each training text that contains a held-out n-gram, in the order of the training texts."""
+    too_short: list[int]
+    """For each of the arguments `held_out`, the number of its texts that have no n-gram, because they are too short."""
 
 
 def find_overlaps(
@@ -66,9 +68,12 @@ def find_overlaps(
         executor: runs the tasks.
         keep_ngrams: whether to return the hashes of the n-grams, which are kept in memory.
     """
-    hashing = [NgramsTask(texts, size) for part in held_out for texts in part.divided()]
+    divided = [part.divided() for part in held_out]
+    hashing = [NgramsTask(texts, size) for parts in divided for texts in parts]
     step = Step(folder / "ngrams", hashing)
-    counts = [result["ngrams"] for result in step.run(executor)]
+    results = step.run(executor)
+    counts, of_tasks = [result["ngrams"] for result in results], iter(results)
+    too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in divided]
     num_parts = min(max(1, -(-sum(counts) // _MERGED_NGRAMS)), _MAX_PARTS)
     # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
@@ -81,7 +86,7 @@ def find_overlaps(
     place = (str(merge.folder), num_parts, stamp)
     found, overlaps = look_up(folder, size, training.divided(), place, executor)
     ngrams = _merged(found) if keep_ngrams else np.empty(0, np.uint64)
-    return Found(ngrams, overlaps)
+    return Found(ngrams, overlaps, too_short)
 
 
 def _scan(
@@ -115,11 +120,11 @@ class NgramsTask(TextsTask):
     size: int
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        hashes, _ = ngrams_of(self.texts, self.size, heartbeat)
+        hashes, text_of = ngrams_of(self.texts, self.size, heartbeat)
         with heartbeat.computing():  # sorting takes long
             hashes = distinct(hashes)
         hashes.tofile(f"{prefix}.ngrams")
-        return {"ngrams": len(hashes)}
+        return {"ngrams": len(hashes), "too_short": len(self.texts.entries()) - len(np.unique(text_of))}
 
 
 @dataclass(frozen=True)

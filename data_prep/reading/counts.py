@@ -1,6 +1,6 @@
 """Count what a task reads, removes, changes and skips, as the accounts of the stream need it (see `accounts`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from data_prep.cleaning.cleaner import UNREADABLE
@@ -57,3 +57,13 @@ class Counts:
 def _add(counts: dict[str, list[int]], key: str, *more: int) -> None:
     """Add numbers to those of a key, in place."""
     counts[key] = [count + added for count, added in zip(counts.get(key, [0] * len(more)), more, strict=True)]
+
+
+def added(counted: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    """Return the sums of the numbers in several mappings, by key."""
+    totals: dict[str, list[int]] = {}
+    for counts in counted:
+        for key, numbers in counts.items():
+            before = totals.get(key, [0] * len(numbers))
+            totals[key] = [one + more for one, more in zip(before, numbers, strict=True)]
+    return totals

@@ -5,7 +5,7 @@ stream.json.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
+from data_prep.reading.counts import added
 from data_prep.reading.entries import Shard, make_entries
 from data_prep.reading.facts import dates_of, facts_path, ids_of, order_copies
 from data_prep.reading.paragraphs import without_repeated
@@ -27,7 +28,17 @@ from data_prep.running.task_store import take_finished
 from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
-from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
+from data_prep.sources import (
+    Files,
+    Part,
+    Skipped,
+    Source,
+    SourceFile,
+    endings_left_out,
+    fingerprint,
+    merge_skipped,
+    split_into_parts,
+)  # fmt: skip
 from data_prep.sources.dates import date_text
 from data_prep.sources.snapshots import groups_of
 
@@ -270,17 +281,15 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
     removed: list[dict] = []
     for source, found in files.items():
         results_of_source = [result for _, result in results[source]]
-        per_file = _totals(result["files"] for result in results_of_source)
+        per_file = added(result["files"] for result in results_of_source)
         for kind in ("removed", "changed"):
-            for reason, counts in _totals(result[kind] for result in results_of_source).items():
+            for reason, counts in added(result[kind] for result in results_of_source).items():
                 documents, words, num_bytes = counts
-                changes_text = kind == "changed"
-                removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, changes_text))
+                removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, kind == "changed"))
         all_skipped = [Skipped(*entry) for result in results_of_source for entry in result["skipped"]]
         skipped = merge_skipped([entry for entry in all_skipped if not entry.by_design])
-        by_design = _totals(
-            {f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design
-        )
+        by_design = ({f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design)
+        left_out = {"files: not read because of their endings": [endings_left_out(source).total()]}
         records.append(
             {
                 "kind": source.kind,
@@ -290,22 +299,12 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
                 "documents": sum(counts[0] for counts in per_file.values()),
                 "words": sum(counts[1] for counts in per_file.values()),
                 "bytes": sum(counts[2] for counts in per_file.values()),
-                "dropped": {why: count for why, (count,) in sorted(by_design.items())},
+                "dropped": {why: n for why, (n,) in sorted(added([left_out, *by_design]).items()) if n},
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
                 "damaged_files": round(_num_damaged(skipped, per_file), 6),
             }
         )
     return records, sorted(removed, key=lambda row: (row["step"], row["source"]))
-
-
-def _totals(counted: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
-    """Return the sums of the numbers in several mappings, by key."""
-    totals: dict[str, list[int]] = {}
-    for counts in counted:
-        for key, numbers in counts.items():
-            before = totals.get(key, [0] * len(numbers))
-            totals[key] = [one + more for one, more in zip(before, numbers, strict=True)]
-    return totals
 
 
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:

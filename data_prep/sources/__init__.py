@@ -7,6 +7,7 @@ a source, and a function that reads the documents in a file or in a part of a fi
 
 import glob
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,13 @@ from data_prep.sources.hugging_face import HUGGING_FACE, list_dataset
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
 from data_prep.sources.remote import is_remote, list_remote, local_part
 from data_prep.sources.text import TABLES, TEXT
-from data_prep.sources.walk import paths_matching
+from data_prep.sources.walk import files_below, paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
 
 __all__ = [
     "KINDS", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
-    "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents", "read_documents_of",
-    "split_into_parts",
+    "endings_left_out", "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents",
+    "read_documents_of", "split_into_parts",
 ]  # fmt: skip
 
 KINDS = {
@@ -129,6 +130,21 @@ def list_files(source: Source) -> list[SourceFile]:
     if not paths:
         raise PrepError(f"source {source}: {root} contains no {kind.files_are}. Check the kind and the path.")
     return _described(paths, root)
+
+
+def endings_left_out(source: Source) -> Counter[str]:
+    """Return the endings of the files in the folders of a source that are not read, with the number of files.
+
+    Files whose names begin with a dot are not counted, and files on other machines are not looked at.
+    """
+    kind = KINDS[source.kind]
+    if not kind.wants_path or source.kind == "hf" or is_remote(source.path):
+        return Counter()
+    found = [Path(source.path)] if Path(source.path).exists() else paths_matching(source.path)
+    folders = [path for path in found if path.is_dir()]
+    read = {path for folder in folders for path in kind.list_paths(folder)}
+    others = {path for folder in folders for path in files_below(folder)} - read
+    return Counter(path.suffix.lower() or "none" for path in others if not path.name.startswith("."))
 
 
 def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
@@ -256,11 +272,23 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
         part: the part of a file to read.
         report_progress: called repeatedly while a long document is read.
     """
+    if Path(part.name).name.startswith("._") and _begins_with(part.path, _APPLE_DOUBLE):
+        yield Skipped(part.name, "a file in which macOS keeps attributes of another file", damaged=False)
+        return
     for document in KINDS[part.kind].read(part, report_progress):
         if isinstance(document, Skipped):
             yield document
         else:
             yield Document(*map(_encodable, document))
+
+
+_APPLE_DOUBLE = b"\0\5\x16\7"
+"""The first bytes of the files ._NAME that macOS writes beside each file NAME on disks and in archives of others."""
+
+
+def _begins_with(path: str, start: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(start)) == start
 
 
 def _encodable(text: str) -> str:

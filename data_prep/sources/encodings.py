@@ -13,6 +13,13 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_FORMATS = {
+    b"\x1f\x8b": "gzip", b"BZh91AY&SY": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf\x27\x1c": "7z", b"PAR1\x15": "Parquet", b"ARROW1\0": "Arrow", b"%PDF-1.": "PDF",
+}  # fmt: skip
+"""The first bytes of files that are no text, whatever their name says."""
+# A sequence with which ISO-2022 switches to the characters of Japan or Korea. All its bytes are ASCII.
+_ISO_2022 = {b"\x1b$B": "ISO-2022-JP", b"\x1b$@": "ISO-2022-JP", b"\x1b$)C": "ISO-2022-KR"}
 HEAD_BYTES = 1 << 16
 """Number of bytes at the start of a file that are enough for the functions of this module."""
 
@@ -33,6 +40,20 @@ def looks_like_utf16(head: bytes) -> str | None:
     if max(even, odd) * 100 < len(head) or min(even, odd) * 10 > max(even, odd):
         return None
     return None if even == odd else "UTF-16LE" if odd > even else "UTF-16BE"
+
+
+def why_no_utf8(head: bytes) -> str | None:
+    """Return why a file is not read as UTF-8 though most of its bytes may be valid UTF-8, or None.
+
+    The bytes of a compressed file, or of ISO-2022, would be taken for characters.
+    """
+    for start, name in _FORMATS.items():
+        if head.startswith(start):
+            return (
+                f"the content is that of a {name} file, not text. Give the file the name of its format, or convert it"
+            )
+    encoding = next((name for switch, name in _ISO_2022.items() if switch in head), None)
+    return f"the file looks like {encoding}, not UTF-8. {how_to_convert(encoding)}" if encoding else None
 
 
 def how_to_convert(encoding: str) -> str:

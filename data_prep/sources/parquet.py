@@ -180,19 +180,21 @@ def _text_of(value: Any, field: str, number: int, bad: SkippedUnits) -> str:
     """Return the text in the row `number`. Count the row in `bad` and return "" if it has no text or too much."""
     try:
         text = value.as_py()
+        if isinstance(text, bytes):  # some programs write text without saying that it is text
+            text = text.decode("utf-8")
     except UnicodeDecodeError:
         bad.add("not valid UTF-8", number)
         return ""
     # `as_py` raises these errors, for example, if the value is a date that Python cannot represent. Such a value is not
     # text, so it is skipped below.
     except (ValueError, OverflowError):
-        bad.add(f"the column '{field}' is not text", number)
+        bad.add(f"the column '{field}' is not text", number, f"it is {value.type}")
         return ""
     if is_missing(text) or (isinstance(text, str) and (not text or text.isspace())):
         bad.drop(NO_TEXT)
         return ""
     if not isinstance(text, str):
-        bad.add(f"the column '{field}' is not text", number)
+        bad.add(f"the column '{field}' is not text", number, f"it is {value.type}")
         return ""
     if len(text) > MAX_DOCUMENT_BYTES:
         bad.add(TOO_LONG, number)
@@ -201,8 +203,18 @@ def _text_of(value: Any, field: str, number: int, bad: SkippedUnits) -> str:
 
 
 def _value_of(value: Any) -> object:
-    """Return a value of a Parquet column as a Python object, or None if Python cannot represent it."""
+    """Return a value of a Parquet column as a Python object.
+
+    A date or time that Python cannot represent, such as one with nanoseconds, is returned as Arrow's text for it, and
+    another such value as None.
+    """
+    from pyarrow import string, types
+
     try:
-        return value.as_py()
-    except (ValueError, OverflowError):  # also UnicodeDecodeError
+        found = value.as_py()
+        return found.decode("utf-8") if isinstance(found, bytes) else found
+    except UnicodeDecodeError:
         return None
+    except (ValueError, OverflowError):
+        is_date = types.is_timestamp(value.type) or types.is_date(value.type)
+        return value.cast(string()).as_py() if is_date else None

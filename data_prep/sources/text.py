@@ -12,7 +12,7 @@ from typing import BinaryIO
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import LimitExceeded, stream
 from data_prep.sources.compression import CHUNK_BYTES, ENDINGS, DamagedFile, open_plain
-from data_prep.sources.encodings import Recoded, how_to_convert, looks_like_utf16, needs_recoding
+from data_prep.sources.encodings import Recoded, how_to_convert, looks_like_utf16, needs_recoding, why_no_utf8
 from data_prep.sources.walk import files_below
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
@@ -83,19 +83,19 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
                 line_start, position = position, position + len(line)
-                if line_start == 0 and not line.endswith(b"\n"):
-                    _check_line_ends(line, is_json)
+                if line_start == 0:
+                    _check_line_ends(line, file, is_json)
                 if len(line) > MAX_DOCUMENT_BYTES:
                     position += 0 if line.endswith(b"\n") else _skip_line(file)
                     bad.add(TOO_LONG, line_start)
                     continue
-                if line_start == 0:
-                    line = line.removeprefix(BOM)
                 identity, date = f"{part.name}:{line_start}", ""
                 try:
-                    text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-                    if is_json and text and not text.isspace():
-                        row = json.loads(text)
+                    # Files that were joined have byte order marks in the middle. The mark is no part of the text.
+                    content = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").lstrip("\ufeff")
+                    text = content
+                    if is_json and content and not content.isspace():
+                        row = json.loads(content)
                         text = _field_of(row, part.option("text_field"))
                         identity = first_of(row, id_fields(part)) or identity
                         date = date_field(row, part)
@@ -110,7 +110,7 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                 else:
                     if text and not text.isspace():
                         yield Document(text, identity, date)
-                    elif is_json and not line.isspace():
+                    elif is_json and content and not content.isspace():
                         bad.drop(NO_TEXT)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
@@ -126,13 +126,15 @@ def _opened(part: Part) -> io.BufferedReader:
     """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed.
 
     Raises:
-        DamagedFile: if the file is in UTF-16 without a byte order mark.
+        DamagedFile: if the file is in UTF-16 without a byte order mark, or its first bytes are those of no text.
     """
     file = open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # noqa: SIM115, the caller closes it
     try:
         head = file.peek()
         if needs_recoding(head):
             return io.BufferedReader(Recoded(file), CHUNK_BYTES)
+        if why := why_no_utf8(head):
+            raise DamagedFile(why)
         if b"\0" in head and (encoding := looks_like_utf16(head)):
             raise DamagedFile(
                 f"the file looks like {encoding} without a byte order mark, not UTF-8. {how_to_convert(encoding)}"
@@ -143,19 +145,22 @@ def _opened(part: Part) -> io.BufferedReader:
     return file
 
 
-def _check_line_ends(line: bytes, is_json: bool) -> None:
-    """Raise DamagedFile if a file without any line end has other marks between its lines.
+def _check_line_ends(line: bytes, file: io.BufferedReader, is_json: bool) -> None:
+    """Raise DamagedFile if a file of one line, as it seems, has other marks between its lines.
 
     Args:
-        line: the content of the file, or its beginning.
+        line: the first line of the file.
+        file: the file, of which this line was read.
         is_json: True for a JSON lines file, whose texts may contain U+2028.
     """
-    line = line.rstrip()
+    is_ended, line = line.endswith(b"\n"), line.rstrip()
     if b"\r" in line:
         name, command = "\\r", r"tr '\r' '\n'"
     elif not is_json and "\u2028".encode() in line:
         name, command = "U+2028", r"sed 's/\xe2\x80\xa8/\n/g'"
     else:
+        return
+    if is_ended and file.peek(1):
         return
     raise DamagedFile(f"the file has {name} and no \\n at the line ends. Convert it with: {command} FILE > FILE.txt")
 

@@ -175,13 +175,20 @@ def _is_byte_level(described: dict) -> bool:
     model, cutting = described["model"], described["pre_tokenizer"] or {}
     steps = cutting.get("pretokenizers", [cutting])
     kinds = [step.get("type") for step in steps]
-    keeps_text = [step.get("type") == "ByteLevel" or step.get("behavior") == "Isolated" for step in steps]
+    keeps_text = [
+        not step["add_prefix_space"] if step.get("type") == "ByteLevel" else step.get("behavior") == "Isolated"
+        for step in steps
+    ]
+    # Some symbols, such as the <mask> of RoBERTa, take the white space beside them.
+    keeps_text += [not token["lstrip"] and not token["rstrip"] for token in described["added_tokens"]]
+    decoding = described["decoder"] or {"type": "ByteLevel"}  # as in `AnyTokenizer`
     return (
         model["type"] == "BPE"
         and not model.get("continuing_subword_prefix")
         and not model.get("end_of_word_suffix")
         and not described["normalizer"]
         and "ByteLevel" in kinds
+        and decoding["type"] == "ByteLevel"
         and all(keeps_text)
         and set(ByteLevel.alphabet()) <= model["vocab"].keys()
     )

@@ -212,6 +212,16 @@ def test_skipped_files_are_named_in_stream_json_and_in_the_table(tmp_path, write
     assert "2 files completely or partly skipped" in table
 
 
+def test_files_with_other_endings_in_a_folder_are_counted(tmp_path, write_corpus, alma_prep, capsys):
+    corpus = write_corpus(tmp_path / "corpus", num_files=6)
+    for name in ("b.csv", "more/c.csv", "more/d.jsonl.zip", "LICENSE", ".hidden"):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_text("not read\n")
+    assert alma_prep(tmp_path / "out", f"text:{corpus}") == 0
+    assert load(tmp_path / "out")["sources"][0]["dropped"] == {"files: not read because of their endings": 4}
+    assert f"source text:{corpus}: 4 files are not read because of their endings: .csv (2), " in capsys.readouterr().err
+
+
 def test_a_second_run_finds_its_work_done(tmp_path, books, alma_prep, capsys):
     out = tmp_path / "out"
     assert alma_prep(out, f"books:{books}") == 0

@@ -110,12 +110,16 @@ def test_rules_have_scopes_and_the_order_of_fineweb():
 
 def test_a_list_of_urls_covers_subdomains_and_pages_below(tmp_path):
     path = tmp_path / "list.txt"
-    path.write_text("# spam\nSpam.example\n\nhttps://forum.org/Bad/\nshop.net/item?id=3\nbücher.de\n", encoding="utf-8")
+    path.write_text(
+        "# spam\nSpam.example\n\nhttps://forum.org/Bad/\nshop.net/item?id=3\nbücher.de\na.org/café\nb.org/caf%C3%A9\n",
+        encoding="utf-8",
+    )
     blocked = BlockedUrls(path)
     inside = (
         "http://spam.example http://www.spam.example:80/a?b#c https://forum.org/Bad https://www.forum.org/Bad/1?x=y "
     )
-    inside += "http://shop.net/item?id=3 https://xn--bcher-kva.de/x https://bücher.de"
+    inside += "http://shop.net/item?id=3 https://xn--bcher-kva.de/x https://bücher.de "
+    inside += "http://a.org/café http://a.org/caf%C3%A9/1 http://b.org/caf%c3%a9 http://b.org/café"
     outside = "http://example http://notspam.example http://spam.example.com https://forum.org/Badge https://forum.org "
     outside += "http://shop.net/item http://shop.net/item?id=30 http://[broken http://"
     assert [url for url in inside.split() if not blocked.has(url)] == []

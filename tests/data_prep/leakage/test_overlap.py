@@ -274,7 +274,9 @@ def test_benchmark_files_that_are_damaged_or_have_changed_are_named(tmp_path, qu
     more = ["--decontaminate", 13, "--decontaminate-against", quiz]
     assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 0
     warning = f"--decontaminate-against {quiz}: quiz.jsonl is not compared completely: 1 line: not valid JSON"
-    assert warning in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert warning in error
+    assert f"--decontaminate-against {quiz}: texts with fewer than 13 words cannot be found: 1." in error
     quiz.write_text('{"text": "another question"}\n')
     assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 2
     assert "a file of the decontaminate_against setting has changed" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 from data_prep.errors import PrepError
 from data_prep.sources import Source, list_files
 from data_prep.sources.books import without_gutenberg
+from data_prep.sources.dates import parse_date
 from tests.data_prep.files import read_all, read_all_documents, write_arrow, write_dump, write_warc
 
 FRAME = """The Project Gutenberg EBook of Moby Dick, by Herman Melville
@@ -141,6 +142,24 @@ def test_a_row_of_parquet_that_is_no_text_is_skipped_and_the_others_are_kept(tmp
     assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("days.parquet", 2)]
 
 
+def test_text_and_dates_that_parquet_stores_as_bytes_and_nanoseconds_are_read(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
+    import pyarrow
+
+    times = pyarrow.array([1_577_836_800_000_000_001, 2**62], pyarrow.timestamp("ns"))
+    days = pyarrow.array([2**31 - 1, 18262], pyarrow.int32()).cast(pyarrow.date32())
+    table = {"text": ["één".encode(), b"\xff"], "id": [b"a1", b"a2"], "time": times, "day": days}
+    parquet.write_table(pyarrow.table(table), tmp_path / "2015.parquet")
+    source = Source("text", str(tmp_path))
+    [document], [skipped] = read_all_documents(source, date_field="time")
+    assert document == ("één", "a1", "2020-01-01 00:00:00.000000001")
+    assert parse_date(document.date) == 20200101000000
+    assert skipped.reason() == "1 row: not valid UTF-8 (the first at row 2)"
+    # A day in the year 5881580 is no missing date, for which that of the file would be taken.
+    [document], _ = read_all_documents(source, date_field="day")
+    assert document.date == "<value out of range: 2147483647>" and not parse_date(document.date)
+
+
 def test_parquet_gives_its_column(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
     import pyarrow
@@ -224,7 +243,7 @@ def test_text_columns_of_all_arrow_types_are_read(tmp_path):
         found, [null] = read_all(Source("text", str(path)))
         assert (found, null.reason()) == (["one", "two"], "1 row: no text"), name
     found, [number] = read_all(Source("text", str(tmp_path / "numbers.arrow")))
-    assert number.reason() == "2 rows: the column 'text' is not text (the first at row 1)"
+    assert number.reason() == "2 rows: the column 'text' is not text (the first at row 1, it is int64)"
     for name in ("cut", "no"):
         found, [damage] = read_all(Source("text", str(tmp_path / f"{name}.arrow")))
         assert damage.why.startswith("damaged: not readable as Arrow (")
@@ -260,7 +279,11 @@ def test_damage_in_utf_16_is_counted(tmp_path):
         ("one two\nthree\n".encode("utf-16-le"), "UTF-16LE without a byte order mark"),
         ("one two\nthree\n".encode("utf-16-be"), "iconv -f UTF-16BE -t UTF-8"),
         (b"one\rtwo\r", "tr '\\r' '\\n'"),
+        (b"one\rtwo\rthree\n", "tr '\\r' '\\n'"),
         ("one\u2028two".encode(), "U+2028 and no \\n"),
+        (gzip.compress(b"one\ntwo\n"), "the content is that of a gzip file, not text"),
+        (b"%PDF-1.7\none\n", "the content is that of a PDF file"),
+        ("一つ\n二つ\n".encode("iso-2022-jp"), "iconv -f ISO-2022-JP -t UTF-8"),
     ],
 )
 def test_a_text_file_with_other_line_ends_or_another_encoding_is_refused(tmp_path, content, why):
@@ -271,6 +294,27 @@ def test_a_text_file_with_other_line_ends_or_another_encoding_is_refused(tmp_pat
         assert {why in one.why and one.damaged for one in skipped} == {True}
     (tmp_path / "a.txt").write_bytes(b"one\rtwo\nthree\xe2\x80\xa8four\n")
     assert read_all(Source("text", str(tmp_path)))[0] == ["one\rtwo", "three\u2028four"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_byte_order_marks_where_files_were_joined_are_no_part_of_the_text(tmp_path, encoding):
+    rows = [json.dumps({"text": "one"}), json.dumps({"text": "two \ufeff too"}, ensure_ascii=False)]
+    for name, lines in (("a.txt", ["one", "two \ufeff too"]), ("a.jsonl", rows)):
+        # Twice a file that begins with two marks and ends with an empty line that has one.
+        content = "\ufeff\ufeff" + "\n".join([*lines, "\ufeff", ""])
+        (tmp_path / name).write_bytes((content * 2).encode(encoding))
+        assert read_all(Source("text", str(tmp_path / name))) == (["one", "two \ufeff too"] * 2, [])
+
+
+def test_the_files_that_macos_adds_are_no_damage(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X        \nATTR\n")
+    (tmp_path / "._b.txt").write_text("two\n")
+    (tmp_path / "b.txt").write_bytes("\ufeff\ufeffthree".encode())
+    for kind in ("text", "books"):
+        texts, [skipped] = read_all(Source(kind, str(tmp_path)))
+        assert [text.strip() for text in texts] == ["two", "one", "three"]
+        assert (skipped.name, skipped.damaged, skipped.num_units) == ("._a.txt", False, 0)
 
 
 def test_a_file_in_another_encoding_says_once_what_to_run(tmp_path):

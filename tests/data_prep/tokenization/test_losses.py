@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from data_prep.tokenization.losses import added_losses, losses, losses_summary, losses_text
 from data_prep.tokenization.tokenizers import SentencePiece, load_tokenizer
@@ -64,6 +64,18 @@ def test_a_byte_level_tokenizer_loses_nothing_unless_bytes_are_missing(tmp_path)
     assert lost_by(loaded(tmp_path, models.BPE(alphabet, []), cutting), "ü😀") == {}
     ascii_only = {chr(code): code - 33 for code in range(33, 127)}
     assert lost_by(loaded(tmp_path, models.BPE(ascii_only, []), cutting), "aü")["most_frequent"] == {"U+00FC": 1}
+
+
+def test_white_space_that_a_byte_level_tokenizer_adds_or_takes_is_counted(tmp_path):
+    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    cutting = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer = loaded(tmp_path, models.BPE(alphabet, []), cutting)
+    assert lost_by(tokenizer, "one", " two")["changed_passages"] == 1
+    cutting = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = loaded(tmp_path, models.BPE(alphabet, []), cutting, special=[AddedToken("<mask>", lstrip=True)])
+    assert lost_by(tokenizer, "one <mask>", "two", "three<mask>")["changed_passages"] == 1
+    tokenizer = loaded(tmp_path, models.BPE(alphabet, []), cutting, decoders.WordPiece())
+    assert lost_by(tokenizer, "one ü")["changed_passages"] == 1
 
 
 def test_a_file_without_decoder_is_decoded_before_it_is_judged(tmp_path):
