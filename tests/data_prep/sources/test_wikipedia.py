@@ -1,6 +1,7 @@
 """Dumps: which pages are articles, and what is left of their markup."""
 
 import bz2
+import html
 
 import pytest
 
@@ -90,6 +91,12 @@ def test_an_article_is_its_title_and_its_text(tmp_path, name):
     ]
 
 
+def test_a_line_end_in_html_separates_words(tmp_path):
+    text = "One line<br>two<br/>three<BR />four\n----\nfive<includeonly>Only where it is included.</includeonly>"
+    texts, _ = read_xml(tmp_path, DUMP_HEAD + page("A", html.escape(text)) + END)
+    assert texts[0].split() == ["A", "One", "line", "two", "three", "four", "five"]
+
+
 def test_what_only_looks_like_markup_stays(tmp_path):
     markup = "He starred in [[Mission: Impossible]] and wrote C#, the following:\n* one;\nHalf a pair: &amp;#xD800;"
     write_dump(tmp_path / "d.xml", [("A", 0, None, markup)])
@@ -168,7 +175,9 @@ def test_elements_that_mediawiki_does_not_write_are_ignored(tmp_path):
         "B", "Second.", "<sha1>x</sha1><upload><title>U</title><text>u</text></upload><a><a><a><text/></a></a></a>"
     )
     xml = DUMP_HEAD + page("A", "First.") + odd + "<log><title>L</title></log>" + page("C", "Third.") + END
-    assert read_xml(tmp_path, xml) == (["A\n\nFirst.", "B\n\nSecond.", "C\n\nThird."], {})
+    texts, skipped = read_xml(tmp_path, xml)
+    assert texts == ["A\n\nFirst.", "B\n\nSecond.", "C\n\nThird."]
+    assert skipped == {"neither a page nor information about the site": 1}  # the log
 
 
 def test_dumps_in_one_file_are_read_one_after_another(tmp_path):
