@@ -247,6 +247,11 @@ def test_the_encoding_is_found_wherever_it_is_declared(tmp_path, label):
     assert found == ([text] * len(pages), {})
 
 
+def test_an_encoding_that_is_guessed_has_the_characters_of_browsers_too(tmp_path):
+    page = html(JAPANESE).encode("cp932")
+    assert read_records(tmp_path, response(page, HTML)) == ([JAPANESE], {})
+
+
 def test_a_byte_order_mark_and_utf_16_win_over_what_is_declared(tmp_path):
     for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"):
         page = html(RUSSIAN, "<meta charset=koi8-r>").encode(encoding)
@@ -305,6 +310,22 @@ def test_a_body_is_decoded_as_its_headers_say_or_kept_if_it_was_stored_decoded(t
         response(b"Stored", "Content-Type: text/plain", headers[1]),
     )  # fmt: skip
     assert found == ([text] * 5 + ["Stored"], {})
+
+
+def test_the_size_of_a_chunk_may_be_wrong(tmp_path):
+    chunked = (HTML.replace("html", "plain"), "Transfer-Encoding: chunked")
+    for body, text in (
+        (b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n", "abcdefghij"),
+        (b"\r\n0005\r\nabcde\r\n\r\n5;x=1\r\nfghij\r\n", "abcdefghij"),  # line ends too many, and no last chunk
+        (b"5\r\nabcde\r\n4\r\nfghij klm", "abcdefghij klm"),  # the rest is kept
+        (b"5\r\nabcde\r\n1", "abcde"),  # cut within the size of a chunk
+    ):
+        assert read_records(tmp_path, response(body, *chunked)) == ([text], {})
+
+
+def test_xhtml_ends_elements_as_xml_does(tmp_path):
+    page = b"<html><head><title/><script src='a.js'/></head><body><p>A page.</p></body></html>"
+    assert read_records(tmp_path, response(page, "Content-Type: application/xhtml+xml")) == (["A page."], {})
 
 
 def test_what_cannot_be_decoded_is_no_text(tmp_path):
