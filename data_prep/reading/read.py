@@ -232,8 +232,9 @@ def _read_without_future_dates(
         count += len(rows)
         again[number] = replace(tasks[number], latest_date=int(dates[dates <= tomorrow].max(initial=0)))
     if late and settings.undated == "error":
+        found = "1 document has" if count == 1 else f"{count:,} documents have"
         raise PrepError(
-            f"{count:,} documents have a date in the future, for example {', '.join(examples[:3])}. Correct the dates, "
+            f"{found} a date in the future, for example {', '.join(examples[:3])}. Correct the dates, "
             "or run the same command with --undated drop to leave these documents out; what has been read is kept."
         )
     return _read(settings, again, work, executor) if late else results

@@ -173,7 +173,7 @@ def _other_json(part: Part) -> Skipped | None:
     except DamagedFile:  # the reader reports the damage, after the lines before it
         return None
     if Path(part.name).name in _DESCRIPTIONS and f'"{part.option("text_field")}":'.encode() not in line:
-        return Skipped(part.name, "the file describes a dataset of the library datasets", damaged=False)
+        return Skipped(part.name, "the file describes a dataset, whose text is in .arrow files", damaged=False)
     if line.strip() == b"{":
         # Do not count the file as damaged, because it is probably not part of the corpus, but describes it.
         why = (

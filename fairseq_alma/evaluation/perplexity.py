@@ -43,7 +43,7 @@ class PerplexityScore:
     num_tokens: int
     """Number of tokens that were scored."""
     num_words: int
-    """Number of words in the text of the split. Words are separated by whitespace."""
+    """Number of words in the text of the split. `alma-prep` counts them (see docs/corpora.md)."""
 
     @property
     def loss(self) -> float:
@@ -113,7 +113,7 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
 
     Args:
         log_probability_N: for each of the N members, the float32 log-probabilities [T] of all tokens of one split.
-        num_words: number of whitespace-separated words in the split.
+        num_words: number of words in the split.
     """
     num_tokens, nll_sum = len(log_probability_N[0]), 0.0
     for start in range(0, num_tokens, TOKENS_PER_CHUNK):

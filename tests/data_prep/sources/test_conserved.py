@@ -228,7 +228,9 @@ def check(case: Case, folder: Path) -> None:
     changed = len(read) - exact if case.per_unit else bool(read)
     # A file of lines or records that ends after one of them is whole.
     is_shorter = case.per_unit and case.damage[0].startswith("cut") and exact == len(read)
-    explained = bool(counted) or unreadable or (not case.checked and (changed >= 1 or is_shorter))
+    # Without the bytes from the middle of a page to that of the next, the XML of a dump has one page of both.
+    is_joined = case.kind == "wikipedia" and case.damage[0].startswith("removed")
+    explained = bool(counted) or unreadable or (not case.checked and (changed >= 1 or is_shorter or is_joined))
     assert not missing or explained, described
 
 
