@@ -18,6 +18,7 @@ _MAX_HEADER_BYTES = 1 << 20
 _WARC_START = re.compile(rb"WARC/\d[\d.]*[ \t]*\r?\n?")
 # The header of an ARC record: address, IP address, date, media type, in version 2 more fields, and the length.
 _ARC_START = re.compile(rb"([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) ([^\n]*?) ?(\S+)[ \t]*\r?\n?")
+_ONCE = ("warc-type", "warc-date", "warc-record-id", "content-length")
 _NO_RECORD = "bytes that belong to no record"
 _NO_LENGTH = "the length is unknown"
 _CUT = "the record has fewer bytes than its length says"
@@ -87,7 +88,7 @@ class _Records:
             if line and not line.strip():  # the first of two line ends after a block, or a line of its text
                 after = self._line()
                 line = line + after if after.strip() and not self._start.fullmatch(after) else after
-            if line.strip() and not self._start.fullmatch(line):
+            if (line.strip() and not self._start.fullmatch(line)) or (block and len(block) < int(length)):
                 # The length is wrong: the record ends where the next one begins.
                 block, line = self._corrected(block, line, position)
             if block is None:
@@ -99,14 +100,15 @@ class _Records:
     def warc_header(self, line: bytes) -> dict[str, str] | None:
         """Return the headers that follow the first line of a WARC record."""
         headers: dict[str, str] = {}
-        name, num_bytes, num_repeated = "", 0, 0
+        name, num_bytes, is_damaged = "", 0, False
         while num_bytes < _MAX_HEADER_BYTES:
             line = self._line()
             if not line.endswith(b"\n") and not self._file.peek(1):
                 raise DamagedFile("cut short: the file ends within the header of a record")
             if not line.strip():
-                return None if num_repeated or any("\0" in text for text in (*headers, *headers.values())) else headers
+                return None if is_damaged else headers
             num_bytes += len(line)
+            is_damaged |= b"\0" in line
             text = _decoded(line)
             if line[:1] in b" \t":  # a long value continues on this line
                 headers[name] = f"{headers.get(name, '')} {text.strip()}".strip()
@@ -114,7 +116,7 @@ class _Records:
             name, _, value = text.partition(":")
             name = name.strip().lower()
             # These headers occur twice if the headers of two records were joined.
-            num_repeated += name in headers and name in ("warc-type", "content-length")
+            is_damaged |= name in headers and name in _ONCE
             headers[name] = value.strip()
         return None
 
@@ -199,7 +201,7 @@ class _Records:
         ):
             self._position += len(more)
             self._report_progress()
-        if self._position - before < num_bytes:
+        if self._position - before < num_bytes and not any(map(self._start.fullmatch, block.splitlines(keepends=True))):
             found = self._position - before
             raise DamagedFile(f"cut short: the record at byte {position:,} has {found:,} of its {num_bytes:,} bytes")
         return block if num_bytes <= MAX_DOCUMENT_BYTES else None

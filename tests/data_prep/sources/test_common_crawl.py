@@ -184,6 +184,7 @@ def test_headers_may_be_in_lower_case_folded_and_with_other_line_ends(tmp_path):
         (2, 3, {}),  # the line ends after the record
         (30, 3, {"the record has fewer bytes than its length says": 1}),
         (200, 3, {"the record has fewer bytes than its length says": 1}),
+        (9000, 3, {"the record has fewer bytes than its length says": 1}),  # beyond the end of the file
     ],
 )
 def test_a_record_with_a_wrong_length_spoils_no_other(tmp_path, change, num_pages, why):
