@@ -15,6 +15,7 @@ from data_prep.sources.compression import CHUNK_BYTES, DamagedFile
 from data_prep.sources.text import TOO_LONG
 
 _MAX_HEADER_BYTES = 1 << 20
+_MAX_START_BYTES = 1 << 10
 _WARC_START = re.compile(rb"WARC/\d[\d.]*[ \t]*\r?\n?")
 # The header of an ARC record: address, IP address, date, media type, in version 2 more fields, and the length.
 _ARC_START = re.compile(rb"([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) ([^\n]*?) ?(\S+)[ \t]*\r?\n?")
@@ -183,7 +184,9 @@ class _Records:
 
     def _from_start(self, line: bytes) -> bytes:
         """Return the first line of a record at the end of a line; b"" if there is none."""
-        found = self._ending.search(line)
+        if self._start.fullmatch(line):
+            return line
+        found = self._ending.search(line, max(0, len(line) - _MAX_START_BYTES))  # a pattern takes long on a long line
         return line[found.start() :] if found else b""
 
     def _block(self, num_bytes: int, position: int) -> bytes | None:
