@@ -75,8 +75,8 @@ class Skipped(NamedTuple):
     first_byte: int = 0
     """Position in the file of the first unit that was skipped. A unit is a line, record, page or row.
 
-    For lines and WARC records, the position is a byte of the decompressed file. For pages, rows and ARC records, the
-    position is the index of the unit, counted from the start of the part of the file that was read.
+    For lines and records, the position is a byte of the decompressed file. For pages and rows, it is the index of the
+    unit, counted from the start of the part of the file that was read.
     """
     unit: str = "line"
     """What `num_units` counts: "line", "record", "page", "row", "chapter" or "document"."""

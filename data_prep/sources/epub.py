@@ -4,7 +4,6 @@ Only the chapters and the files that list them are unpacked, in memory. So a mis
 does not matter. A chapter that cannot be read is left out of the book and reported.
 """
 
-import html
 import posixpath
 import re
 import unicodedata
@@ -17,6 +16,7 @@ from data_prep.sources.base import MAX_DOCUMENT_BYTES, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.encodings import looks_like_utf16, marked_encoding
 from data_prep.sources.text import TOO_LONG
+from data_prep.sources.xhtml import as_html
 
 _MAX_UNPACKED_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes that are unpacked from an EPUB file."""
@@ -51,11 +51,12 @@ def _read_book(archive: "_Archive", name: str) -> tuple[str, list[Skipped]]:
     """Return the text of the chapters in the order of the spine, and the chapters that were skipped.
 
     Items with linear="no", such as notes, are read where the spine lists them. A chapter that is listed several times
-    is read once. The navigation document, pictures and sound are left out.
+    is read once. The navigation document is left out. Pictures, sound and chapters outside the spine are counted.
     """
     package = archive.package()
     tags = _start_tags(archive.unpacked(package))
-    manifest = {item.get("id", ""): item for tag, item in tags if tag == "item"}
+    items = [item for tag, item in tags if tag == "item"]
+    manifest = {item.get("id", ""): item for item in items}
     spine = [itemref.get("idref", "") for tag, itemref in tags if tag == "itemref"]
     bad = SkippedUnits(name, "chapter")
     chapters: dict[str, tuple[int, zipfile.ZipInfo]] = {}
@@ -65,8 +66,10 @@ def _read_book(archive: "_Archive", name: str) -> tuple[str, list[Skipped]]:
         found = archive.find(href, package.filename)
         if not item:
             bad.add("the manifest does not list the chapter", position, idref)
-        elif "nav" in item.get("properties", "").split() or media_type.startswith(_PICTURES_AND_SOUND):
+        elif _is_navigation(item):
             continue
+        elif media_type.startswith(_PICTURES_AND_SOUND):
+            bad.drop("a picture or sound")
         elif not _is_text(item):
             bad.add(f"the media type {media_type} is not text", position, href, damaged=False)
         elif found is None:
@@ -79,6 +82,11 @@ def _read_book(archive: "_Archive", name: str) -> tuple[str, list[Skipped]]:
         # The file is not damaged: it is what the shop delivers. A few chapters without encryption are not a book.
         why = f"encrypted (DRM): {num_encrypted} of {len(chapters)} chapters. Use a copy of the book without DRM"
         return "", [Skipped(name, why, damaged=False)]
+    texts_of_items = [item for item in items if _is_text(item) and not _is_navigation(item)]
+    others = {
+        found.filename for item in texts_of_items if (found := archive.find(item.get("href", ""), package.filename))
+    }
+    bad.drop("not in the reading order of the book (its spine)", len(others - chapters.keys()))
     texts, length = [], 0
     for position, found in chapters.values():
         try:
@@ -92,6 +100,7 @@ def _read_book(archive: "_Archive", name: str) -> tuple[str, list[Skipped]]:
             bad.add(f"the chapter cannot be unpacked ({type(error).__name__})", position, found.filename)
             continue
         texts.append(_plain_text(content))
+        bad.drop("without text", int(not texts[-1]))
         length += len(texts[-1]) + 2
         if length > MAX_DOCUMENT_BYTES:
             raise DamagedFile(TOO_LONG)
@@ -131,6 +140,11 @@ def _is_text(item: dict[str, str]) -> bool:
     media_type, name = _media_type(item), item.get("href", "").partition("#")[0].lower()
     is_named = name.endswith((".xhtml", ".html", ".htm")) and not media_type.startswith(_PICTURES_AND_SOUND)
     return media_type in _TEXT or is_named
+
+
+def _is_navigation(item: dict[str, str]) -> bool:
+    """Return True if an item of the manifest is the table of contents."""
+    return "nav" in item.get("properties", "").split()
 
 
 def _text_item(manifest: dict[str, dict[str, str]], name: str) -> dict[str, str]:
@@ -249,27 +263,13 @@ def _decoded(content: bytes) -> str:
     raise undecodable
 
 
-_SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[.*?\]\s*>", re.S | re.I)
-_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.S)
-_EMPTY = re.compile(
-    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:.-]*)((?:\s[^<>]*)?)/>",
-    re.I,
-)
-_PREFIX = re.compile(r"xmlns:([\w.-]+)\s*=\s*[\"']http://www\.w3\.org/1999/xhtml[\"']")
+# The elements that the parser leaves out, although books show their text.
+_FIGURE = re.compile(r"(</?)(?:figure|figcaption|noscript)\b", re.I)
 
 
 def _plain_text(chapter: str) -> str:
-    """Return the text of a chapter in XHTML or HTML.
-
-    The parser reads HTML, which has other rules: <title/> and <script/> do not end, so that the chapter becomes the
-    title; CDATA sections and definitions of entities are comments; elements with a prefix are no paragraphs. So rewrite
-    these parts of XHTML first.
-    """
+    """Return the text of a chapter in XHTML or HTML."""
     from resiliparse.extract.html2text import extract_plain_text
 
-    chapter = _SUBSET.sub("", chapter, count=1)
-    chapter = _CDATA.sub(lambda section: html.escape(section[1], quote=False), chapter)
-    if prefix := _PREFIX.search(chapter):
-        chapter = re.sub(rf"(</?){re.escape(prefix[1])}:", r"\1", chapter)
-    chapter = _EMPTY.sub(r"<\1\2></\1>", chapter)
+    chapter = _FIGURE.sub(r"\1div", as_html(chapter))
     return extract_plain_text(chapter, main_content=False, alt_texts=False).strip()

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES
 from data_prep.sources.compression import CHUNK_BYTES, zstd
 from data_prep.sources.text import TOO_LONG
+from data_prep.sources.xhtml import as_html
 
-_HTML = ("text/html", "application/xhtml+xml")
+_XHTML = "application/xhtml+xml"
+_HTML = ("text/html", _XHTML)
 # The reasons for which a page is skipped.
 _NOT_200 = "HTTP status other than 200"
 _NO_PAGE = "not an HTML page or plain text"
@@ -60,7 +62,8 @@ def page_text(content: Content) -> str | Dropped:
     text = _to_text(block, content_type, media_type in _HTML)
     if text is None:
         return Dropped(_BINARY if is_decoded else _NOT_DECODED)
-    text = text if media_type == "text/plain" else _main_text(text)
+    if media_type in _HTML:
+        text = _main_text(as_html(text) if media_type == _XHTML else text)
     return Dropped(TOO_LONG) if len(text) > MAX_DOCUMENT_BYTES else text
 
 
@@ -132,8 +135,8 @@ _DECOMPRESSORS: dict[str, tuple[Callable, ...]] = {
     "x-compress": (),
 }
 """For each content coding, the functions that make a decompressor; none if it cannot be decompressed."""
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\n]*)?\r?\n")
-_LINE_END = re.compile(rb"\r?\n")
+_CHUNK = re.compile(rb"\s{0,9}([0-9a-fA-F]{1,16})[ \t]*(?:;[^\n]*)?\r?\n")
+_CUT_SIZE = re.compile(rb"\s*[0-9a-fA-F]{0,16}\s*")
 
 
 def _decode(body: bytes, codings: list[str]) -> tuple[bytes, bool]:
@@ -171,9 +174,9 @@ def _join_chunks(body: bytes) -> bytes:
     while (chunk := _CHUNK.match(body, position)) and (num_bytes := int(chunk[1], 16)):
         chunks.append(body[chunk.end() : chunk.end() + num_bytes])
         position = chunk.end() + num_bytes
-        if line_end := _LINE_END.match(body, position):
-            position = line_end.end()
-    return b"".join(chunks) or body
+    # If the size of a chunk is wrong, keep the rest as it is.
+    rest = b"" if chunk or _CUT_SIZE.fullmatch(body, position) else body[position:]
+    return b"".join([*chunks, rest]) or body
 
 
 def _unpack(body: bytes, make: Callable) -> bytes | None:
@@ -250,7 +253,8 @@ def _to_text(content: bytes, content_type: str, is_html: bool) -> str | None:
         encodings = ["utf-8", *encodings]
     text = ""
     for encoding in [*encodings, None]:
-        name = encoding or detect_encoding(content) or "utf-8"
+        detected = "" if encoding else detect_encoding(content) or "utf-8"
+        name = encoding or _AS_IN_BROWSERS.get(detected.replace("-", "_"), detected)
         try:
             text = content.decode(name)
             break

@@ -15,7 +15,9 @@ from data_prep.sources.wiki_templates import shown_text
 _DROPPED_TAGS = frozenset((
     "ref", "references", "gallery", "math", "chem", "timeline", "score", "table", "syntaxhighlight", "source", "pre",
     "imagemap", "templatestyles", "section", "inputbox", "hiero", "graph", "mapframe", "maplink",
+    "includeonly",
 ))  # fmt: skip
+_LINE_ENDS = frozenset(("br", "hr"))
 _MEDIA_ENDING = re.compile(
     r"\.(?:jpe?g|jfif|png|apng|gif|svg|tiff?|webp|avif|xcf|bmp|djvu?|pdf|stl|og[gvax]|opus|spx|mp[234]|mpe?g|m4[av]|"
     r"flac|wave?|midi?|webm|mov|avi|mkv)\s*$",
@@ -131,7 +133,9 @@ class _Reader:
             elif isinstance(node, nodes.Template):
                 parts.append(self._template_text(node))
             elif isinstance(node, nodes.Tag):
-                if node.contents and is_visible(str(node.tag)) and str(node.tag).strip().lower() not in _DROPPED_TAGS:
+                if str(node.tag).strip().lower() in _LINE_ENDS:
+                    parts.append("\n")
+                elif node.contents and is_visible(str(node.tag)) and str(node.tag).strip().lower() not in _DROPPED_TAGS:
                     parts.append(self.visible_text(node.contents))
             elif isinstance(node, nodes.Heading):
                 parts.append(f"{_HEADING}{node.level}{self.visible_text(node.title).strip()}")

@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import random
+import re
 import zlib
 
 import pytest
@@ -123,7 +124,86 @@ def test_each_record_of_an_arc_file_that_is_no_document_is_counted_too(tmp_path)
         ("page without text", 1, 0, False),
     ]
     (tmp_path / "a.arc").write_bytes(content[:-20])
-    assert read_all(crawl(tmp_path))[1][0].why == "cut short: record 5 has 25 of its 44 bytes"
+    assert read_all(crawl(tmp_path))[1][0].why == "cut short: the record at byte 507 has 25 of its 44 bytes"
+
+
+def arc_record(length=None, fields="text/html", uri="http://a.example/"):
+    """A record of an ARC archive with a page of 8 letters, and `length` instead of its length."""
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + html("A page by").encode() + b"<p>B page"
+    return f"{uri} 0.0.0.0 20140216050221 {fields} {length or len(block)}\n".encode() + block + b"\n"
+
+
+ARC_HEAD = b"filedesc://x.arc 0.0.0.0 20140216050221 text/plain 9\n1 0 Test\n\n"
+
+
+@pytest.mark.parametrize(
+    "fields", ["text/html", "text/html; charset=utf-8", "", "text/html 200 - - 517 x.arc", "no-type 200 abc"]
+)
+def test_the_address_and_date_of_an_arc_record_do_not_depend_on_its_other_fields(tmp_path, fields):
+    (tmp_path / "a.arc").write_bytes(ARC_HEAD + arc_record(fields=fields, uri="http://a.example/b c") * 2)
+    documents, skipped = read_all_documents(crawl(tmp_path))
+    assert [(one.id, one.date) for one in documents] == [("http://a.example/b c", "20140216050221")] * 2
+    assert skipped == []
+
+
+@pytest.mark.parametrize(
+    ("middle", "num_pages", "why"),
+    [
+        (arc_record(60), 3, {}),  # the length is too small, but the next record shows where this one ends
+        (arc_record()[:-1], 3, {}),  # no line end after the record
+        (arc_record(250), 3, {"the record has fewer bytes than its length says": 1}),
+        (arc_record("-1"), 2, {"the length is unknown": 1}),
+    ],
+)
+def test_an_arc_record_with_a_wrong_length_spoils_no_other(tmp_path, middle, num_pages, why):
+    (tmp_path / "a.arc").write_bytes(ARC_HEAD + arc_record() + middle + arc_record())
+    texts, skipped = read_all(crawl(tmp_path))
+    assert len(texts) == num_pages
+    assert all(text.endswith("B page") for text in texts)
+    assert {one.why: one.num_units for one in skipped} == why
+
+
+def test_headers_may_be_in_lower_case_folded_and_with_other_line_ends(tmp_path):
+    whole = response(html("A page.").encode(), UTF_8)
+    head, rest = whole.split(b"\r\n\r\n", 1)
+    for changed in (
+        head.lower().replace(b"warc/", b"WARC/"),
+        head.replace(b"\r\n", b"\n"),
+        head.replace(b": ", b":\r\n  "),
+    ):
+        texts, skipped = read_records(tmp_path, whole, changed + b"\r\n\r\n" + rest, whole)
+        assert (texts, skipped) == (["A page."] * 3, {})
+    assert read_records(tmp_path, whole, whole[:-4]) == (["A page."] * 2, {})  # only line ends are missing
+    assert read_records(tmp_path, whole[:-4], whole) == (["A page."] * 2, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "num_pages", "why"),
+    [
+        (-30, 3, {}),  # the next record shows where this one ends
+        (2, 3, {}),  # the line ends after the record
+        (30, 3, {"the record has fewer bytes than its length says": 1}),
+        (200, 3, {"the record has fewer bytes than its length says": 1}),
+        (9000, 3, {"the record has fewer bytes than its length says": 1}),  # beyond the end of the file
+    ],
+)
+def test_a_record_with_a_wrong_length_spoils_no_other(tmp_path, change, num_pages, why):
+    whole = response(html("A page.").encode() + b"<p>With an end.", UTF_8)
+    length = re.search(rb"Content-Length: (\d+)", whole)[1]
+    wrong = whole.replace(b"Length: " + length, b"Length: %d" % (int(length) + change))
+    (tmp_path / "a.warc").write_bytes(whole + wrong + whole)
+    texts, skipped = read_all(crawl(tmp_path))
+    assert texts == ["A page.\n\nWith an end."] * num_pages
+    assert {one.why: one.num_units for one in skipped} == why
+
+
+@pytest.mark.parametrize("junk", [bytes(600), b"junk\r\n", b"a line\r\n\r\nWARC/ no record\r\n\r\n"])
+def test_bytes_between_records_are_counted_and_the_next_record_is_read(tmp_path, junk):
+    whole = response(html("A page.").encode(), UTF_8)
+    (tmp_path / "a.warc").write_bytes(whole + junk + whole)
+    texts, [skipped] = read_all(crawl(tmp_path))
+    assert texts == ["A page."] * 2
+    assert skipped.reason() == f"1 record: bytes that belong to no record (the first at byte {len(whole)})"
 
 
 def test_brackets_and_urns_around_an_address_are_no_part_of_it(tmp_path):
@@ -166,6 +246,11 @@ def test_the_encoding_is_found_wherever_it_is_declared(tmp_path, label):
     ]
     found = read_records(tmp_path, *(response(page.encode(encoding), header) for page, header in pages))
     assert found == ([text] * len(pages), {})
+
+
+def test_an_encoding_that_is_guessed_has_the_characters_of_browsers_too(tmp_path):
+    page = html(JAPANESE).encode("cp932")
+    assert read_records(tmp_path, response(page, HTML)) == ([JAPANESE], {})
 
 
 def test_a_byte_order_mark_and_utf_16_win_over_what_is_declared(tmp_path):
@@ -226,6 +311,22 @@ def test_a_body_is_decoded_as_its_headers_say_or_kept_if_it_was_stored_decoded(t
         response(b"Stored", "Content-Type: text/plain", headers[1]),
     )  # fmt: skip
     assert found == ([text] * 5 + ["Stored"], {})
+
+
+def test_the_size_of_a_chunk_may_be_wrong(tmp_path):
+    chunked = (HTML.replace("html", "plain"), "Transfer-Encoding: chunked")
+    for body, text in (
+        (b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n", "abcdefghij"),
+        (b"\r\n0005\r\nabcde\r\n\r\n5;x=1\r\nfghij\r\n", "abcdefghij"),  # line ends too many, and no last chunk
+        (b"5\r\nabcde\r\n4\r\nfghij klm", "abcdefghij klm"),  # the rest is kept
+        (b"5\r\nabcde\r\n1", "abcde"),  # cut within the size of a chunk
+    ):
+        assert read_records(tmp_path, response(body, *chunked)) == ([text], {})
+
+
+def test_xhtml_ends_elements_as_xml_does(tmp_path):
+    page = b"<html><head><title/><script src='a.js'/></head><body><p>A page.</p></body></html>"
+    assert read_records(tmp_path, response(page, "Content-Type: application/xhtml+xml")) == (["A page."], {})
 
 
 def test_what_cannot_be_decoded_is_no_text(tmp_path):
@@ -369,7 +470,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_page_that_is_too_long_is_skipped_and_the_next_one_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.sources.common_crawl.MAX_DOCUMENT_BYTES", 2000)
+    monkeypatch.setattr("data_prep.sources.records.MAX_DOCUMENT_BYTES", 2000)
     write_warc(tmp_path / "a.warc", [TEXTS[0], "long " * 1000, TEXTS[1]])
     texts, [skipped] = read_all(crawl(tmp_path))
     assert texts == TEXTS[:2]
@@ -406,10 +507,10 @@ def test_any_compressed_file_is_read_as_its_content(tmp_path):
 
 # Pages of each real file, and whether it is damaged.
 REAL = {
-    "aut-example.warc.gz": (128, False), "aut-issue-514.warc": (3, False), "ccnet-sample.wet.txt": (2, False),
+    "aut-example.warc.gz": (128, False), "aut-issue-514.warc": (3, False), "ccnet-sample.wet.txt": (3, True),
     "resiliparse-clipped.warc.gz": (0, True), "resiliparse-clueweb-quirk.warc.gz": (29, False),
     "resiliparse-warcfile.warc.gz": (16, False), "warcio-bad.arc": (0, True), "warcio-example.arc.gz": (1, False),
-    "warcio-example-bad-non-chunked.warc.gz": (1, False), "warcio-example-trunc.warc": (1, True),
+    "warcio-example-bad-non-chunked.warc.gz": (1, False), "warcio-example-trunc.warc": (1, False),
     "warcio-example-wrong-chunks.warc.gz": (1, False), "warcio-example.warc": (1, False),
     "warcio-example-iana.org-chunked.warc": (1, False), "whirlwind.warc": (1, False), "whirlwind.warc.gz": (1, False),
     "whirlwind.warc.wet": (1, False), "whirlwind.warc.wet.gz": (1, False),

@@ -95,6 +95,7 @@ def test_chapters_that_cannot_be_read_are_named_and_the_others_are_kept(tmp_path
             ("1 chapter: the EPUB file does not contain the chapter (the first at chapter 4, c2.xhtml)", True),
             ("1 chapter: the manifest does not list the chapter (the first at chapter 5, c3)", True),
             ("1 chapter: the media type application/pdf is not text (the first at chapter 6, c4.pdf)", False),
+            ("1 chapter: not in the reading order of the book (its spine)", False),  # the item "other"
             (
                 "1 chapter: the text is not valid in the encoding that it declares, or in UTF-8 "
                 "(the first at chapter 3, EPUB/c1.xhtml)",
@@ -103,7 +104,7 @@ def test_chapters_that_cannot_be_read_are_named_and_the_others_are_kept(tmp_path
         ],
     )
     texts, skipped = read_all(Source("books", str(tmp_path)))
-    assert (len(texts), len(skipped)) == (1, 4)
+    assert (len(texts), len(skipped)) == (1, 5)
 
 
 def test_a_chapter_that_cannot_be_unpacked_is_named_and_the_others_are_kept(tmp_path):
@@ -166,7 +167,7 @@ def test_a_picture_in_the_spine_is_left_out_or_replaced_by_its_fallback(tmp_path
         ),
         ("</manifest>", f'<item id="t" href="c1.xhtml" {XHTML_ITEM}/></manifest>'),
     )
-    assert read(tmp_path, files) == ("Chapter 1 two", [])
+    assert read(tmp_path, files) == ("Chapter 1 two", [("1 chapter: a picture or sound", False)])
 
 
 def test_a_chapter_is_read_once_and_also_if_it_is_not_linear(tmp_path):
@@ -211,6 +212,21 @@ def test_links_are_followed_to_the_file_that_they_mean(tmp_path, href, name):
 )
 def test_xhtml_is_not_mistaken_for_html(tmp_path, chapter):
     assert read(tmp_path, epub_files(["x"]) | {"EPUB/c0.xhtml": chapter.encode()}) == ("one two", [])
+
+
+def test_figures_and_their_captions_are_text(tmp_path):
+    files = epub_files(
+        ["<figure><img src='a.png'/><pre>code</pre><figcaption>Caption.</figcaption></figure><p>End.</p>"]
+    )
+    assert read(tmp_path, files) == ("Chapter 0 code Caption. End.", [])
+
+
+def test_chapters_without_text_or_outside_the_spine_are_counted(tmp_path):
+    files = epub_files(["one", "two", "three"])
+    files["EPUB/c0.xhtml"] = XHTML.format("utf-8", "<img src='cover.png'/>").encode()
+    files = with_package(files, ('<itemref idref="c1"/>', ""))
+    reasons = ["1 chapter: not in the reading order of the book (its spine)", "1 chapter: without text"]
+    assert read(tmp_path, files) == ("Chapter 2 three", [(reason, False) for reason in reasons])
 
 
 def test_the_first_package_of_several_is_read(tmp_path):

@@ -1,6 +1,7 @@
 """Dumps: which pages are articles, and what is left of their markup."""
 
 import bz2
+import html
 
 import pytest
 
@@ -88,6 +89,12 @@ def test_an_article_is_its_title_and_its_text(tmp_path, name):
         ("no text", 1, "page", False),
         ("the text that it shows is not known", 3, "template", False),
     ]
+
+
+def test_a_line_end_in_html_separates_words(tmp_path):
+    text = "One line<br>two<br/>three<BR />four\n----\nfive<includeonly>Only where it is included.</includeonly>"
+    texts, _ = read_xml(tmp_path, DUMP_HEAD + page("A", html.escape(text)) + END)
+    assert texts[0].split() == ["A", "One", "line", "two", "three", "four", "five"]
 
 
 def test_what_only_looks_like_markup_stays(tmp_path):
