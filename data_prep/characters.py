@@ -14,7 +14,7 @@ import numpy as np
 SPACE, LETTER, UNSPACED, IGNORED, _UNKNOWN = 0, 1, 2, 3, 4
 """Kinds of characters, see `Kinds.kind`."""
 _BLOCK_CHARACTERS = 1 << 8
-"""Number of neighbouring characters whose kinds are looked up together, see `_table_for`."""
+"""Number of neighbouring characters whose kinds are looked up together, see `kinds_of`."""
 _UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x0F00, 0x0FFF),  # Tibetan
@@ -42,6 +42,7 @@ SCRIPTS = ("alphabet", "syllables", "unspaced")
 syllable. The scripts that do not separate words by spaces are a kind of their own."""
 _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 """The control characters of ASCII that are not white space."""
+_ASCII = bytes(range(128))
 _REPLACEMENT = 0xFFFD
 MAX_UNREADABLE = 0.01
 """Maximum fraction of the characters of a document that may be unreadable, see `Kinds.unreadable`."""
@@ -60,7 +61,7 @@ class Kinds(NamedTuple):
 
 @functools.cache
 def _tables() -> Kinds:
-    """Return the tables, which `_table_for` fills.
+    """Return the tables, which `kinds_of` fills.
 
     They are filled only for the characters that occur, because Unicode has 1.1 million code points: a worker needed
     0.3 s of CPU time to look all of them up, and most text uses a few blocks.
@@ -68,13 +69,16 @@ def _tables() -> Kinds:
     return Kinds(np.full(sys.maxunicode + 1, _UNKNOWN, np.uint8), np.zeros(sys.maxunicode + 1, bool))
 
 
-def _tables_for(codes: np.ndarray) -> Kinds:
-    """Return the tables, filled for these code points."""
+def kinds_of(codes: np.ndarray) -> np.ndarray:
+    """Return the kind (see `Kinds.kind`) of each character, uint8. `codes` are the code points, uint32."""
     tables = _tables()
-    unknown = codes[tables.kind[codes] == _UNKNOWN]
-    for block in np.unique(unknown // _BLOCK_CHARACTERS).tolist():
-        _look_up(tables, block * _BLOCK_CHARACTERS)
-    return tables
+    kinds = tables.kind[codes]
+    is_unknown = kinds == _UNKNOWN
+    if is_unknown.any():
+        for block in np.unique(codes[is_unknown] // _BLOCK_CHARACTERS).tolist():
+            _look_up(tables, block * _BLOCK_CHARACTERS)
+        kinds = tables.kind[codes]
+    return kinds
 
 
 def _look_up(tables: Kinds, start: int) -> None:
@@ -105,11 +109,6 @@ def codes_of(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def kinds_of(codes: np.ndarray) -> np.ndarray:
-    """Return the kind (see `Kinds.kind`) of each character, uint8. `codes` are the code points, uint32."""
-    return _tables_for(codes).kind[codes]
-
-
 def has_unspaced(content: bytes) -> bool:
     """Return True if a text in UTF-8 contains letters of scripts without spaces.
 
@@ -119,7 +118,7 @@ def has_unspaced(content: bytes) -> bool:
     data = np.frombuffer(content, np.uint8)
     if not ((data >= 0xE0) & (data != 0xE2)).any():
         return False
-    return bool((kinds_of(codes_of(content.decode("utf-8"))) == UNSPACED).any())
+    return bool((kinds_of(codes_of(_without_ascii(content))) == UNSPACED).any())
 
 
 def script_of(text: str) -> str:
@@ -141,7 +140,14 @@ def num_unreadable(text: str, content: bytes) -> int:
         text: the text.
         content: the same text in UTF-8.
     """
+    num_controls = len(content) - len(content.translate(None, _CONTROLS))
     if len(text) == len(content):  # only ASCII
-        return len(content) - len(content.translate(None, _CONTROLS))
-    codes = codes_of(text)
-    return int(np.count_nonzero(_tables_for(codes).unreadable[codes]))
+        return num_controls
+    codes = codes_of(_without_ascii(content))
+    kinds_of(codes)  # which fills the tables
+    return num_controls + int(np.count_nonzero(_tables().unreadable[codes]))
+
+
+def _without_ascii(content: bytes) -> str:
+    """Return the characters of a text in UTF-8 that are not ASCII. Usually, there are few, so this saves time."""
+    return content.translate(None, _ASCII).decode("utf-8")

@@ -35,15 +35,18 @@ def count_words(text: str, content: bytes | None = None) -> int:
         if max(map(len, words), default=0) <= MAX_WORD_CHARACTERS:
             return len(words)
     content = text.encode("utf-8") if content is None else content
-    is_space = _IS_ASCII_SPACE[np.frombuffer(content, np.uint8)]
-    spaces = np.flatnonzero(is_space)
-    gaps = np.diff(spaces, prepend=-1, append=len(content)) - 1
-    # A word of at most so many bytes has at most so many characters.
-    if len(gaps) and gaps.max() > MAX_WORD_CHARACTERS:
-        return len(word_starts(text))
     if len(text) == len(content):  # only ASCII
-        return int(np.count_nonzero(gaps))
-    return len(word_starts(text)) if has_unspaced(content) else len(text.split())
+        is_space = _IS_ASCII_SPACE[np.frombuffer(content, np.uint8)]
+        lengths = np.diff(np.flatnonzero(is_space), prepend=-1, append=len(content)) - 1
+        long = lengths[lengths > MAX_WORD_CHARACTERS]
+        return int(np.count_nonzero(lengths) + ((long - 1) // MAX_WORD_CHARACTERS).sum())
+    if has_unspaced(content):
+        return len(word_starts(text))
+    words = text.split()
+    if max(map(len, words), default=0) <= MAX_WORD_CHARACTERS:
+        return len(words)
+    long = [len(word) for word in words if len(word) > MAX_WORD_CHARACTERS]
+    return len(words) + sum((length - 1) // MAX_WORD_CHARACTERS for length in long)
 
 
 def split_words(text: str) -> list[str]:

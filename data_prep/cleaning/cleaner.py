@@ -80,13 +80,18 @@ class Cleaner:
         self.num_without_url = 0
         """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""
 
-    def clean(self, document: Document) -> Cleaned:
+    def clean(self, document: Document, content: bytes | None = None) -> Cleaned:
         """Return the cleaned text of a document, or the reason to remove the document.
+
+        Args:
+            document: the document.
+            content: its text in UTF-8, if the caller has it.
 
         Raises:
             PrepError: if a filter of the user fails.
         """
-        if num_unreadable(document.text, document.text.encode("utf-8")) > MAX_UNREADABLE * len(document.text):
+        content = document.text.encode("utf-8") if content is None else content
+        if num_unreadable(document.text, content) > MAX_UNREADABLE * len(document.text):
             return Cleaned(document.text, UNREADABLE)
         if self._blocked is not None:
             is_blocked = self._blocked.has(document.id)

@@ -186,7 +186,7 @@ class SpoolTask(ReadingTask):
                     content = document.text.encode("utf-8")
                     num_words = count_words(document.text, content)
                     counts.read(part, document, num_words, len(content))
-                    text, reason, changes = cleaner.clean(document)
+                    text, reason, changes = cleaner.clean(document, content)
                     date = date_of(document, part)
                     if not reason and (reason := self._date_reason(document, date)):
                         counts.remove_undated(part, document)

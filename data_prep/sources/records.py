@@ -66,7 +66,7 @@ class _Records:
         self._file, self._bad, self._report_progress, self._start = file, bad, report_progress, start
         self._ending = re.compile(start.pattern + rb"\Z")
         self._position = 0
-        self._held = io.BytesIO()  # bytes that are read again, before those of the file
+        self._held: io.BytesIO | None = None  # bytes that are read again, before those of the file
 
     def read(self, read_header: Callable[["_Records", bytes], dict[str, str] | None]) -> Iterator[Record]:
         """Yield each record. `read_header` returns the headers after a first line; None if they are damaged."""
@@ -100,26 +100,31 @@ class _Records:
 
     def warc_header(self, line: bytes) -> dict[str, str] | None:
         """Return the headers that follow the first line of a WARC record."""
-        headers: dict[str, str] = {}
-        name, num_bytes, is_damaged = "", 0, False
-        while num_bytes < _MAX_HEADER_BYTES:
-            line = self._line()
-            if not line.endswith(b"\n") and not self._file.peek(1):
-                raise DamagedFile("cut short: the file ends within the header of a record")
-            if not line.strip():
-                return None if is_damaged else headers
+        lines, num_bytes = [], 0
+        while (line := self._line()).strip():
+            lines.append(line)
             num_bytes += len(line)
-            is_damaged |= b"\0" in line
-            text = _decoded(line)
-            if line[:1] in b" \t":  # a long value continues on this line
+            if num_bytes >= _MAX_HEADER_BYTES:
+                return None
+            if not line.endswith(b"\n"):
+                break
+        if not line.endswith(b"\n") and not self._file.peek(1):
+            raise DamagedFile("cut short: the file ends within the header of a record")
+        header = b"".join(lines)
+        if b"\0" in header:
+            return None
+        headers: dict[str, str] = {}
+        name = ""
+        for text in _decoded(header).split("\n"):
+            if text[:1] in (" ", "\t"):  # a long value continues on this line
                 headers[name] = f"{headers.get(name, '')} {text.strip()}".strip()
                 continue
             name, _, value = text.partition(":")
             name = name.strip().lower()
-            # These headers occur twice if the headers of two records were joined.
-            is_damaged |= name in headers and name in _ONCE
+            if name in headers and name in _ONCE:  # the headers of two records were joined
+                return None
             headers[name] = value.strip()
-        return None
+        return headers
 
     def arc_header(self, line: bytes) -> dict[str, str]:
         """Return the headers in the first line of an ARC record."""
@@ -142,7 +147,7 @@ class _Records:
             following = b"".join(lines[starts[0] :])
             if len(following) <= _MAX_HEADER_BYTES:
                 self._position -= len(following)
-                self._held = io.BytesIO(following + self._held.read())
+                self._held = io.BytesIO(following + (self._held.read() if self._held else b""))
                 line = self._line()
             else:
                 for _ in starts:
@@ -162,8 +167,9 @@ class _Records:
         return b"".join(filter(None, pieces)).rstrip(b"\r\n"), start
 
     def _line(self) -> bytes:
-        line = self._held.readline()
+        line = self._held.readline() if self._held else b""
         if not line.endswith(b"\n"):
+            self._held = None
             line += self._file.readline(_MAX_HEADER_BYTES)
         self._position += len(line)
         return line
@@ -196,7 +202,7 @@ class _Records:
             DamagedFile: if the file is shorter.
         """
         before = self._position
-        block = self._held.read(min(num_bytes, MAX_DOCUMENT_BYTES))
+        block = self._held.read(min(num_bytes, MAX_DOCUMENT_BYTES)) if self._held else b""
         block += self._file.read(min(num_bytes, MAX_DOCUMENT_BYTES) - len(block))
         self._position += len(block)
         while self._position - before < num_bytes and (
