@@ -38,8 +38,8 @@ def count_words(text: str, content: bytes | None = None) -> int:
     if len(text) == len(content):  # only ASCII
         is_space = _IS_ASCII_SPACE[np.frombuffer(content, np.uint8)]
         lengths = np.diff(np.flatnonzero(is_space), prepend=-1, append=len(content)) - 1
-        long = lengths[lengths > MAX_WORD_CHARACTERS]
-        return int(np.count_nonzero(lengths) + ((long - 1) // MAX_WORD_CHARACTERS).sum())
+        is_long = lengths > MAX_WORD_CHARACTERS
+        return int(np.count_nonzero(lengths) + ((lengths[is_long] - 1) // MAX_WORD_CHARACTERS).sum())
     if has_unspaced(content):
         return len(word_starts(text))
     words = text.split()

@@ -68,7 +68,9 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
             for article, result in parse_in_batches(function, articles, report_progress):
                 if isinstance(result, Failure):
                     why = result.why if result.is_limit else f"not readable ({result.why})"
-                    bad.add(why, article.number, article.title if result.is_limit else "", damaged=not result.is_limit)
+                    bad.add(
+                        why, article.number - 1, article.title if result.is_limit else "", damaged=not result.is_limit
+                    )
                     continue
                 bad.drop(_UNKNOWN_TEMPLATE, result.num_removed, "template")
                 if result.text:
@@ -85,7 +87,7 @@ def _short_enough(articles: Iterator["_Article"], bad: SkippedUnits) -> Iterator
     """Yield each article, what is needed to make its text, and its length, without the articles that are too long."""
     for article in articles:
         if len(article.markup) > MAX_DOCUMENT_BYTES:
-            bad.add(TOO_LONG, article.number)
+            bad.add(TOO_LONG, article.number - 1)
         else:
             yield article, Markup(article.markup, article.hidden), len(article.markup)
 
@@ -153,6 +155,8 @@ class _Article(NamedTuple):
     """See `Markup`."""
 
 
+_PAGE = b"<page>"
+"""The first bytes of a page. After damage in a page, reading continues with the next one."""
 _MAX_PAGE_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes of XML in a page. The XML parser keeps a page in memory until the page ends."""
 
@@ -167,11 +171,15 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits) -> Iterator[_Article]
             the damage are yielded first.
     """
     number, num_bytes, dump, content = 0, 0, _Dump(), b" "
+    skipped: bytes | None = None  # after damage: the last bytes that were read, until the next page begins
     while content:
         content = file.read(CHUNK_BYTES)
-        error: expat.ExpatError | None = None
         rest: bytes | None = content
-        while rest is not None and error is None:
+        if skipped is not None:
+            rest = _from_page(skipped + content)
+            skipped = (skipped + content)[-len(_PAGE) :] if rest is None and content else None
+        while rest is not None:
+            error: expat.ExpatError | None = None
             try:
                 rest = dump.feed(rest)
             except expat.ExpatError as raised:
@@ -185,12 +193,26 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits) -> Iterator[_Article]
                 else:
                     yield _Article(page.get("title", ""), page["text"], page.get("date", ""), number, dump.hidden)
             bad.drop("neither a page nor information about the site", dump.num_others, "element")
-            if rest is not None:  # another dump follows
+            if error:
+                if not content or (not number and dump.is_at_start):
+                    raise DamagedFile(
+                        f"damaged: not readable as a MediaWiki dump after page {number} ({error})"
+                    ) from error
+                number += 1
+                bad.add("not readable as XML", number - 1)
+                remaining = dump.after_error()
+                rest, dump = _from_page(remaining), dump.resumed()
+                skipped = remaining[-len(_PAGE) :] if rest is None else None
+            elif rest is not None:  # another dump follows
                 dump = _Dump()
-        if error:
-            raise DamagedFile(f"damaged: not readable as a MediaWiki dump after page {number} ({error})") from error
         if num_bytes > _MAX_PAGE_BYTES:
             raise DamagedFile(f"a page of the dump has more than {_MAX_PAGE_BYTES >> 20} MiB")
+
+
+def _from_page(content: bytes) -> bytes | None:
+    """Return the bytes from the beginning of the first page on; None if none begins."""
+    start = content.find(_PAGE)
+    return content[start:] if start >= 0 else None
 
 
 class _Dump:
@@ -222,6 +244,7 @@ class _Dump:
         self._path: list[str] = []
         self._pieces: list[str] | None = None
         self._page: dict[str, str] = {}
+        self._has_pages = False
         self._key = ""
         self._namespaces = dict(_NAMESPACES)
         # The bytes from the piece with the end of the root on, and the number of bytes before them.
@@ -257,6 +280,22 @@ class _Dump:
             return self._held[self._parser.ErrorByteIndex - self._num_before :]
         return None
 
+    @property
+    def is_at_start(self) -> bool:
+        """True if no page has begun."""
+        return not self._has_pages
+
+    def after_error(self) -> bytes:
+        """Return the bytes of the last piece from the error on."""
+        return self._held[max(0, self._parser.ErrorByteIndex - self._num_before) :]
+
+    def resumed(self) -> "_Dump":
+        """Return an object that continues with a later page of this dump, after an error."""
+        other = _Dump()
+        other._namespaces, other.hidden, other._has_pages = self._namespaces, self.hidden, True
+        other.feed(b"<mediawiki>")
+        return other
+
     def why_no_article(self, page: Mapping[str, str]) -> str:
         """Return the reason why a page is not an article with text; an empty text if it is one."""
         namespace = page.get("ns")
@@ -282,7 +321,7 @@ class _Dump:
         self._path.append(name)
         path = self._where()
         if path == "page":
-            self._page = {}
+            self._page, self._has_pages = {}, True
         elif path == "page/revision":
             self._page = {key: self._page[key] for key in ("title", "ns", "redirect") if key in self._page}
         elif path in self._FIELDS:

@@ -329,3 +329,21 @@ def test_real_dumps(shared_data):
     assert (
         sum(text.count(mark) for text in texts for mark in ("{{", "}}", "[[", "]]", "thumb|", "{|", "''", "<ref")) < 5
     )
+
+
+@pytest.mark.parametrize(
+    "damage", ["\x0b", "&#x1;", "&nbsp;", "<unclosed>", "</text>", "\ufffe"], ids=["control", "code", "name", "tag", "end", "no character"]
+)  # fmt: skip
+def test_damage_in_a_page_spoils_no_other_page(tmp_path, monkeypatch, damage):
+    xml = DUMP_HEAD + page("A", "First.") + page("B", f"Sec{damage}ond.") + page("C", "[[File:x.jpg|y]]Third.") + END
+    for chunk in (1 << 18, 7):  # the next page begins in the same piece of the file, or in a later one
+        monkeypatch.setattr("data_prep.sources.wikipedia.CHUNK_BYTES", chunk)
+        assert read_xml(tmp_path, xml) == (["A\n\nFirst.", "C\n\nThird."], {"not readable as XML": 1})
+
+
+def test_bytes_that_are_not_utf8_spoil_only_their_page(tmp_path):
+    xml = DUMP_HEAD + page("A", "First.") + page("B", "Secönd.") + page("C", "Third.") + END
+    (tmp_path / "d.xml").write_bytes(xml.encode().replace("ö".encode(), b"\xf6"))
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert texts == ["A\n\nFirst.", "C\n\nThird."]
+    assert skipped.reason() == "1 page: not readable as XML (the first at page 2)" and skipped.damaged
