@@ -332,8 +332,10 @@ def test_real_dumps(shared_data):
 
 
 @pytest.mark.parametrize(
-    "damage", ["\x0b", "&#x1;", "&nbsp;", "<unclosed>", "</text>", "\ufffe"], ids=["control", "code", "name", "tag", "end", "no character"]
-)  # fmt: skip
+    "damage",
+    ["\x0b", "&#x1;", "&nbsp;", "<unclosed>", "</text>", "\ufffe"],
+    ids=["control", "code", "name", "tag", "end", "no character"],
+)
 def test_damage_in_a_page_spoils_no_other_page(tmp_path, monkeypatch, damage):
     xml = DUMP_HEAD + page("A", "First.") + page("B", f"Sec{damage}ond.") + page("C", "[[File:x.jpg|y]]Third.") + END
     for chunk in (1 << 18, 7):  # the next page begins in the same piece of the file, or in a later one
