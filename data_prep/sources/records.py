@@ -22,6 +22,7 @@ _ARC_START = re.compile(rb"([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) ([^\n]*?)
 _ONCE = ("warc-type", "warc-date", "warc-record-id", "content-length")
 _NO_RECORD = "bytes that belong to no record"
 _NO_LENGTH = "the length is unknown"
+_LONGER = "the record has more bytes than its length says"
 _CUT = "the record has fewer bytes than its length says"
 _COVERED = "the wrong length of the record before covers it"
 _DAMAGED_HEADER = "damaged header"
@@ -154,6 +155,7 @@ class _Records:
                     self._bad.add(_COVERED, position)
                 line = self._from_start(line) or self._next_start()
             return b"".join(lines[: starts[0]]).rstrip(b"\r\n"), line
+        self._bad.add(_LONGER, position, damaged=False)
         pieces, num_bytes, start = [block], len(block or b""), self._from_start(line)
         while line and not start:
             pieces.append(line if num_bytes <= MAX_DOCUMENT_BYTES else None)

@@ -17,7 +17,7 @@ pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
 pytestmark = pytest.mark.slow
 
 SETTINGS = ["--mega-batches", "3", "--vocab-size", "2000", "--language", "en", "--max-bad", "0.2", "--seed", "0"]
-DAMAGED = {"ccnet-sample.wet.txt", "resiliparse-clipped.warc.gz", "warcio-bad.arc"}
+DAMAGED = {"ccnet-sample.wet.txt", "resiliparse-clipped.warc.gz", "warcio-bad.arc", "warcio-example-trunc.warc"}
 
 
 def command(out, sources, workers):

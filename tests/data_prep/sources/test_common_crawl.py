@@ -107,7 +107,7 @@ def test_each_record_that_is_no_document_is_counted_with_a_reason(tmp_path):
 
 def test_each_record_of_an_arc_file_that_is_no_document_is_counted_too(tmp_path):
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: x-gzip\r\n\r\n"
-    content = b"filedesc://x.arc 0.0.0.0 20140216050221 text/plain 20\n1 0 Test\nURL IP-address\n\n"
+    content = b"filedesc://x.arc 0.0.0.0 20140216050221 text/plain 24\n1 0 Test\nURL IP-address\n\n"
     for block in (
         page + gzip.compress(html("A page.").encode()),
         b"HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\n\r\n<p>Sorry</p>",
@@ -149,7 +149,8 @@ def test_the_address_and_date_of_an_arc_record_do_not_depend_on_its_other_fields
 @pytest.mark.parametrize(
     ("middle", "num_pages", "why"),
     [
-        (arc_record(60), 3, {}),  # the length is too small, but the next record shows where this one ends
+        # The length is too small, but the next record shows where this one ends.
+        (arc_record(60), 3, {"the record has more bytes than its length says": 1}),
         (arc_record()[:-1], 3, {}),  # no line end after the record
         (arc_record(250), 3, {"the record has fewer bytes than its length says": 1}),
         (arc_record("-1"), 2, {"the length is unknown": 1}),
@@ -180,7 +181,7 @@ def test_headers_may_be_in_lower_case_folded_and_with_other_line_ends(tmp_path):
 @pytest.mark.parametrize(
     ("change", "num_pages", "why"),
     [
-        (-30, 3, {}),  # the next record shows where this one ends
+        (-30, 3, {"the record has more bytes than its length says": 1}),  # the next record shows where it ends
         (2, 3, {}),  # the line ends after the record
         (30, 3, {"the record has fewer bytes than its length says": 1}),
         (200, 3, {"the record has fewer bytes than its length says": 1}),
