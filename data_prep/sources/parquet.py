@@ -112,6 +112,9 @@ def _parquet_batches(part: Part, most_bytes: int) -> Iterator["pyarrow.RecordBat
 
     with pyarrow.parquet.ParquetFile(part.path, buffer_size=_BUFFER_BYTES) as file:
         columns = _columns(part, file.schema_arrow.names)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        if file.metadata.num_rows != sum(group.num_rows for group in groups):
+            raise DamagedFile("damaged: the numbers of rows in the metadata do not agree")
         total_bytes = _num_bytes(file.metadata, set(columns))
         if total_bytes > most_bytes:
             raise DamagedFile(_bomb(total_bytes))
