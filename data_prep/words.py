@@ -1,6 +1,6 @@
 """What a word is. Sizes, shares, passages, filters and reports all count text in these words.
 
-A word is what stands between white space. Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan put no spaces
+A word is the text between white space. Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan put no spaces
 between words. There, words are those of Unicode's segmentation (UAX 29), which ICU finds, with its dictionaries.
 Punctuation belongs to the word before it.
 

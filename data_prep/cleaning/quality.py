@@ -65,7 +65,7 @@ def _c4(language: str, script: str) -> list[tuple[str, Any]]:
     c4_filters.END_PUNCTUATION = tuple(known)
     options: dict[str, Any] = {}
     if script == "unspaced":
-        # datatrove counts what stands between white space as words here, and Thai has no mark at the end of a sentence.
+        # datatrove takes the text between white space for words here, and Thai has no mark at the end of a sentence.
         options = {"filter_no_terminal_punct": False, "min_num_sentences": -1, "min_words_per_line": -1}
         options["max_word_length"] = -1
     return [("c4", C4QualityFilter(language=our_words(), **options))]
