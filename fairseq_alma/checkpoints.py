@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import unfinished_files, written_aside
+from fairseq_alma.core.files import remove, unfinished_files, written_aside
 
 logger = logging.getLogger(__name__)
 
@@ -141,13 +141,14 @@ def repair_stage_folder(folder: Path, needs_best: bool = True) -> None:
     found = {path: read_checkpoint(path) for path in folder.glob("checkpoint*.pt")}
     whole = {path: checkpoint for path, checkpoint in found.items() if checkpoint is not None}
     for path in found.keys() - whole.keys():
-        os.replace(path, path.with_name(path.name + ".damaged"))
+        with written_aside(path.with_name(path.name + ".damaged"), durable=False) as temporary:
+            os.replace(path, temporary)
     for leftover in [*folder.glob("*.pt.tmp"), *unfinished_files(folder), folder / CRASH]:
-        leftover.unlink(missing_ok=True)
+        remove(leftover)
     resumable = [path for path, checkpoint in whole.items() if "last_optimizer_state" in checkpoint]
     if not resumable:
         for path in whole:
-            path.unlink()
+            remove(path)
         return
     newest = max(resumable, key=lambda path: (num_updates(whole[path]), path.name == LAST))
     best_loss = whole[newest]["extra_state"].get("best") if needs_best else None
@@ -160,7 +161,7 @@ def repair_stage_folder(folder: Path, needs_best: bool = True) -> None:
                 "checkpoint from now on",
                 folder,
             )
-            best.unlink(missing_ok=True)
+            remove(best)
         else:
             link(source, best)
     if newest.name != LAST:

@@ -28,8 +28,7 @@ FORMAT_VERSION = 1
 
 def write_checkpoint(stack: Stack, path: Path) -> None:
     """Write the networks of a stack to `path`. Parent folders that do not exist are created."""
-    # durable=False: do not wait until the disk has stored the file. If a power cut destroys the file, the stage can be
-    # trained again.
+    # durable=False: the disk must have stored the file when the done mark of this save is written, not before.
     # Pass a file object to torch.save, because torch.save writes the name of a path into the file. The name of the
     # temporary file contains the process id, so files with equal networks would have different digests.
     with written_aside(path, durable=False) as temporary, temporary.open("wb") as file:

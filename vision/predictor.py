@@ -56,7 +56,7 @@ class ImageFormat:
         }
         path = folder / FILE
         if not path.exists() or read_json(path) != content:
-            write_json(path, content, durable=False)
+            write_json(path, content)
 
     @classmethod
     def read(cls, folder: Path) -> "ImageFormat":

@@ -36,13 +36,8 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         if folder.is_dir():
             sync_folder(folder)
     sync_folder(out)
-    # Write manifest.json and stream.json in the work folder, and then move them, so that `out` never contains a
-    # temporary file, even if this process is killed.
-    write_json(work.folder / MANIFEST, manifest)
+    write_json(out / MANIFEST, manifest)
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
     # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
     # (lone surrogates). Therefore write these characters as escapes.
-    write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
-    for name in (MANIFEST, STREAM_FILE):
-        os.replace(work.folder / name, out / name)
-        sync_folder(out)
+    write_whole(out / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))

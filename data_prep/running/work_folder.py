@@ -21,7 +21,7 @@ from data_prep.running.stream_folder import SHARD_NAME, WORK, belongs_to_stream,
 from data_prep.running.tasks import Executor, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import read_json, remove, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.stream_folder import STREAM_FILE
 
@@ -34,9 +34,9 @@ _OF_READING = ("spool", "kept", "paragraphs")
 """Names of the folders in the work folder with the results of reading tasks."""
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
-"""Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file. These are
-temporary copies of the lease file, empty files whose times show the clock of the file system, and the folder
-.lease.claim, which exists while a process removes the lease of an ended process."""
+"""Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file: the places
+where holders write their files, empty files whose times show the clock of the file system, and the folder .lease.claim,
+which exists while a process removes the lease of an ended process."""
 
 
 class WorkFolder(NamedTuple):
@@ -44,6 +44,8 @@ class WorkFolder(NamedTuple):
 
     folder: Path
     """The work folder itself. It is removed when the stream is finished."""
+    place: Path | None = None
+    """Where the holder of the lease writes (see `fairseq_alma.core.fence`); None: there is no lease."""
 
     @property
     def spool(self) -> Path:
@@ -58,8 +60,8 @@ class WorkFolder(NamedTuple):
     @property
     def stream(self) -> Path:
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
-        OUT is the stream folder."""
-        return self.folder / "stream"
+        OUT is the stream folder. Who takes over the lease removes the folder, so that only the holder can move it."""
+        return (self.place or self.folder) / "stream"
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
         """Add a task's output file to the stream, as a hard link.
@@ -128,15 +130,14 @@ def work_folder(
             alma-prep that reads other text left a work folder there.
     """
     out_existed = out.is_dir()
-    work = WorkFolder(out / WORK)
     try:
-        with _lease_held(out):
+        with _lease_held(out) as place:
+            work = WorkFolder(out / WORK, place)
             _check_unchanged(out, base)
             resumes = _can_resume(out, settings, reading)
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
-            shutil.rmtree(work.stream, ignore_errors=True)
-            (work.folder / _DIGESTS).unlink(missing_ok=True)
+            remove(work.folder / _DIGESTS)
             work.spool.mkdir(exist_ok=True)
             work.stream.mkdir()
             try:
@@ -222,15 +223,17 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
 
 
 @contextmanager
-def _lease_held(out: Path) -> Iterator[None]:
-    """Context manager that holds the lease (lock) of `out`'s work folder.
+def _lease_held(out: Path) -> Iterator[Path]:
+    """Context manager that holds the lease (lock) of `out`'s work folder, which guards all files in `out`.
 
-    It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty.
+    It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty. It
+    yields the place where files are written before they are moved (see `fairseq_alma.core.fence`).
 
     Raises:
         PrepError: if another alma-prep holds the lease.
+        LeaseLostError: if another alma-prep has taken over the lease.
     """
-    lease = Lease(out / WORK)
+    lease = Lease(out / WORK, guarded=out)
     with ExitStack() as at_end:
         try:
             lease.wait()
@@ -247,7 +250,12 @@ def _lease_held(out: Path) -> Iterator[None]:
             raise PrepError(
                 f"another alma-prep is running in {out}{_holder(out)}. Wait for it, stop it, or choose another folder."
             ) from error
-        yield
+        assert lease.fence is not None
+        try:
+            yield lease.fence.place
+        except FileNotFoundError as error:  # perhaps because another process has removed the place
+            lease.fence.check(error)
+            raise
 
 
 def _release(lease: Lease) -> None:
@@ -275,10 +283,7 @@ def _empty(folder: Path) -> None:
     # alma-prep can still read which settings the remaining files belong to.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         if path.name != _LEASE and not path.name.startswith(_LEASE_TEMPORARIES):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -353,11 +358,11 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
             "that reads it is the same. All other steps are repeated"
         )
     if "versions" in changed or is_other_code:
-        # Only reading tasks contain a digest of libraries and code, so results of other tasks are not used. A folder is
-        # renamed first, because a job that still runs could finish a task while it is removed.
+        # Only reading tasks contain a digest of libraries and code, so results of other tasks are not used. `remove`
+        # renames a folder first, because a job that still runs could finish a task while it is removed.
         for path in list(out.joinpath(WORK).iterdir()):
-            if path.is_dir() and path.name not in _OF_READING:
-                shutil.rmtree(path.rename(path.with_name(f"removed_{os.urandom(8).hex()}")), ignore_errors=True)
+            if path.is_dir() and path.name not in _OF_READING and not path.name.startswith(_LEASE_TEMPORARIES):
+                remove(path)
     return was_interrupted
 
 
@@ -393,7 +398,7 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
                 "would overwrite them, so nothing was changed. Move these files away."
             )
     for name in names:
-        (out / name).unlink()
+        remove(out / name)
         folder = (out / name).parent
         while folder != out and not any(folder.iterdir()):
             folder.rmdir()

@@ -16,12 +16,12 @@ scalars during_stage/... of finished stages are lost.
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.core.files import remove
 from fairseq_alma.core.ledger import LedgerRow
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class RunScalars:
             if self._writer is None:
                 # Delete the TensorBoard file of an earlier process, because this process writes the same scalars again.
                 # With both files, TensorBoard would show each scalar twice.
-                shutil.rmtree(self._folder, ignore_errors=True)
+                remove(self._folder)
                 self._folder.mkdir(parents=True)
                 self._writer = EventsWriter(str(self._folder / "events"))
                 if self._at_first:

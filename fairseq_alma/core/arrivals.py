@@ -42,7 +42,7 @@ class Arrivals:
     """
 
     def __init__(self, folder: Path, durable: bool):
-        self._path, self._durable = folder / "arrivals.json", durable
+        self._path = folder / "arrivals.json"
         self._lines = JsonLines(folder / "decisions.jsonl", durable)
         self._stored: dict[str, Any] = read_json(self._path) if self._path.exists() else {"digests": []}
         self.digests: list[str] = list(self._stored["digests"])
@@ -62,7 +62,7 @@ class Arrivals:
         if list(digests) != self.digests or not self._path.exists():
             self.digests = list(digests)
             self._stored["digests"] = self.digests
-            write_whole(self._path, json.dumps(self._stored) + "\n", self._durable)
+            write_whole(self._path, json.dumps(self._stored) + "\n")
 
     def decision(self, t: int) -> Decision | None:
         """Return what was recorded at arrival t; None if nothing was recorded yet."""

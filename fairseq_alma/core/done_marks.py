@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import read_json, sync_unsynced, write_json
 from fairseq_alma.core.ledger import Scores, Spent
 
 Log = list[dict[str, Any]]
@@ -24,10 +24,11 @@ def mark_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.done.json"
 
 
-def write_mark(path: Path, result: Any, durable: bool, log: Log | None = None) -> None:
-    """Write a done mark. For `durable`, see `fairseq_alma.core.files.written_aside`."""
+def write_mark(path: Path, result: Any, log: Log | None = None) -> None:
+    """Write a done mark, after the disk has stored all files that it vouches for."""
+    sync_unsynced()
     value = [asdict(part) for part in result] if isinstance(result, list) else asdict(result)
-    write_json(path, value if log is None else {"result": value, "log": log}, durable)
+    write_json(path, value if log is None else {"result": value, "log": log})
 
 
 def read_mark(path: Path) -> tuple[Any, Log]:

@@ -2,53 +2,108 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.fence import fence_of, held_fences
+
+_counter = itertools.count()
 
 
 @contextmanager
 def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """Context manager that yields a temporary path next to `path` and renames it to `path` at the end of the block.
+    """Context manager that yields a temporary path and renames it to `path` at the end of the block.
 
     The block must create a file or a folder at the yielded path. If the block raises an exception, the temporary file
     or folder is removed and `path` is not changed. An existing file at `path` is replaced; an existing folder is an
     error.
 
+    If this process holds a lease of a folder above `path`, the temporary path is inside its fence (see `core.fence`).
+
     Args:
         path: final path of the file or folder. Missing parent folders are created.
         durable: if True, wait until the disk has stored the data and the rename. If False, the result survives if the
-            process is killed, but a power failure may destroy it. Use False for results that can be computed again.
+            process is killed, but a power failure may destroy it until `sync_unsynced` is called. Without a lease,
+            use False only for results that can be computed again.
 
     Raises:
+        LeaseLostError: if another process has taken over the lease. Then `path` is not changed.
         OSError: if the disk is full, if access is denied, or if a folder already exists at `path`.
     """
     path = Path(path)
     # Almost always, the folder exists. Then this check is faster than mkdir, and a run writes thousands of files.
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
+    # A file cannot be moved to another disk, to which a link inside a run folder may lead.
+    fence = fence_of(path)
+    is_fenced = fence is not None and fence.is_on_disk_of(path.parent)
     # Keep the suffix of `path`, because some libraries choose the file format by the suffix, and others append their
     # usual suffix if it is missing.
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    name = f".{path.stem}.{os.getpid()}.tmp{path.suffix}"
+    temporary = fence.place / f"{next(_counter)}{name}" if fence and is_fenced else path.with_name(name)
     try:
         yield temporary
         if durable:
             sync(temporary)
+        if fence and not is_fenced:
+            fence.check()
         os.replace(temporary, path)
-    except BaseException:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        remove(temporary)
+        if fence and isinstance(error, OSError | RuntimeError):  # torch raises a RuntimeError if a folder is missing
+            fence.check(error)
         raise
     if durable:
         sync_folder(path.parent)
+    elif fence:
+        fence.unsynced.add(path.absolute())
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with everything in it. It need not exist.
+
+    If this process holds a lease of a folder above `path`, nothing is removed after another process has taken it over.
+
+    Raises:
+        LeaseLostError: if another process has taken over the lease.
+    """
+    fence = fence_of(path)
+    if fence and fence.place not in path.absolute().parents and fence.is_on_disk_of(path.parent):
+        removed = fence.place / f"{next(_counter)}.removed"
+        try:
+            os.replace(path, removed)
+        except FileNotFoundError:
+            fence.check()
+            return
+        path = removed
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync_unsynced() -> None:
+    """Wait until the disk has stored all files that this process has written with durable=False under its leases.
+
+    A done mark, which says that other files are complete, must be written after this call.
+    """
+    for fence in held_fences():
+        folders: set[Path] = set()
+        for path in fence.unsynced:
+            with suppress(FileNotFoundError):  # it was removed again
+                sync(path)
+            folders.update(parent for parent in path.parents if parent.is_relative_to(fence.folder))
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                sync_folder(folder)
+        fence.unsynced.clear()
 
 
 def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:

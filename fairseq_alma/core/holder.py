@@ -1,6 +1,7 @@
 """Identity of the process that holds a lease, and whether this process has ended."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,15 @@ from typing import Any, Literal
 
 JOB_VARIABLE = "ALMA_SLURM_JOB_ID"
 """Environment variable with the Slurm job id, for processes that must not see SLURM_JOB_ID."""
+_MAX_PID = 1 << 30
+_ANY_TEXT = re.compile(r"[\w.@+-][\w.:@+\[\]-]{0,255}")
+_PATTERNS = {
+    "process_start": re.compile(r"\d{1,30}|alive"),
+    "job_id": re.compile(r"\d{1,20}(?:_\d{1,20})?"),
+    "job_restarts": re.compile(r"\d{1,20}"),
+}
+"""What the texts in a lease look like, if they are not _ANY_TEXT."""
+_OPTIONAL = ("process_start", "boot_id", "pid_namespace", "job_id", "cluster")
 _SLURM_SECONDS = 10.0
 """Time limit in seconds for a question to Slurm. Without an answer, the state of a job counts as unknown."""
 
@@ -43,24 +53,30 @@ class Holder:
     @classmethod
     def this_process(cls) -> "Holder":
         """Return the identity of this process."""
-        return cls(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_start=process_start(os.getpid()),
-            boot_id=_boot_id(),
-            pid_namespace=_pid_namespace(),
+        found: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "process_start": process_start(os.getpid()),
+            "boot_id": _boot_id(),
+            "pid_namespace": _pid_namespace(),
             # alma-lm removes SLURM_JOB_ID for its training processes, and sets the other variable instead.
-            job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get(JOB_VARIABLE),
-            job_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
-            cluster=os.environ.get("SLURM_CLUSTER_NAME"),
-        )
+            "job_id": os.environ.get("SLURM_JOB_ID") or os.environ.get(JOB_VARIABLE),
+            "job_restarts": os.environ.get("SLURM_RESTART_COUNT", "0"),
+            "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
+        }
+        return cls(**{"host": "unknown", **{name: value for name, value in found.items() if _is_valid(name, value)}})
 
     @classmethod
     def from_json(cls, value: Any) -> "Holder | None":
-        """Return the holder that is described by the content of a lease file; None if `value` is no such content."""
+        """Return the holder that is described by the content of a lease file; None if `value` is no such content.
+
+        A lease file may come from somebody else, and its values are given to programs: they must be what this class
+        writes.
+        """
         if not isinstance(value, dict) or not {"host", "pid", "process_start"} <= value.keys():
             return None
-        return cls(**{field.name: value[field.name] for field in fields(cls) if field.name in value})
+        values = {field.name: value[field.name] for field in fields(cls) if field.name in value}
+        return cls(**values) if all(_is_valid(*item) for item in values.items()) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a lease file."""
@@ -92,6 +108,19 @@ class Holder:
                 return "ended"
         return "unknown"
 
+    def works_in(self, folder: Path) -> bool:
+        """Return True if the process, one of this machine, has opened its place in a leased folder (see `core.fence`).
+
+        Without /proc, for example on macOS, this cannot be seen, and the result is True.
+        """
+        if not Path("/proc/self/fd").is_dir():
+            return True
+        start = os.path.join(os.path.realpath(folder), ".lease.")  # noqa: PTH118
+        try:
+            return any(os.readlink(entry.path).startswith(start) for entry in os.scandir(f"/proc/{self.pid}/fd"))  # noqa: PTH115
+        except OSError:
+            return False
+
     def _is_in_namespace_of(self, other: "Holder") -> bool:
         if other.boot_id is None or other.pid_namespace is None:
             # This system is not Linux. Without containers, the host name identifies the machine.
@@ -113,6 +142,15 @@ class Holder:
             return True
         state, restarts = output.split()[:2]
         return state == "PENDING" or restarts != self.job_restarts
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    """Return True if a field of a lease can have this value."""
+    if name == "pid":
+        return type(value) is int and 0 < value <= _MAX_PID
+    if value is None:
+        return name in _OPTIONAL
+    return isinstance(value, str) and bool(_PATTERNS.get(name, _ANY_TEXT).fullmatch(value))
 
 
 ALIVE = "alive"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import sync_folder, write_whole
+from fairseq_alma.core.fence import fence_of
+from fairseq_alma.core.files import write_whole
 
 
 class JsonLines:
@@ -27,22 +28,31 @@ class JsonLines:
         """Size of the file after the last `append` of this object; -1 before the first one."""
 
     def append(self, *values: dict[str, Any]) -> None:
-        """Append each object as a line. First remove an incomplete last line, which a killed process may have left."""
-        is_new = not self.path.exists()
-        if is_new:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "wb" if is_new else "r+b") as file:
+        """Append each object as a line. First remove an incomplete last line, which a killed process may have left.
+
+        Raises:
+            LeaseLostError: if another process has taken over the folder.
+        """
+        lines = "".join(json.dumps(value) + "\n" for value in values)
+        if not self.path.exists():
+            write_whole(self.path, lines, self._durable)
+            self._num_bytes = len(lines.encode())
+            return
+        fence = fence_of(self.path)
+        with open(self.path, "r+b") as file:
+            if fence:
+                fence.check()  # after the file was opened, see `fairseq_alma.core.fence`
             # Read the file only if this object did not write its end. Otherwise, n lines would need time O(n^2).
             if file.seek(0, os.SEEK_END) != self._num_bytes:
-                file.seek(0 if is_new else len(self.complete_lines()))
+                file.seek(len(self.complete_lines()))
                 file.truncate()
-            file.write("".join(json.dumps(value) + "\n" for value in values).encode())
+            file.write(lines.encode())
             self._num_bytes = file.tell()
             if self._durable:
                 file.flush()
                 os.fsync(file.fileno())
-        if is_new and self._durable:
-            sync_folder(self.path.parent)
+            elif fence:
+                fence.unsynced.add(self.path.absolute())
 
     def keep_if(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
         """Remove the objects for which `is_kept` returns False. The new file replaces the old one in one step.

@@ -2,11 +2,12 @@
 
 A lease is the file lease.json in the folder. The file names the process that holds the lease. While this process runs,
 it rewrites the file regularly. Leases are used instead of file locks, because file locks do not work on many shared
-file systems.
+file systems. A process that was stopped for so long that it lost its lease cannot write any more (see `core.fence`).
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import write_json
+from fairseq_alma.core.fence import Fence, hold, let_go, places_in
+from fairseq_alma.core.files import sync_unsynced, write_json, written_aside
 from fairseq_alma.core.holder import Holder
 
 HEARTBEAT_SECONDS = 15.0
@@ -33,6 +35,7 @@ ASK_SECONDS = 10.0
 HALF_WRITTEN_SECONDS = 2.0
 """Time in seconds. If a lease file is older than this and still empty or incomplete, the process that was writing the
 file must have died."""
+_MAX_LEASE_CHARACTERS = 10_000
 CLAIM_SECONDS = 10.0
 """Time in seconds. If the folder .lease.claim is older than this, the process that created the folder must have died.
 
@@ -51,7 +54,10 @@ class Lease:
     HEARTBEAT_SECONDS. If the lease has not been renewed for `stale_seconds`, it is taken over.
 
     In the same way, another process can take over the lease of this process, if this process is suspended for a long
-    time. When this process wakes up again, it stops itself, as if the user had pressed Ctrl-C.
+    time. When this process wakes up again, what it writes fails (see `core.fence`), and it stops itself, as if the user
+    had pressed Ctrl-C.
+
+    At the end, the disk has stored all files that were written under the lease.
 
     The clocks of the machines may differ: the age of a lease is computed only from modification times of files on the
     file system that contains the folder.
@@ -60,17 +66,22 @@ class Lease:
         folder: the folder to lock. It is created if it does not exist.
         stale_seconds: time in seconds without a renewal after which a lease is taken over, if it is not known whether
             its holder is running.
+        guarded: the folder whose files only the holder may change. By default, it is `folder`.
 
     Raises:
         RunError: if another process has locked the folder, or if the folder is not writable.
     """
 
-    def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS):
+    def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS, guarded: str | Path | None = None):
         self.path = Path(folder) / "lease.json"
+        self._guarded = Path(guarded or folder)
         self._stale_seconds = stale_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
         self._me = Holder.this_process()
+        self.fence: Fence | None = None
+        """Where this process writes while it holds the lease; None before."""
+        self._descriptor = -1
         # The lease for which this process waits: its holder, and the modification time of the lease file (in
         # nanoseconds) when it was first seen. `_asked` is the time of the last question to Slurm, and `_ended` is a
         # holder whose job has ended according to Slurm.
@@ -91,8 +102,18 @@ class Lease:
     def __exit__(self, *exception) -> None:
         self._stop.set()
         self._thread.join()
-        if _read(self.path) == self._me:
-            self.path.unlink(missing_ok=True)
+        assert self.fence is not None
+        try:
+            if self.fence.place.is_dir():
+                sync_unsynced()
+            if _read(self.path) == self._me:
+                # This fails if another process has taken over the folder in the meantime.
+                with suppress(FileNotFoundError):
+                    os.rename(self.path, self.fence.place / self.path.name)
+        finally:
+            let_go(self.fence)
+            os.close(self._descriptor)
+            shutil.rmtree(self.fence.place, ignore_errors=True)
 
     def wait(self) -> None:
         """Create the folder, and wait until no other process holds its lease.
@@ -117,18 +138,20 @@ class Lease:
         )
 
     def _renew_until_stopped(self) -> None:
+        assert self.fence is not None
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
-            if holder == self._me:
+            is_lost = not self.fence.place.is_dir() and self.path.parent.is_dir()
+            if holder == self._me and not is_lost:
                 # Ignore an error such as a full disk, because the run does not depend on a single renewal.
-                with suppress(OSError):
+                with suppress(OSError, RunError):
                     write_json(self.path, self._me.to_json())
-            elif holder is not None:
-                # Another process took over the lease while this process was suspended. Stop, because only the other
-                # process may write to the folder now.
+            elif holder is not None or is_lost:
+                # Another process took over the lease while this process was suspended, and may have finished. Stop,
+                # because this process cannot write to the folder any more.
                 print(
-                    f"{self.path.parent} was taken over by {holder}, because this process did not renew its lease "
-                    f"in time: this process stops, and the other process continues the run",
+                    f"{self.path.parent} was taken over by {holder or 'another process'}, because this process did not "
+                    f"renew its lease in time: this process stops, and the other process continues the run",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -150,8 +173,26 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        # Read the file again, because another process may have already replaced the new lease by its own lease.
-        return _read(self.path) == self._me
+        return self._exclude_others()
+
+    def _exclude_others(self) -> bool:
+        """Make the fence of this process, and remove those of earlier holders. Return False if the lease was lost."""
+        fence = Fence.in_folder(self.path.parent, self._guarded)
+        earlier = [place for place in places_in(fence.place.parent) if place != fence.place]
+        # Read the lease after the places were listed: if this process is stopped here, another process may take over
+        # the lease, and its place must not be removed.
+        if _read(self.path) != self._me:
+            fence.place.rmdir()
+            return False
+        fence.exclude(earlier)
+        hold(fence)
+        # While the folder is open, /proc shows that this process works there (see `Holder.works_in`).
+        self.fence, self._descriptor = fence, os.open(fence.place, os.O_RDONLY)
+        for path in self.path.parent.rglob("*.jsonl") if earlier else ():
+            # An earlier holder may have opened this file to append lines. Give its name to a copy.
+            with written_aside(path) as copy:
+                shutil.copy2(path, copy)
+        return True
 
     def _is_left_behind(self) -> bool:
         """Return True if the lease may be removed, because its holder has ended or has not renewed it in time.
@@ -267,7 +308,9 @@ def holder_of(folder: str | Path, ask_slurm: bool = False) -> Holder | None:
 
 
 def _read(path: Path) -> Holder | None:
+    """Return the holder that a lease file names; None if there is no such file, or if it is incomplete or damaged."""
     try:
-        return Holder.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        with open(path, encoding="utf-8") as file:
+            return Holder.from_json(json.loads(file.read(_MAX_LEASE_CHARACTERS)))
+    except (OSError, ValueError, RecursionError):
         return None

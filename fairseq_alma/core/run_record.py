@@ -17,7 +17,6 @@ alma-vision have one only for each save, and keep those of the last saves (see `
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from fairseq_alma.core.arrivals import Arrivals, Decision
 from fairseq_alma.core.done_marks import mark_of, read_mark, write_mark
 from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import read_json, remove, write_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.metrics import summarize
@@ -50,9 +49,9 @@ class RunRecord:
             version of ALMA, it may lack new settings. These settings are assumed to have their default values.
         stages: folder that contains the folders of all stages. The default is RUN/stages. Runs with different seeds
             that are trained together share one such folder (see StackRecord).
-        durable: if True, the disk must have stored the result of a step before the next step begins. Use False if a
-            stage takes only milliseconds. With False, a power failure may destroy results, and summary.json is written
-            at most once a second. What a killed process has written is kept.
+        durable: if True, the disk must have stored each row before the next step begins. Use False if a stage takes
+            only milliseconds. With False, the disk must have stored the rows when the next done mark is written, and
+            summary.json is written at most once a second.
         cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
         forkable: names of settings that may be changed by a fork.
         fork: if True, and only settings in `forkable` differ from those of the run, the run is forked: it gets the new
@@ -163,7 +162,7 @@ class RunRecord:
         result = do()
         if name != "evaluate":
             learner.save(folder / name)
-        write_mark(mark, result, self.durable)
+        write_mark(mark, result)
         return result
 
     def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
@@ -270,6 +269,11 @@ class RunRecord:
         if last > self._num_summarized and (self.durable or is_finished or now - self._summary_written > 1):
             self._write_summary(self._rows)
 
+    @property
+    def has_unwritten(self) -> bool:
+        """True if rows or decisions are only in memory."""
+        return bool(self._unwritten or self._arrivals.unwritten)
+
     def unwritten(self) -> dict[str, Any]:
         """Return the rows and decisions that are only in memory, for `restore`."""
         return {"rows": [row.to_json() for row in self._unwritten], "decisions": self._arrivals.unwritten}
@@ -327,7 +331,7 @@ class RunRecord:
         if differing and not self._rows and not any(self.stages.glob("*/*.done.json")):
             # No step was finished with the old settings, so accept the new settings. The user may have corrected a
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
-            shutil.rmtree(self.stages, ignore_errors=True)
+            remove(self.stages)
         elif differing:
             k = 1 + len(list(self.stages.glob("*/train.done.json")))
             before = {**defaults, **read_json(self.folder / "settings.json")}
@@ -356,7 +360,7 @@ class RunRecord:
             if (holder := holder_of(path)) is not None:
                 raise RunError(f"{path} is in use by {holder}: stop it before you change the settings of the run")
         for path in unfinished:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            remove(path)
         if k > 1:  # otherwise, no stage was trained with the old settings
             earlier = self._forks.get(str(k), {})
             changes = {name: [earlier.get(name, values)[0], values[1]] for name, values in changed.items()}
@@ -367,8 +371,10 @@ class RunRecord:
                 self._forks[str(k)] = changes
 
     def _read_summary(self) -> dict[str, Any]:
+        # A power failure may leave a file without content. No done mark vouches for it, and it is computed again.
         path = self.folder / "summary.json"
-        return read_json(path) if path.exists() else {}
+        is_cut = not path.exists() or not path.read_bytes().strip(b"\0")
+        return {} if is_cut else read_json(path)
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from fairseq_alma.core.done_marks import mark_of, read_mark, write_mark
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import remove, sync_unsynced
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.run_record import RunRecord
@@ -181,13 +182,13 @@ class StackRecord:
         mark = self._mark(k, name)
         self._learner.save(self.stage_folder(k) / name)
         log = [record.unwritten() for record in self.records]
-        write_mark(mark, self._unsaved, durable=False, log=log)
+        write_mark(mark, self._unsaved, log)
         self._saved, self._unsaved = (k, name), None
         self._write()
         self._marks.add(mark)
         if name == "train":  # after growth, predictor.json still names the files of the stage before
             for old in [mark for mark in self._marks if _step_of(mark)[0] < self._stage_before]:
-                old.unlink(missing_ok=True)
+                remove(old)
                 self._marks.remove(old)
             self._stage_before = k
             self._delete_old()
@@ -196,6 +197,9 @@ class StackRecord:
     def _write(self) -> None:
         """Write the rows and decisions that are only in memory, if the saved learner is not behind them."""
         if self._unsaved is None and self._last >= self._saved:
+            # A row says that the files that its evaluation has written are complete.
+            if any(record.has_unwritten for record in self.records):
+                sync_unsynced()
             for record in self.records:
                 record.write()
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -13,7 +12,7 @@ import numpy as np
 
 from fairseq_alma.checkpoints import digest_of_model, require_checkpoint
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import digest_of_code, read_json, sha256_of, write_json, written_aside
+from fairseq_alma.core.files import digest_of_code, read_json, remove, sha256_of, write_json, written_aside
 
 CODE = ("models", "modules", "evaluation")
 """Packages of `fairseq_alma` whose code computes scores.
@@ -115,7 +114,7 @@ class StoredScores:
         if target.exists():
             if self.read(key) is not None:
                 return
-            shutil.rmtree(target, ignore_errors=True)
+            remove(target)
         try:
             # Do not wait until the disk has stored the files. If a power failure damages them, `read` detects this,
             # because their digests do not match.
@@ -141,4 +140,4 @@ class StoredScores:
         """
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
             if path.name not in keys:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                remove(path)

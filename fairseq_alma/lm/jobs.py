@@ -232,6 +232,11 @@ def _cancel(jobs: JobFolder) -> bool:
         if not queued and not is_found and holder is not None:
             if holder.state(ask_slurm=False) != "running":
                 raise RunError(f"{jobs.run} is in use by {holder}: cancel it there")
+            if not holder.works_in(jobs.run):
+                raise RunError(
+                    f"{jobs.run / 'lease.json'} names {holder}, which does not work there, so it was not stopped. "
+                    f"If nothing works there, remove the file"
+                )
             with suppress(ProcessLookupError):
                 os.kill(holder.pid, signal.SIGTERM)
         is_found = True

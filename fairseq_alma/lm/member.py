@@ -20,7 +20,7 @@ from fairseq_alma.checkpoints import (
     require_checkpoint,
 )
 from fairseq_alma.core.errors import RunError, StageError, StoppedError
-from fairseq_alma.core.files import read_json, unfinished_files, write_json, written_aside
+from fairseq_alma.core.files import read_json, remove, unfinished_files, write_json, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
@@ -377,7 +377,7 @@ def _remove_leftovers(folder: Path) -> None:
     leftovers += [folder / name for name in (CRASH, STARTED, "lease.json")]
     for leftover in leftovers:
         if leftover.name not in (BEST, TRAINED):
-            leftover.unlink(missing_ok=True)
+            remove(leftover)
 
 
 def _replace_lost_best(folder: Path) -> None:

@@ -143,11 +143,12 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
         summary = read_json(Path(settings.out) / "summary.json")
         return summary[score_key([summary])]
     out, summaries = Path(settings.out), []
-    for seed in range(settings.seed, settings.seed + settings.seeds):
-        one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(out / f"seed_{seed}")}
-        run_seeds(LanguageModelSettings.from_mapping(one))
-        summaries.append(read_json(out / f"seed_{seed}" / "summary.json"))
-        write_json(out / "summary.json", mean_and_standard_error(summaries))
+    with Lease(out):
+        for seed in range(settings.seed, settings.seed + settings.seeds):
+            one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(out / f"seed_{seed}")}
+            run_seeds(LanguageModelSettings.from_mapping(one))
+            summaries.append(read_json(out / f"seed_{seed}" / "summary.json"))
+            write_json(out / "summary.json", mean_and_standard_error(summaries))
     summary = read_json(out / "summary.json")["mean"]
     return summary[score_key([summary])]
 

@@ -41,6 +41,8 @@ from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, TRAINE
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.fence import Fence, hold
+from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.average import Average
 from fairseq_alma.lm.expert_digests import check_experts, digests_of_collected_experts
@@ -219,12 +221,13 @@ class Checkpoints:
         if digests := digests_of_collected_experts(trainer.get_model()):
             extra_state[EXPERT_DIGESTS] = digests
         # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one
-        # file, because fairseq does not overwrite the old file, but writes a temporary file and renames it.
-        path = trainer.save_checkpoint(str(folder / LAST), extra_state)
+        # file, because the old file is not overwritten.
+        with written_aside(folder / LAST, durable=False) as temporary:
+            trainer.save_checkpoint(str(temporary), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)
         self.keep_trainee(folder, self._saved_at)
-        return path
+        return str(folder / LAST)
 
     def keep_trainee(self, folder: Path, num_updates: int) -> None:
         """Link TRAINED to LAST if LAST is the model before the cooldown.
@@ -275,6 +278,7 @@ def train(
     checkpoint_minutes: float,
     average: AverageSettings | None = None,
     keeps_optimizer: bool = False,
+    fence: Fence | None = None,
 ) -> None:
     """Train a member in this process. If several processes train the member, each of them calls this function.
 
@@ -283,7 +287,10 @@ def train(
         checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
         average: whether and how the weights are averaged. By default they are not.
         keeps_optimizer: whether the optimizer continues with its state in the checkpoint from which the stage starts.
+        fence: the fence of the lease of the member's folder, which the main process holds.
     """
+    if fence is not None:
+        hold(fence)
     if multiprocessing.parent_process() is not None and sys.platform == "linux":
         # This is one of several processes, which the main process has started. If the main process is killed, the
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
@@ -350,10 +357,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop_processes)
     try:
         is_first = config.distributed_training.distributed_rank == 0
-        with Lease(config.checkpoint.save_dir) if is_first else nullcontext():
+        with Lease(config.checkpoint.save_dir) if is_first else nullcontext() as lease:
             distributed_utils.call_main(
                 config, train, checkpoint_minutes=arguments.checkpoint_minutes,
                 average=AverageSettings(**arguments.average), keeps_optimizer=arguments.keep_optimizer,
+                fence=lease.fence if lease else None,
             )  # fmt: skip
     except RunError as error:
         print(f"RunError: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from fairseq_alma.checkpoints import (
     write_checkpoint,
 )
 from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.files import remove
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def restart_if_trainee_is_lost(folder: Path, updates_before_cooldown: int | None
             "%s: the checkpoint from before the cooldown (%s) is lost. The stage starts again", folder, TRAINED
         )
         for path in folder.glob("checkpoint*.pt"):
-            path.unlink()
+            remove(path)
 
 
 def remove_old_trainees(stages: Path, stage_index: int) -> None:
@@ -108,4 +109,4 @@ def remove_old_trainees(stages: Path, stage_index: int) -> None:
     """
     for path in stages.glob(f"stage_*/member_*/{TRAINED}"):
         if int(path.parents[1].name.removeprefix("stage_")) < stage_index:
-            path.unlink(missing_ok=True)
+            remove(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.files import read_json, remove, sha256_of, write_json
 from fairseq_alma.core.predictors import predictor_file
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.networks import Stack
@@ -47,8 +47,8 @@ class StackFile:
 class SavedFiles:
     """The files of the saves of a learner. It deletes those that are not needed any more.
 
-    After the training of a stage, the files of the last two such saves are needed. A power failure may damage those of
-    the last one, and a reader may have read predictor.json just before this save.
+    After the training of a stage, the files of the last two such saves are needed, because a reader may have read
+    predictor.json just before this save.
 
     Args:
         stages: folder that contains the folders of all stages. It is searched only once, for files of earlier
@@ -83,7 +83,7 @@ class SavedFiles:
         for path in self._found - self._needed - self._before:
             if int(path.parts[-3].removeprefix("stage_")) <= stage:
                 self._found.remove(path)
-                path.unlink(missing_ok=True)
+                remove(path)
                 with suppress(OSError):  # a folder is not empty
                     path.parent.rmdir()
                     path.parent.parent.rmdir()

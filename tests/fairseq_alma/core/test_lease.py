@@ -18,6 +18,7 @@ from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.holder import Holder, process_start
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.lm.jobs import cancel_runs
 from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
 from tests.leases import beating
 
@@ -215,6 +216,51 @@ def test_a_half_written_lease_whose_writer_died_is_taken_over(tmp_path, half):
         assert json.loads((tmp_path / "lease.json").read_text())["pid"] == os.getpid()
 
 
+HOSTILE = [
+    *({"pid": pid} for pid in (-1, 0, True, 1.5, "1", None, [], 2**70)),
+    *({"host": host} for host in (None, 7, ["x"], "", "\x1b[31mred", "x" * 300, "two words")),
+    *({"job_id": job} for job in (5, "1; touch x", "--help", "1_", "")),
+    *({"job_restarts": number} for number in (None, 0, "many")),
+    *({"cluster": name} for name in ({}, "-M all", "a\nb")),
+    *({"process_start": start} for start in (1, "soon", [])),
+    *({name: 5} for name in ("boot_id", "pid_namespace")),
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_a_lease_with_values_that_no_process_writes_names_no_holder(tmp_path, change):
+    path = write_lease(tmp_path, **{**Holder.this_process().to_json(), **change})
+    assert lease_module.holder_of(tmp_path, ask_slurm=True) is None
+    os.utime(path, (time.time() - 3,) * 2)
+    with Lease(tmp_path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_a_lease_whose_content_is_too_deep_or_long_names_no_holder(tmp_path):
+    for content in ("[" * 100_000, '{"host": "' + "x" * 10**6 + '"}', "NaN", '"text"'):
+        (tmp_path / "lease.json").write_text(content)
+        assert lease_module.holder_of(tmp_path) is None
+
+
+def test_a_process_whose_environment_has_odd_values_has_a_lease_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "not a job")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "")
+    monkeypatch.setattr(socket, "gethostname", lambda: "a host; with odd letters")
+    with Lease(tmp_path):
+        assert lease_module.holder_of(tmp_path) == Holder.this_process()
+
+
+def test_cancel_signals_no_process_that_does_not_work_in_the_run(tmp_path, start_holder):
+    (tmp_path / "settings.json").write_text("{}")
+    innocent = start_holder(tmp_path / "other")
+    write_lease(tmp_path, **{**Holder.this_process().to_json(), "pid": innocent.pid,
+                             "process_start": process_start(innocent.pid)})  # fmt: skip
+    with pytest.raises(RunError, match=r"names process \d+ on .*, which does not work there, so it was not stopped"):
+        cancel_runs(tmp_path)
+    assert innocent.poll() is None
+    assert Holder.from_json(json.loads((tmp_path / "other" / "lease.json").read_text())).works_in(tmp_path / "other")
+
+
 def test_a_lease_that_is_just_being_written_is_waited_for(tmp_path):
     (tmp_path / "lease.json").touch()
     writer = threading.Timer(0.2, write_lease, [tmp_path])
@@ -270,7 +316,8 @@ def test_who_comes_late_to_a_stale_lease_leaves_the_new_one_alone(tmp_path, star
     holder = start_holder(tmp_path)
     with pytest.raises(RunError, match=f"in use by process {holder.pid}"):
         late._remove_left_behind()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lease.json"]
+    assert len(list(tmp_path.iterdir())) == 2  # the lease, and the place where its holder writes
+    assert (tmp_path / "lease.json").exists()
 
 
 def test_who_died_while_taking_over_does_not_block_the_next(tmp_path):
@@ -302,8 +349,7 @@ def test_a_lease_removed_by_hand_is_not_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.02)
     run = tmp_path / "run"
     with Lease(run):
-        (run / "lease.json").unlink()
-        run.rmdir()
+        shutil.rmtree(run)
         time.sleep(0.1)
         assert not run.exists()
 

@@ -1,0 +1,58 @@
+"""Processes of alma-lm that sleep while others finish their work, and wake up: they change nothing."""
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_alma.checkpoints import BEST, require_checkpoint
+from fairseq_alma.lm import run as alma_lm
+from fairseq_alma.lm import train_member
+from fairseq_alma.lm.member import CONFIG
+from fairseq_alma.lm.settings import LanguageModelSettings
+from tests.fairseq_alma.killing import same_run
+from tests.late_writers import late_writers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="audit events and process states as on Linux")
+
+SETTINGS = {
+    "precision": "float32", "tokens_per_sample": 32, "sequences_per_update": 8, "batch_size": 8, "lr": 0.005,
+    "arch": "switch_lm_tiny",
+    "learner": "gmoe", "experts": 2, "grow_experts": [1], "updates": 4, "mega_batches": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 80])
+def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
+    def run(out):
+        alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(out)}))
+
+    statuses = Counter(late_writers(run, tmp_path, same_run, every, first=every // 2))
+    print(dict(statuses))
+    assert statuses.total() > (30 if every == 1 else 0)
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 10])
+def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
+    whole = tmp_path / "run"
+    alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(whole)}))
+    config = OmegaConf.load(next(whole.glob(f"stages/stage_001/member_1/{CONFIG}")))
+
+    def train(out):
+        config.checkpoint.save_dir = str(out)
+        out.mkdir(exist_ok=True)
+        OmegaConf.save(config, tmp_path / "config.yaml")
+        assert train_member.main([str(tmp_path / "config.yaml")]) == 0
+
+    def same(a, b):
+        first, second = (require_checkpoint(folder / BEST)["model"] for folder in (a, b))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    statuses = Counter(late_writers(train, runs, same, every, first=every // 2))
+    print(dict(statuses))
+    assert statuses.total() > (5 if every == 1 else 0)
