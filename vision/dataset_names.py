@@ -3,10 +3,12 @@
 This module imports neither torch nor numpy, so that settings and `--help` are fast. `vision.datasets` loads the data.
 """
 
+import os
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fairseq_alma.core.datasets import dataset_names, entry_of
 from fairseq_alma.core.errors import SettingError
@@ -116,12 +118,55 @@ def default_backbone(dataset: str) -> str:
 
 
 def mega_batch_folders(root: Path) -> Sequence[Path]:
-    """Return the folders in ROOT/train, sorted by name: with order=folders, each is a mega-batch."""
-    return visible_folders(root / "train")
+    """Return the folders in ROOT/train, in natural order: with order=folders, each is a mega-batch.
+
+    Raises:
+        SettingError: if the names are decimals such as 2019.2 and 2019.12, which are numbers or dates.
+    """
+    folders = visible_folders(root / "train")
+    decimals = [one.name for one in folders if re.fullmatch(r"[0-9]+\.[0-9]+", one.name)]
+    if decimals != sorted(decimals, key=Decimal):
+        raise SettingError(
+            f"order=folders: the folders {', '.join(decimals[:12])} in {root / 'train'} have one order as decimal "
+            f"numbers, and another one as dates or versions: give the numbers after the point as many digits everywhere"
+        )
+    return folders
 
 
 def visible_folders(folder: Path) -> list[Path]:
-    """Return the subfolders of a folder, sorted by name, without hidden ones; [] if `folder` is not a folder."""
+    """Return the subfolders of a folder in natural order, without hidden ones; [] if `folder` is not a folder."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    names = [entry.name for entry in entries_of(folder) if entry.name[0] != "." and entry.is_dir()]
+    return [folder / name for name in sorted(names, key=natural_key)]
+
+
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """Return all files, folders and links in a folder, in any order.
+
+    Raises:
+        SettingError: if the folder cannot be read, or if it contains a link to something that does not exist.
+    """
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise SettingError(f"the folder {folder} cannot be read ({error.strerror}): change its permissions") from error
+    for entry in entries:
+        if entry.is_symlink() and entry.name[0] != "." and not Path(entry).exists():
+            raise SettingError(
+                f"{entry.path} is a link to {Path(entry).readlink()}, which does not exist: restore it, or remove "
+                f"the link"
+            )
+    return entries
+
+
+def natural_key(name: str) -> tuple[Any, ...]:
+    """Return the key that sorts names in natural order: 2 comes before 10, and week_2 before week_10.
+
+    Negative integers come first. Where names are not digits, they are compared character by character.
+    """
+    if re.fullmatch("-[0-9]{1,255}", name):
+        return 0, int(name), name
+    # The parts are text and digits in turn. Digits without leading zeros are compared by their number first.
+    parts = [part.lstrip("0") if number % 2 else part for number, part in enumerate(re.split("([0-9]+)", name))]
+    return 1, [(len(part), part) if number % 2 else part for number, part in enumerate(parts)], name

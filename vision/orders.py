@@ -4,9 +4,12 @@ The setting `order_seed` and the orders in `vision.batches` are something else: 
 reads the examples of a stage.
 """
 
+import re
+
 import numpy as np
 
 from fairseq_alma.core.errors import SettingError
+from vision.dataset_names import natural_key
 from vision.datasets import Dataset, Examples
 
 
@@ -97,10 +100,10 @@ def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.nd
 
 
 def _column(dataset: Dataset, name: str) -> np.ndarray:
-    """Return the values of a column of the dataset.
+    """Return the values of a column of the dataset; the rank in natural order if the values are texts.
 
     Raises:
-        SettingError: if the dataset has no such column, or if a value is NaN, which cannot be sorted.
+        SettingError: if the dataset has no such column, or if a value is missing or cannot be sorted.
     """
     if name not in dataset.columns:
         raise SettingError(
@@ -109,10 +112,20 @@ def _column(dataset: Dataset, name: str) -> np.ndarray:
             f"in a folder of images, from Hugging Face, or from Dataset.columns"
         )
     values = np.asarray(dataset.columns[name])
-    is_nan = values != values
-    if is_nan.any():
+    texts = values.tolist()
+    are_texts = bool(texts) and all(isinstance(one, str) for one in texts)
+    is_gap = np.array([not one.strip() for one in texts]) if are_texts else values != values
+    if is_gap.any():
         raise SettingError(
-            f"order=column:{name}: the value of training example {int(is_nan.argmax())} is {values[is_nan][0]}, which "
-            f"cannot be sorted: give each example a value"
+            f"order=column:{name}: the value of training example {int(is_gap.argmax())} is {values[is_gap][0]!s:.20}, "
+            f"which cannot be sorted: give each example a value"
         )
-    return values
+    if not are_texts:
+        return values
+    if dates := [one for one in texts if re.fullmatch(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*", one)]:
+        raise SettingError(
+            f"order=column:{name}: the date {dates[0]} does not begin with the year, so it cannot be sorted as a text: "
+            f"write dates as 2026-11-23"
+        )
+    rank = {text: number for number, text in enumerate(sorted(set(texts), key=natural_key))}
+    return np.array([rank[text] for text in texts])

@@ -1,8 +1,6 @@
 """Predict with the networks of a run: `load_predictor` reads them from the run folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,98 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import load_plugin, source_digest
-from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, sha256_of
 from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
 from vision.checkpoints import read_checkpoint
-from vision.datasets import Dataset, Pixels
+from vision.image_format import ImageFormat
 from vision.networks.architectures import find_architecture
 from vision.voting import sum_members
 
-FILE = "inputs.json"
-"""Name of the file in the run folder that describes the images of the dataset."""
 IMAGES_AT_ONCE = 500
 """Number of images in one forward pass."""
-
-
-@dataclass(frozen=True)
-class ImageFormat:
-    """Format of the images of a dataset. The run folder contains it, so that new images can be checked."""
-
-    image_shape: tuple[int, int, int]
-    """Shape of an image, (channels, height, width)."""
-    is_bytes: bool
-    """Whether pixels are bytes. Otherwise they are floats."""
-    pixels: Pixels
-    """The normalisation of the pixels."""
-    class_names: list[str] | None
-    """Name of each class, if the dataset has names."""
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> "ImageFormat":
-        """Return the format of the images of a dataset."""
-        names = None if dataset.class_names is None else [str(one) for one in dataset.class_names]
-        return cls(dataset.image_shape, dataset.training.images.dtype == torch.uint8, dataset.pixels, names)
-
-    def write(self, folder: Path) -> None:
-        """Write the format to a run folder, unless the folder has it already."""
-        of_channels = {"mean": self.pixels.mean, "deviation": self.pixels.deviation}
-        content = {
-            "image_shape": list(self.image_shape),
-            "dtype": "uint8" if self.is_bytes else "float32",
-            "largest": self.pixels.largest,
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in of_channels.items()},
-            "class_names": self.class_names,
-        }
-        path = folder / FILE
-        if not path.exists() or read_json(path) != content:
-            write_json(path, content)
-
-    @classmethod
-    def read(cls, folder: Path) -> "ImageFormat":
-        """Return the format that a run folder records.
-
-        Raises:
-            RunError: if the folder does not contain the format, because an earlier version of this program wrote it.
-        """
-        path = folder / FILE
-        if not path.exists():
-            raise RunError(
-                f"{path} is missing, because an earlier version of alma-vision wrote the run: run its command again; "
-                f"this writes the file and does not repeat the training"
-            )
-        content = read_json(path)
-        mean, deviation = (
-            tuple(value) if isinstance(value, list) else value for value in (content["mean"], content["deviation"])
-        )
-        pixels = Pixels(content["largest"], mean, deviation)
-        return cls(tuple(content["image_shape"]), content["dtype"] == "uint8", pixels, content["class_names"])
-
-    def to_tensor(self, images: Any) -> Tensor:
-        """Return images as a tensor, uint8 or float32 [n, channels * height * width].
-
-        Args:
-            images: as for `Predictor.__call__`.
-
-        Raises:
-            SettingError: if they have another shape or type than the images of the dataset.
-        """
-        x = torch.as_tensor(np.asarray(images) if not isinstance(images, Tensor) else images).cpu()
-        channels, height, width = self.image_shape
-        shapes = [(height, width, channels), (prod(self.image_shape),)]
-        if channels == 1:
-            shapes.append((height, width))
-        if x.dim() == 0 or tuple(x.shape[1:]) not in shapes:
-            raise SettingError(
-                f"images have the shape {list(x.shape)}, but the network needs [n, "
-                f"{'], or [n, '.join(', '.join(map(str, one)) for one in shapes)}]"
-            )
-        if (x.dtype == torch.uint8) != self.is_bytes or not (self.is_bytes or x.is_floating_point()):
-            expected = "bytes (uint8, 0 to 255)" if self.is_bytes else "floats"
-            raise SettingError(f"images have the type {x.dtype}, but the images in training were {expected}")
-        if x.dim() == 4:
-            x = x.movedim(-1, 1)
-        return x.flatten(1) if self.is_bytes else x.flatten(1).float()
 
 
 class Predictor:
@@ -141,14 +57,17 @@ class Predictor:
         counts as half a vote, so that it decides between classes with the same number of votes.
 
         Args:
-            images: array or tensor with the size and type of the images in training, [n, height, width, channels], or
-                [n, height, width] for grey images, or flat as in `Examples.images`.
+            images: array, tensor, image of Pillow, or list of these. The axes are [n, height, width, channels] or
+                [n, channels, height, width]. Grey images need no axis for the channel, and one image no axis for n.
+                Pixels are uint8, or floats from 0 to 1, as torchvision's ToTensor gives them. If the images in training
+                were floats, they are such floats. Images of another size are resized as with the setting `image_size`
+                of the run, and without it refused. Flat images as in `Examples.images` are possible, too.
 
         On a GPU, torch computes convolutions in TF32 by default, and a run with `precision=float32` does not. Set
         `torch.backends.cudnn.allow_tf32 = False` for the same probabilities.
 
         Raises:
-            SettingError: if the images have another shape or type.
+            SettingError: if the images do not fit those in training, or if it is unclear how their shape is meant.
         """
         x = self.image_format.to_tensor(images)
         device = next(self.modules[0].parameters()).device

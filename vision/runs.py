@@ -4,6 +4,7 @@
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -25,12 +26,12 @@ from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.held_out import HeldOutEvaluator
 from vision.identity import identity_of
+from vision.image_format import ImageFormat
 from vision.inputs import Transformed
 from vision.learners import LEARNERS
-from vision.predictor import ImageFormat
 from vision.process import process_settings
 from vision.settings import VisionSettings
-from vision.stream import Arrival, partition, stacked_stream
+from vision.stream import Arrival, line_of, partition, stacked_stream, what_was_read
 
 logger = logging.getLogger(__name__)
 
@@ -126,9 +127,11 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
             )
             for number, folder in enumerate(folders)
         ]
-        image_format = ImageFormat.of(dataset)
+        image_format = ImageFormat.of(dataset, settings.image_size)
+        read = what_was_read(dataset, streams[0], settings.order)
+        print(line_of(read, dataset), file=sys.stderr)
         for folder in folders:
-            image_format.write(folder)
+            image_format.write(folder, read)
         first = settings.seeding.first("data")
         memory = Memory(inputs, dataset.num_classes, num_seeds, device, reservoir_seeds=range(first, first + num_seeds))
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)

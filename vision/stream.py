@@ -2,18 +2,19 @@
 
 The setting `data_seed` (by default equal to `seed`) is the only seed that affects how the dataset is cut. The choice of
 the learner has no effect, so all learners can be compared on the same mega-batches. `vision.orders` decides which
-examples arrive together.
+examples arrive together. `what_was_read` says what the mega-batches are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import torch
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from vision.datasets import Dataset, Examples, Selection
+from vision.datasets import Dataset, Examples, ImageFiles, Selection
 from vision.orders import positions_of_mega_batches
 
 
@@ -112,3 +113,67 @@ def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
         counts = {"training": len(arrivals[0].training), "validation": len(arrivals[0].validation)}
         mega_batches.append(MegaBatch(t, digest, data=list(arrivals), counts=counts))
     return MegaBatchStream(mega_batches)
+
+
+def what_was_read(dataset: Dataset, arrivals: Sequence[Arrival], order: str) -> dict[str, Any]:
+    """Return what a run reads, for inputs.json: numbers of images by class and by mega-batch, order, ignored files.
+
+    Args:
+        dataset: the dataset.
+        arrivals: the mega-batches of one seed. Those of other seeds have the same sizes.
+        order: the setting `order`.
+    """
+    names = [str(one) for one in dataset.class_names or range(dataset.num_classes)]
+    files = dataset.files or ImageFiles()
+
+    def by_class(examples: Examples) -> dict[str, int]:
+        counts = examples.labels.bincount(minlength=dataset.num_classes).tolist()
+        return dict(zip(names, counts, strict=True))
+
+    return {
+        "training": by_class(dataset.training),
+        "test": by_class(dataset.test),
+        "mega_batches": [len(one.training) + len(one.validation) for one in arrivals],
+        "order": order,
+        "folders": list(files.mega_batches),
+        "ignored": dict(files.ignored),
+    }
+
+
+def line_of(read: Mapping[str, Any], dataset: Dataset) -> str:
+    """Return one line that says what a run reads.
+
+    Args:
+        read: as `what_was_read` returns it.
+        dataset: the dataset.
+    """
+    channels, height, width = dataset.image_shape
+    orders = {
+        "random": "in random order",
+        "classes": f"class after class ({_few(list(read['training']))})",
+        "folders": f"in the order of the folders {_few(read['folders'])}",
+    }
+    order = orders.get(read["order"], f"in the order of the column {read['order'].partition(':')[2]}")
+    ignored = _few([f"{count} {kind}" for kind, count in read["ignored"].items()])
+    line = (
+        f"dataset={dataset.name}: {len(dataset.training)} training images ({_counts(read['training'])}) and "
+        f"{len(dataset.test)} test images ({_counts(read['test'])}), {width} x {height} pixels, {channels} channel(s); "
+        f"{len(read['mega_batches'])} mega-batches of {_range(read['mega_batches'])}, {order}"
+        f"{f'; ignored: {ignored}' if ignored else ''}"
+    )
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)  # file names may control a terminal
+
+
+def _few(names: Sequence[str], at_most: int = 12) -> str:
+    shown = names if len(names) <= at_most else [*names[: at_most - 3], "...", *names[-2:]]
+    return ", ".join(shown)
+
+
+def _range(counts: Collection[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _counts(by_class: Mapping[str, int]) -> str:
+    if len(by_class) > 6:
+        return f"{len(by_class)} classes of {_range(by_class.values())}"
+    return ", ".join(f"{name} {count}" for name, count in by_class.items())

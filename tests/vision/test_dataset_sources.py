@@ -80,6 +80,29 @@ def test_an_npz_of_colour_images_is_read_channel_by_channel(tmp_path):
     assert normalised.std((0, 2), correction=0).tolist() == pytest.approx([1] * 3, abs=1e-5)
 
 
+def test_channels_may_come_first_or_last(tmp_path):
+    first = noise(80, 3, 8, 8)
+    labels = np.arange(80) % 2
+    for x in (first, first.transpose(0, 2, 3, 1)):
+        dataset = load_dataset(
+            save(tmp_path / "mine.npz", x_train=x, y_train=labels, x_test=x, y_test=labels), tmp_path
+        )
+        assert (len(dataset.training), dataset.image_shape) == (80, (3, 8, 8))
+        assert torch.equal(dataset.training.images, torch.from_numpy(first).flatten(1))
+    unclear = noise(6, 3, 4, 3)
+    shapes = [dataset_from_arrays("mine", unclear, LABELS, channels=one).image_shape for one in ("first", "last")]
+    assert shapes == [(3, 4, 3), (3, 3, 4)]
+
+
+def test_a_class_whose_only_example_is_held_out_is_named(tmp_path):
+    labels = np.zeros(10, int)
+    labels[np.random.RandomState(0).permutation(10)[0]] = 1
+    name = save(tmp_path / "mine.npz", x=noise(10, 4, 4), y=labels)
+    message = refusal(lambda: load_dataset(name, tmp_path))
+    assert "the class 1 has 1 example(s), and the random fifth of all examples that becomes the test set" in message
+    assert message.endswith("give the test set yourself (x_train, y_train, x_test and y_test)")
+
+
 def test_float_images_stay_floats_and_normalising_does_not_change_them(tmp_path):
     x = np.random.default_rng(0).normal(3, 2, (6, 2, 2))
     name = save(tmp_path / "mine.npz", x_train=x, y_train=LABELS, x_test=x, y_test=LABELS)
@@ -103,7 +126,8 @@ def test_of_x_and_y_alone_a_fixed_fifth_is_held_out_and_columns_follow(tmp_path)
 def test_at_most_10000_images_are_measured_and_a_constant_channel_is_not_divided_by_zero():
     images = np.zeros((12_000, 1, 1, 2), np.uint8)
     images[::2, ..., 0] = 255
-    pixels = dataset_from_arrays("mine", images, np.arange(12_000) % 2, images[:2], np.array([0, 1])).pixels
+    labels = np.arange(12_000) % 2
+    pixels = dataset_from_arrays("mine", images, labels, images[:2], labels[:2], channels="last").pixels
     # Of 10,000 of the 12,000 images, about a half are white: within five standard errors, which are 0.2%, and not
     # exactly the half that all images have.
     assert 0 < abs(pixels.mean[0] - 0.5) < 0.011
@@ -129,7 +153,12 @@ def test_image_size_resizes_arrays(tmp_path):
         ({"y_train": None}, "y_train is missing: it must contain x_train, y_train, x_test, y_test, or x and y"),
         ({"x_train": noise(6, 4, 4).astype(int)}, "x_train has the type int64, but images must be uint8 (0 to 255)"),
         ({"x_train": noise(6, 16)}, "x_train has the shape [6, 16], but images must have the shape [n, height, width]"),
-        ({"x_train": noise(6, 3, 32, 32)}, "so 32 channels; at most 16 are possible. The channels must come last"),
+        ({"x_train": noise(6, 32, 32, 32)}, "so 32 channels; at most 16 are possible. Images must have the shape"),
+        ({"x_train": noise(6, 3, 8, 3)}, "may be the axis of length 3 or the last one of length 3: call dataset_from"),
+        (
+            {"x_train": noise(6, 8, 8, 16)},
+            "may be the axis of length 8 or the last one of length 16: call dataset_from",
+        ),
         ({"x_train": noise(5, 4, 4)}, "x_train has 5 images, but y_train has 6 labels"),
         ({"x_test": noise(3, 4, 5)}, "shape (1, 4, 4) (channels, height, width) and type uint8, but the test images"),
         ({"y_train": LABELS + 1}, "the training set has no example of class 0. Labels must be 0, 1, ... 3 without"),

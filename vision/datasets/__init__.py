@@ -5,6 +5,7 @@ examples.py              labelled images, the normalisation of pixels, datasets
 checks.py                checks of datasets, with messages that say what is wrong
 arrays.py                datasets from arrays, and .npz files
 folders.py               folders of images with one folder per class
+decoding.py              decodes images to the pixels that a viewer shows
 image_cache.py           decodes image files once, into a file that is read like memory
 resizing.py              changes the size of images
 library_images.py        copies the examples of torchvision and Hugging Face datasets into arrays
@@ -18,13 +19,14 @@ hugging_face.py          datasets of the Hugging Face hub
 from fairseq_alma.core.datasets import DatasetEntry, entry_of
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.checks import check_dataset
-from vision.datasets.examples import Dataset, Examples, Pixels, Selection, measured_pixels
+from vision.datasets.examples import Dataset, Examples, ImageFiles, Pixels, Selection, measured_pixels
 from vision.datasets.loading import load_dataset, register_dataset
 
 __all__ = [
     "Dataset",
     "DatasetEntry",
     "Examples",
+    "ImageFiles",
     "Pixels",
     "Selection",
     "check_dataset",

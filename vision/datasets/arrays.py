@@ -3,17 +3,19 @@
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets.checks import check_all_classes_are_trained, check_dataset, check_finite
+from vision.datasets.checks import check_all_classes_are_trained, check_dataset, check_finite, check_held_out
 from vision.datasets.examples import Dataset, Examples, measured_pixels
 
 MAX_CHANNELS = 16
 """An array of images with more channels than this is refused, because its axes are probably in another order."""
+USUAL_CHANNELS = (1, 3)
+"""Usual numbers of channels. An axis of such a length is taken for the channels before other short axes."""
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -40,25 +42,29 @@ def dataset_from_arrays(
     *,
     columns: Mapping[str, Any] | None = None,
     class_names: Sequence[str] | None = None,
+    channels: Literal["first", "last"] | None = None,
     where: str | None = None,
 ) -> Dataset:
     """Return a dataset of images and labels in arrays (or tensors). Its normalisation is measured on the images.
 
     Args:
         name: name of the dataset.
-        x_train: training images, [n, height, width] for grey or [n, height, width, channels], uint8 or float.
+        x_train: training images, uint8 or float: [n, height, width] for grey, [n, height, width, channels] or
+            [n, channels, height, width].
         y_train: class of each training image, integers from 0 without gaps, [n].
         x_test: test images, in the same format. If None, a fixed random fifth of the training images is the test set.
         y_test: class of each test image.
         columns: further values of each training example, by name, [n] (see `Dataset.columns`).
         class_names: name of each class, if the classes have names.
+        channels: which axis of an image contains the channels. By default, this is found by the shape: an axis of
+            length 1 or 3 comes before one of another length up to 16. A shape in which both could be is refused.
         where: the origin of the arrays, for error messages. By default, the name of the dataset.
 
     Raises:
-        SettingError: if shapes or types are wrong, if labels have gaps, or if pixels are NaN or infinite.
+        SettingError: if shapes or types are wrong or unclear, if labels have gaps, or if pixels are NaN or infinite.
     """
     where = where or f"dataset={name}"
-    images, shape = _flat_images(x_train, f"{where}: x_train")
+    images, shape = _flat_images(x_train, channels, f"{where}: x_train")
     labels = _labels(y_train, f"{where}: y_train")
     if len(images) != len(labels):
         raise SettingError(f"{where}: x_train has {len(images)} images, but y_train has {len(labels)} labels")
@@ -70,10 +76,11 @@ def dataset_from_arrays(
             if len(values) != len(labels):
                 raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
         training, test = split_off_test_set(len(labels))
+        check_held_out(labels, training, where, "x_train, y_train, x_test and y_test")
         test_images, test_labels = images[test], labels[test]
         images, labels, arrays = images[training], labels[training], {key: v[training] for key, v in arrays.items()}
     else:
-        test_images, test_shape = _flat_images(x_test, f"{where}: x_test")
+        test_images, test_shape = _flat_images(x_test, channels, f"{where}: x_test")
         test_labels = _labels(y_test, f"{where}: y_test")
         if test_shape != shape or test_images.dtype != images.dtype:
             raise SettingError(
@@ -93,7 +100,9 @@ def dataset_from_arrays(
     return check_all_classes_are_trained(check_dataset(dataset, where), where)
 
 
-def _flat_images(images: Any, where: str) -> tuple[np.ndarray, tuple[int, int, int]]:
+def _flat_images(
+    images: Any, channels: Literal["first", "last"] | None, where: str
+) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Return images as an array, uint8 or float32 [n, channels * height * width], and the shape of an image.
 
     Raises:
@@ -107,22 +116,40 @@ def _flat_images(images: Any, where: str) -> tuple[np.ndarray, tuple[int, int, i
         )
     if array.ndim not in (3, 4) or not array.size:
         raise SettingError(
-            f"{where} has the shape {list(array.shape)}, but images must have the shape [n, height, width] or "
-            f"[n, height, width, channels]"
+            f"{where} has the shape {list(array.shape)}, but images must have the shape [n, height, width], "
+            f"[n, height, width, channels] or [n, channels, height, width]"
         )
     if array.ndim == 3:
-        array = array[..., None]
-    num, height, width, channels = array.shape
-    if channels > MAX_CHANNELS:
-        raise SettingError(
-            f"{where} has the shape {list(array.shape)}, so {channels} channels; at most {MAX_CHANNELS} are possible. "
-            f"The channels must come last: [n, height, width, channels]"
-        )
+        array = array[:, None]
+    elif (channels or _axis_of_channels(array.shape, where)) == "last":
+        array = array.transpose(0, 3, 1, 2)
     array = array.astype(np.uint8 if array.dtype == np.uint8 else np.float32, copy=False)
-    flat = array.transpose(0, 3, 1, 2).reshape(num, -1)
+    num, *shape = array.shape
+    flat = array.reshape(num, -1)
     # Check here and not only at the end, because the test set may be separated first, which changes the positions.
     check_finite(torch.from_numpy(flat), where)
-    return flat, (channels, height, width)
+    return flat, (shape[0], shape[1], shape[2])
+
+
+def _axis_of_channels(shape: tuple[int, ...], where: str) -> Literal["first", "last"]:
+    """Return which axis of images with the shape [n, a, b, c] contains the channels: a ("first") or c ("last").
+
+    Raises:
+        SettingError: if it can be both or none.
+    """
+    first, last = shape[1], shape[3]
+    for possible in (USUAL_CHANNELS, range(1, MAX_CHANNELS + 1)):
+        if (first in possible) != (last in possible):
+            return "first" if first in possible else "last"
+        if first in possible:
+            raise SettingError(
+                f"{where} has the shape {list(shape)}, in which the channels may be the axis of length {first} or the "
+                f"last one of length {last}: call dataset_from_arrays with channels='first' or channels='last'"
+            )
+    raise SettingError(
+        f"{where} has the shape {list(shape)}, so {last} channels; at most {MAX_CHANNELS} are possible. Images must "
+        f"have the shape [n, height, width, channels] or [n, channels, height, width]"
+    )
 
 
 def _labels(labels: Any, where: str) -> np.ndarray:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
@@ -68,6 +69,28 @@ def check_all_classes_are_trained(dataset: Dataset, where: str, class_names: Seq
             f"{dataset.num_classes - 1} without gaps: add examples, or renumber the classes"
         )
     return dataset
+
+
+def check_held_out(labels: np.ndarray | Sequence[Any], training: np.ndarray, where: str, parts: str) -> None:
+    """Check that each class has training examples after a random fifth was held out as the test set.
+
+    Args:
+        labels: class of each example, a number or a name.
+        training: positions of the training examples.
+        where: the origin of the dataset, for messages.
+        parts: how the user can give both parts, for messages.
+
+    Raises:
+        SettingError: if all examples of a class are in the test set.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    lost = ~np.isin(classes, np.asarray(labels)[training])
+    if lost.any():
+        raise SettingError(
+            f"{where}: the class {classes[lost][0]} has {counts[lost][0]} example(s), and the random fifth of all "
+            f"examples that becomes the test set contains all of them: add examples of this class, or give the test "
+            f"set yourself ({parts})"
+        )
 
 
 def _check_channels(pixels: Pixels, num_channels: int, where: str) -> None:

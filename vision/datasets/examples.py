@@ -176,6 +176,16 @@ def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) ->
 
 
 @dataclass(frozen=True)
+class ImageFiles:
+    """How the images of a dataset were read from files, or from objects of Pillow."""
+
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """What was not read, and how many there are of each, for example {".txt files": 3, "the folder val": 1}."""
+    mega_batches: Sequence[str] = ()
+    """With order=folders, the names of the folders in the order of arrival."""
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A training set and a test set of labelled images."""
 
@@ -199,3 +209,5 @@ class Dataset:
     dataset does not say which examples arrive together."""
     class_names: Sequence[str] | None = None
     """Name of each class, if the classes have names."""
+    files: ImageFiles | None = None
+    """How the images were decoded; None if they were given as arrays. `load_predictor` treats new images alike."""

@@ -1,24 +1,30 @@
 """Folders of images, with one folder per class, as torchvision's ImageFolder reads them."""
 
 import csv
-from dataclasses import dataclass
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
-from vision.dataset_names import mega_batch_folders, visible_folders
+from vision.dataset_names import entries_of, mega_batch_folders, natural_key, visible_folders
 from vision.datasets.arrays import split_off_test_set
-from vision.datasets.checks import check_all_classes_are_trained, check_dataset
-from vision.datasets.examples import Dataset, Examples, measured_pixels
+from vision.datasets.checks import check_all_classes_are_trained, check_dataset, check_held_out
+from vision.datasets.decoding import image_endings
+from vision.datasets.examples import Dataset, Examples, ImageFiles, measured_pixels
 from vision.datasets.image_cache import decoded_images
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Endings of the names of image files, as in torchvision. Other files are ignored."""
-TEST_NAMES = ("test", "val")
+TEST_NAMES = ("test", "val", "valid", "validation")
 """Names of the folder with the test images. The first that exists is used."""
+PART_NAMES = ("train", "training", *TEST_NAMES, "testing", "dev")
+"""Names that folders with training or test images often have, in lower case. They are not classes."""
 LAYOUT = "The folder must contain train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
+HIDDEN = "hidden"
+"""Kind of the files and folders whose names begin with a dot."""
 STREAM_LAYOUT = "With order=folders, the folder must contain train/MEGA_BATCH/CLASS/IMAGE and test/CLASS/IMAGE"
 
 
@@ -31,10 +37,12 @@ class _Part:
     """Name of the class of each file."""
     groups: list[int]
     """Index of the mega-batch folder of each file; 0 if there are no such folders."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """What was not read (see `ImageFiles.ignored`)."""
 
     @property
     def classes(self) -> list[str]:
-        return sorted(set(self.class_names))
+        return sorted(set(self.class_names), key=natural_key)
 
 
 def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, order: str = "random") -> Dataset:
@@ -44,15 +52,17 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
     directly; then a fixed random fifth of the images is the test set. With order=folders, train/ contains one folder
     for each mega-batch, and each of these contains class folders; the normalisation is measured on the first of them.
 
-    The classes are numbered from 0 in the order of their names. A file columns.csv in the folder gives further values
-    of each image (see `Dataset.columns`): its first line is file,NAME,... and the files are paths below the folder.
+    Mega-batches and classes are in natural order (see `natural_key`); the classes are numbered from 0. Images are the
+    files with an ending of a format that Pillow decodes, also in subfolders and behind links. Hidden files and folders
+    are ignored. A file columns.csv in the folder gives further values of each image (see `Dataset.columns`): its first
+    line is file,NAME,... and the files are paths below the folder.
 
     Args:
         root: the folder.
         name: name of the dataset.
         data_root: the data folder. Decoded images are stored in its subfolder image_cache.
         image_size: height and width to which images are resized (see `resized_dataset`); None if all have one size.
-        order: the setting `order`. Only order=folders makes a difference here.
+        order: the setting `order`. Only order=folders and order=column:NAME make a difference here.
 
     Raises:
         SettingError: if the folder is missing, or if its classes or images are invalid.
@@ -61,17 +71,38 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
     if not root.is_dir():
         raise SettingError(f"{where}: the folder {root.absolute()} does not exist: give the path of an existing folder")
     has_parts = (root / "train").is_dir()
+    folders = mega_batch_folders(root) if order == "folders" else []
     if order == "folders":
-        if not mega_batch_folders(root):
+        if not folders:
             raise SettingError(
                 f"{where}: order=folders needs one folder for each mega-batch in {root / 'train'}, but there is none: "
                 f"put the images in train/MEGA_BATCH/CLASS/IMAGE"
             )
-        training = _joined([_files(one, where, t, STREAM_LAYOUT) for t, one in enumerate(mega_batch_folders(root))])
+        training = _joined([_files(one, where, t, STREAM_LAYOUT) for t, one in enumerate(folders)])
     else:
         training = _files(root / "train" if has_parts else root, where)
-    test = _files(_test_folder(root, where), where) if has_parts else None
+    test_folder = _test_folder(root, where) if has_parts else None
+    test = _files(test_folder, where) if test_folder else None
+    _check_classes(root, training, test, where)
+    ignored = training.ignored
+    if test is not None and test_folder is not None:
+        others = [one.name for one in visible_folders(root) if one.name not in ("train", test_folder.name)]
+        ignored = ignored + test.ignored + Counter(f"folder named {name}" for name in others)
+    if test is None:
+        # Separate the files before they are decoded, so that both parts are slices of the decoded images, which need
+        # not fit into memory.
+        positions = split_off_test_set(len(training.paths))
+        check_held_out(training.class_names, positions[0], where, "train/CLASS and test/CLASS")
+        training, test = (_picked(training, part.tolist()) for part in positions)
+    files = ImageFiles(dict(ignored.most_common()), [one.name for one in folders])
+    return _dataset(root, name, training, test, data_root / "image_cache", image_size, order, files)
+
+
+def _check_classes(root: Path, training: _Part, test: _Part | None, where: str) -> None:
+    """Raise SettingError if there is only one class, or if the training set and the test set have different classes."""
     classes = training.classes
+    if test is None and {name.lower() for name in classes} <= set(PART_NAMES):
+        raise SettingError(f"{where}: {root} contains the folders {', '.join(classes)}, which are no classes. {LAYOUT}")
     if len(classes) < 2:
         raise SettingError(
             f"{where}: {root} contains one class only ({classes[0]}), but at least two are needed. {LAYOUT}"
@@ -85,31 +116,28 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
             f"Only in test: {only[1]}. Both need a folder for each class (or order=folders, if train/ contains a "
             f"folder for each mega-batch)"
         )
-    return _dataset(root, name, training, test, data_root / "image_cache", image_size, order == "folders")
 
 
 def _dataset(
-    root: Path, name: str, training: _Part, test: _Part | None, cache: Path, image_size: int | None, has_groups: bool
-) -> Dataset:
+    root: Path, name: str, training: _Part, test: _Part, cache: Path, image_size: int | None, order: str,
+    files: ImageFiles,
+) -> Dataset:  # fmt: skip
     """Decode the images, and return the dataset. For the arguments, see `read_folder`."""
     where, classes = f"dataset={name}", training.classes
-    if test is None:
-        # Separate the files before they are decoded, so that both parts are slices of the decoded images, which need
-        # not fit into memory.
-        training, test = (
-            _picked(training, positions.tolist()) for positions in split_off_test_set(len(training.paths))
-        )
+    has_groups = order == "folders"
     number = {one: index for index, one in enumerate(classes)}
     labels = torch.tensor([number[one] for one in (*training.class_names, *test.class_names)])
-    images, shape = decoded_images([*training.paths, *test.paths], root, cache, image_size, where)
+    images, shape, num_animated = decoded_images([*training.paths, *test.paths], root, cache, image_size, where)
+    if num_animated:
+        files = replace(files, ignored={**files.ignored, "files after their first frame": num_animated})
     cut = len(training.paths)
     parts = Examples(images[:cut], labels[:cut]), Examples(images[cut:], labels[cut:])
-    columns = _columns(root, training.paths, where)
+    columns = _columns(root, training.paths, where, order.partition("column:")[2])
     groups = np.array(training.groups) if has_groups else None
     # With order=folders, measure the first mega-batch only. Then a run can be continued after a folder was added.
     num_measured = training.groups.count(0) if has_groups else cut
     pixels = measured_pixels(images[:num_measured], shape[0])
-    dataset = Dataset(name, shape, len(classes), pixels, *parts, columns, groups, classes)
+    dataset = Dataset(name, shape, len(classes), pixels, *parts, columns, groups, classes, files)
     return check_all_classes_are_trained(check_dataset(dataset, where), where, classes)
 
 
@@ -135,20 +163,61 @@ def _files(folder: Path, where: str, group: int = 0, layout: str = LAYOUT) -> _P
     Raises:
         SettingError: if there is no class folder, or if a class folder contains no image.
     """
-    part = _Part([], [], [])
+    part, endings = _Part([], [], []), image_endings()
+    beside = Counter(_kind(entry.name) for entry in entries_of(folder) if not entry.is_dir())
+    part.ignored.update({f"{kind} outside class folders": count for kind, count in beside.items() if kind in endings})
     for class_folder in visible_folders(folder):
-        paths = sorted(p for p in class_folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
+        ignored: Counter[str] = Counter()
+        paths = sorted(_images_below(class_folder, endings, ignored, where))
         if not paths:
+            found = ", ".join(f"{count} {kind}" for kind, count in ignored.most_common()) or "nothing"
             raise SettingError(
-                f"{where}: the class folder {class_folder} contains no image ({', '.join(SUFFIXES)}): add images, or "
-                f"remove the folder. {layout}"
+                f"{where}: the class folder {class_folder} contains no image (found: {found}): add images in a format "
+                f"that Pillow decodes, or remove the folder. {layout}"
             )
+        part.ignored.update(ignored)
         part.paths.extend(paths)
-        part.class_names.extend([class_folder.name] * len(paths))
+        # File systems and archives write accented letters in two ways, which look the same.
+        part.class_names.extend([unicodedata.normalize("NFC", class_folder.name)] * len(paths))
         part.groups.extend([group] * len(paths))
     if not part.paths:
         raise SettingError(f"{where}: {folder} contains no class folders. {layout}")
     return part
+
+
+def _images_below(
+    folder: Path, endings: set[str], ignored: Counter[str], where: str, above: tuple[Path, ...] = ()
+) -> Iterator[Path]:
+    """Yield the image files in a folder and its subfolders, also behind links, as torchvision does.
+
+    Args:
+        folder: the folder.
+        endings: endings of image files.
+        ignored: counts the other files, by their kind. This function changes it.
+        where: the dataset, for error messages.
+        above: the folders that contain `folder`, without links.
+
+    Raises:
+        SettingError: if a folder contains itself by a link, or if something with the name of an image is no file.
+    """
+    real = folder.resolve()
+    if real in above:
+        raise SettingError(f"{where}: {folder} is a link to a folder that contains it: remove the link")
+    for entry in entries_of(folder):
+        kind = _kind(entry.name)
+        if kind not in endings and (kind == HIDDEN or not entry.is_dir()):
+            ignored[kind] += 1
+        elif entry.is_dir():
+            yield from _images_below(folder / entry.name, endings, ignored, where, (*above, real))
+        elif entry.is_file():
+            yield folder / entry.name
+        else:
+            raise SettingError(f"{where}: {entry.path} is a pipe, a socket or a device, but no file: remove it")
+
+
+def _kind(name: str) -> str:
+    """Return the ending of the name of a file in lower case, or what to call files without one."""
+    return HIDDEN if name[0] == "." else Path(name).suffix.lower() or "without an ending"
 
 
 def _joined(parts: list[_Part]) -> _Part:
@@ -158,21 +227,29 @@ def _joined(parts: list[_Part]) -> _Part:
         joined.paths.extend(part.paths)
         joined.class_names.extend(part.class_names)
         joined.groups.extend(part.groups)
+        joined.ignored.update(part.ignored)
     return joined
 
 
-def _columns(root: Path, paths: list[Path], where: str) -> dict[str, np.ndarray]:
+def _columns(root: Path, paths: list[Path], where: str, used: str) -> dict[str, np.ndarray]:
     """Return the columns of the file columns.csv in a folder of images: one value for each of the files, by name.
 
-    A column of numbers is returned as floats, any other column as texts. Without columns.csv, return {}.
+    A column of numbers is returned as numbers, any other column as texts. Without columns.csv, return {}.
+
+    Args:
+        root: the folder.
+        paths: the training images.
+        where: the dataset, for error messages.
+        used: name of the column that sorts the images.
 
     Raises:
-        SettingError: if the file has no column `file`, or no line for one of the images.
+        SettingError: if the file has no column `file`, no line for one of the images, two different lines for it, or a
+            value of the column `used` that cannot be sorted.
     """
     path = root / "columns.csv"
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8", newline="") as stream:
+    with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
             lines = list(reader)
@@ -184,18 +261,55 @@ def _columns(root: Path, paths: list[Path], where: str) -> dict[str, np.ndarray]
             f"{where}: the first line of {path} is {','.join(reader.fieldnames or [])!r}, but must be file,NAME,..., "
             f"and each line must have as many values"
         )
-    by_file = {line["file"].removeprefix("./"): line for line in lines}
-    files = [one.relative_to(root).as_posix() for one in paths]
+    by_file: dict[str, dict[str, str]] = {}
+    for line in lines:
+        file = _same_path(line.pop("file"))
+        if by_file.setdefault(file, line) != line:
+            raise SettingError(f"{where}: {path} has two lines for {file} with different values: remove one of them")
+    files = [_same_path(one.relative_to(root).as_posix()) for one in paths]
     if missing := [file for file in files if file not in by_file]:
         raise SettingError(
             f"{where}: {path} has no line for {len(missing)} training images, the first of which is {missing[0]}: add "
             f"a line for each training image, with its path below {root}"
         )
-    return {name: _numbers_or_texts([by_file[file][name] for file in files]) for name in names}
+    columns = {name: [by_file[file][name].strip() for file in files] for name in names}
+    if used in columns:
+        _check_sortable(dict(zip(files, columns[used], strict=True)), f"{where}: the column {used} of {path}")
+    return {name: _numbers_or_texts(values) for name, values in columns.items()}
+
+
+def _same_path(file: str) -> str:
+    """Return a path below the folder in the form in which it can be compared."""
+    return unicodedata.normalize("NFC", file.strip().replace("\\", "/").removeprefix("./"))
+
+
+def _check_sortable(values: dict[str, str], where: str) -> None:
+    """Raise SettingError if a column has gaps, or numbers among texts. `values` are those of each file."""
+    if gaps := [file for file, value in values.items() if value.lower() in ("", "nan")]:
+        raise SettingError(
+            f"{where} has no value for {len(gaps)} images, the first of which is {gaps[0]}: fill them in"
+        )
+    texts = {file: value for file, value in values.items() if not _is_number(value)}
+    if texts and len(texts) < len(values):
+        file, text = next(iter(texts.items()))
+        raise SettingError(
+            f"{where} has {len(values) - len(texts)} numbers and {len(texts)} texts, the first of which is {text!r} "
+            f"for {file}: give numbers only, or texts only"
+        )
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return "_" not in value  # Python would read the date 2026_11 as 202611
 
 
 def _numbers_or_texts(values: list[str]) -> np.ndarray:
-    try:
-        return np.array([float(value) for value in values])
-    except ValueError:
+    if not all(_is_number(value) for value in values):
         return np.array(values)
+    try:
+        return np.array([int(value) for value in values], np.int64)  # exact, also for long numbers such as times
+    except (ValueError, OverflowError):
+        return np.array([float(value) for value in values])

@@ -1,6 +1,7 @@
 """The datasets of the Hugging Face hub, if the library `datasets` is installed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import dataset_from_arrays
-from vision.datasets.examples import Dataset
+from vision.datasets.examples import Dataset, ImageFiles
 from vision.datasets.library_images import arrays_of, names_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
@@ -66,7 +67,10 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
     columns = {one: _array(training[one][:]) for one in training.column_names if one not in (image, label)}
     columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufU"}
     class_names = names_of(getattr(training.features[label], "names", None), parts[0][1])
-    return dataset_from_arrays(name, *images_and_labels, columns=columns, class_names=class_names, where=where)
+    dataset = dataset_from_arrays(
+        name, *images_and_labels, columns=columns, class_names=class_names, channels="last", where=where
+    )
+    return replace(dataset, files=ImageFiles())
 
 
 def _array(values: Any) -> np.ndarray:

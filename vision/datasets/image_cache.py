@@ -1,7 +1,7 @@
 """Decode images once, into a file that is then memory-mapped.
 
-The file is stored below the data folder. Its name is a digest of the paths, sizes and modification times of the image
-files, so a folder that has changed is decoded again. The files may be removed at any time when no run reads them.
+The file is stored below the data folder. Its name is a digest of the paths, sizes and times of the image files, so a
+folder that has changed is decoded again. The files may be removed at any time when no run reads them.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from uuid import uuid4
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import unfinished_files, written_aside
-from vision.datasets.resizing import GREY_MODES, image_values
+from fairseq_alma.core.errors import RunError, SettingError
+from fairseq_alma.core.files import read_json, unfinished_files, write_json, written_aside
+from vision.datasets.decoding import as_shown, image_values, is_grey, opened, readable
 
-FORMAT = 1
+FORMAT = 2
 """Part of the digest. Increase it when the same files are decoded to other pixels."""
 CHUNK = 256
 """Number of images that are decoded between two updates of the progress bar."""
@@ -33,16 +33,16 @@ ABANDONED_SECONDS = 24 * 3600.0
 
 def decoded_images(
     paths: Sequence[Path], root: Path, cache: Path, image_size: int | None, where: str
-) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return the pixels of image files, uint8 [n, channels * height * width], and the shape of an image.
+) -> tuple[Tensor, tuple[int, int, int], int]:
+    """Return the pixels of image files, the shape of an image, and the number of files with several frames.
 
-    The tensor's memory is a file in the folder `cache`, so it may be larger than the machine's memory. If the file does
-    not exist, the images are decoded first. Two processes may do this at the same time: each writes a file of its own,
-    and renames it when it is complete.
+    The pixels are uint8 [n, channels * height * width]. The tensor's memory is a file in the folder `cache`, so it may
+    be larger than the machine's memory. If the file does not exist, the images are decoded first. Two processes may do
+    this at the same time: each writes a file of its own, and renames it when it is complete.
 
     Args:
         paths: the image files.
-        root: folder that contains the files. Their paths below it are part of the digest.
+        root: folder that contains the files.
         cache: folder for the decoded images.
         image_size: height and width to which images are resized. If None, all images must have the same size.
         where: the dataset, for error messages.
@@ -51,97 +51,110 @@ def decoded_images(
         SettingError: if a file cannot be read as an image, or if `image_size` is None and images have different
             sizes.
     """
-    folder, key = cache / _digest(paths, root, image_size), "images"
-    path = folder / f"{key}.npy"
-    if not path.is_file():
-        mode, shape = _common_shape(paths, image_size, where)
-        _write(path, paths, mode, shape, image_size, where)
-    # The mode "c" (copy on write) makes a writable array, which torch needs, but never changes the file.
-    images = np.load(path, mmap_mode="c")
+    folder, key = cache / _digest(paths, root, image_size, where), "images"
+    path, facts = folder / f"{key}.npy", folder / "facts.json"
+    try:
+        images, num_animated = _mapped(path), read_json(facts)["several_frames"]
+    except (OSError, ValueError, EOFError, KeyError, TypeError, RunError):  # not decoded yet, or damaged
+        mode, num_animated = _common_mode(paths, image_size, where)
+        own = _own_name(facts)
+        write_json(own, {"several_frames": num_animated}, durable=False)
+        os.replace(own, facts)
+        _write(path, paths, mode, image_size, where)
+        images = _mapped(path)
     channels, height, width = (int(size) for size in images.shape[1:])
-    return torch.from_numpy(images).flatten(1), (channels, height, width)
+    return torch.from_numpy(images).flatten(1), (channels, height, width), num_animated
 
 
-def _digest(paths: Sequence[Path], root: Path, image_size: int | None) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {image_size}\0".encode())
+def _own_name(path: Path) -> Path:
+    """Return a name that no other process uses. Machines that share the data folder may use the same process number."""
+    return path.with_name(f"{path.stem}_{uuid4().hex}{path.suffix}")
+
+
+def _mapped(path: Path) -> np.ndarray:
+    # The mode "c" (copy on write) makes a writable array, which torch needs, but never changes the file.
+    return np.load(path, mmap_mode="c")
+
+
+def _digest(paths: Sequence[Path], root: Path, image_size: int | None, where: str) -> str:
+    """Return a digest that differs if a file has changed, been replaced, or lies in another folder.
+
+    Archives often give all files the same time, and images of the same kind often have the same size. So the digest
+    also contains the place of the folder, and the times at which the file system last changed each file (ctime), which
+    programs cannot choose.
+    """
+    digest = hashlib.sha256(f"{FORMAT} {image_size}\0".encode() + os.fsencode(root.resolve()))
     for path in paths:
-        state = path.stat()
-        digest.update(os.fsencode(path.relative_to(root)) + f"\0{state.st_size} {state.st_mtime_ns}\0".encode())
+        with readable(f"{where}: {path}"):
+            state = path.stat()
+        digest.update(b"\0" + os.fsencode(path.relative_to(root)))
+        digest.update(f"\0{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}".encode())
     return digest.hexdigest()[:32]
 
 
-def _common_shape(paths: Sequence[Path], image_size: int | None, where: str) -> tuple[str, tuple[int, int, int]]:
-    """Return the mode and the shape (channels, height, width) of all images. Only the heads of the files are read.
+def _common_mode(paths: Sequence[Path], image_size: int | None, where: str) -> tuple[str, int]:
+    """Return the mode of all images, and how many have several frames. Only the heads of the files are read.
 
     The mode is "L" (grey) if all images are grey, otherwise "RGB".
 
     Raises:
-        SettingError: if a file is no image, has 16 bits per pixel, or if the images have different sizes.
+        SettingError: if a file is no image, has more than 8 bits per pixel, or if the images have different sizes.
     """
 
-    def head(path: Path) -> tuple[str, tuple[int, int]]:
-        with _opened(path, where) as image:
-            return image.mode, image.size
+    def head(path: Path) -> tuple[bool, bool, tuple[int, int]]:
+        with opened(path, name := f"{where}: {path}") as image:
+            # The further pictures in the formats of cameras and Photoshop are previews and layers.
+            is_animated = getattr(image, "is_animated", False) and image.format not in ("MPO", "PSD")
+            return is_grey(image, name), is_animated, image.size
 
-    is_grey, first = True, None
+    are_grey, num_animated, first = True, 0, None
+    Image.init()  # loads all formats, which threads must not do at the same time
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(paths), CHUNK):
             chunk = paths[start : start + CHUNK]
-            for path, (mode, size) in zip(chunk, pool.map(head, chunk), strict=True):
-                if mode in ("I", "F") or mode.startswith("I;"):
-                    raise SettingError(
-                        f"{where}: {path} has pixels with more than 8 bits (mode {mode}): convert the images to 8 "
-                        f"bits, or store them as floats in a .npz file"
-                    )
-                is_grey &= mode in GREY_MODES
+            for path, (is_grey_one, is_animated, size) in zip(chunk, pool.map(head, chunk), strict=True):
+                are_grey &= is_grey_one
+                num_animated += is_animated
                 first = first or size
-                if image_size is None and size != first:
-                    raise SettingError(
-                        f"{where}: images have different sizes: {paths[0]} has {first[0]} x {first[1]} pixels, but "
-                        f"{path} has {size[0]} x {size[1]} (width x height). Give image_size=N to scale all images to "
-                        f"N x N pixels"
-                    )
-    assert first is not None
-    width, height = (image_size, image_size) if image_size else first
-    return ("L", (1, height, width)) if is_grey else ("RGB", (3, height, width))
+                # Height and width may change places when the images are turned upright, so only `_write` knows them.
+                if image_size is None and sorted(size) != sorted(first):
+                    raise _different_sizes(paths[0], first, path, size, where)
+    return "L" if are_grey else "RGB", num_animated
 
 
-def _opened(path: Path, where: str) -> Image.Image:
-    try:
-        return Image.open(path)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        raise _unreadable(path, where, error) from error
-
-
-def _unreadable(path: Path, where: str, error: Exception) -> SettingError:
+def _different_sizes(
+    one: Path, size: tuple[int, int], other: Path, other_size: tuple[int, int], where: str
+) -> SettingError:
     return SettingError(
-        f"{where}: {path} cannot be read as an image ({type(error).__name__}: {error}): replace or remove this file"
+        f"{where}: images have different sizes: {one} has {size[0]} x {size[1]} pixels, but {other} has "
+        f"{other_size[0]} x {other_size[1]} (width x height). Give image_size=N to scale all images to N x N pixels"
     )
 
 
-def _write(
-    path: Path, paths: Sequence[Path], mode: str, shape: tuple[int, int, int], image_size: int | None, where: str
-) -> None:
+def _write(path: Path, paths: Sequence[Path], mode: str, image_size: int | None, where: str) -> None:
     """Decode the images and write them to the file `path`, an array uint8 [n, channels, height, width]."""
     for left in unfinished_files(path.parent):
         with suppress(OSError):  # another process may remove it at the same time
             if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
                 left.unlink()
-    # Machines that share the data folder may have processes with the same number, so the name of the file that is
-    # written aside contains a random part.
-    own = path.with_name(f"{path.stem}_{uuid4().hex}.npy")
+
+    def shown(index: int) -> Image.Image:
+        with opened(paths[index], name := f"{where}: {paths[index]}") as image:
+            return as_shown(image, name)
+
+    size = (image_size, image_size) if image_size else shown(0).size
+    shape = (1 if mode == "L" else 3, size[1], size[0])
+    own = _own_name(path)
     with written_aside(own) as temporary:
         array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
         _allocate(temporary)
 
         def decode(index: int) -> None:
-            try:
-                with _opened(paths[index], where) as image:
-                    array[index] = image_values(image, mode, image_size).reshape(shape)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                if isinstance(error, SettingError):
-                    raise
-                raise _unreadable(paths[index], where, error) from error
+            image = shown(index)
+            if not image_size and image.size != size:
+                raise _different_sizes(paths[0], size, paths[index], image.size, where)
+            values = image_values(image, mode, image_size, f"{where}: {paths[index]}")
+            array[index] = values.reshape(shape)
 
         _for_all(decode, len(paths), f"{where}: decoding images")
         array.flush()

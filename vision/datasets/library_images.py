@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets.resizing import GREY_MODES, image_values
+from vision.datasets.decoding import as_shown, image_values
 
 
 def names_of(class_names: Any, labels: np.ndarray) -> list[str] | None:
@@ -51,7 +51,9 @@ def arrays_of(
                 f"with a whole number as its class: write a function that returns a Dataset, and give "
                 f"dataset=MODULE:FUNCTION"
             )
-        if image.mode not in GREY_MODES and mode == "L":
+        name = f"{where}: example {index}"
+        image = as_shown(image, name)
+        if image.mode != mode and mode == "L":
             # The first colour image: convert the grey images before it to colour.
             mode, images = "RGB", [np.tile(one, 3) for one in images]
         if image_size is None and index and image.size != size:
@@ -61,7 +63,7 @@ def arrays_of(
                 f"images to N x N pixels"
             )
         size = image.size
-        images.append(image_values(image, mode, image_size))
+        images.append(image_values(image, mode, image_size, name))
         labels[index] = label
     width, height = (image_size, image_size) if image_size else size
     stacked = np.stack(images).reshape(count, -1, height, width)

@@ -2,16 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from vision.datasets.examples import Dataset, Examples, image_parts
-
-GREY_MODES = ("1", "L", "LA")
-"""Pillow's modes of grey images with 8 bits."""
 
 
 def resized_dataset(dataset: Dataset, size: int) -> Dataset:
@@ -24,14 +19,21 @@ def resized_dataset(dataset: Dataset, size: int) -> Dataset:
     if (height, width) == (size, size):
         return dataset
     parts = [
-        Examples(_resized(examples.images, dataset.image_shape, size), examples.labels)
+        Examples(resized(examples.images, dataset.image_shape, size), examples.labels)
         for examples in (dataset.training, dataset.test)
     ]
     return replace(dataset, image_shape=(channels, size, size), training=parts[0], test=parts[1])
 
 
-def _resized(images: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
-    height, width, top, left = _scaled(shape[1], shape[2], size)
+def resized(images: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
+    """Return images with another size, as `resized_dataset` does.
+
+    Args:
+        images: pixels, uint8 or float32 [n, channels * height * width].
+        shape: shape of an image, (channels, height, width).
+        size: new height and width.
+    """
+    height, width, top, left = scaled(shape[1], shape[2], size)
     found = []
     for part in image_parts(images):
         x = F.interpolate(part.unflatten(1, shape).float(), (height, width), mode="bilinear", antialias=True)
@@ -40,25 +42,8 @@ def _resized(images: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
     return torch.cat(found)
 
 
-def _scaled(height: int, width: int, size: int) -> tuple[int, int, int, int]:
+def scaled(height: int, width: int, size: int) -> tuple[int, int, int, int]:
     """Return height and width of the scaled image, and the first row and column of the square in its middle."""
     shorter = min(height, width)
     height, width = max(size, round(height * size / shorter)), max(size, round(width * size / shorter))
     return height, width, (height - size) // 2, (width - size) // 2
-
-
-def image_values(image: Image.Image, mode: str, size: int | None) -> np.ndarray:
-    """Return the pixels of an image, uint8 [channels * height * width], channel by channel.
-
-    Args:
-        image: the image, which is decoded by this function.
-        mode: "L" for grey, "RGB" for colour. The image is converted if necessary; transparency is dropped.
-        size: if given, the image is resized to a square as `resized_dataset` does, by Pillow.
-    """
-    image = image.convert(mode)
-    if size is not None and image.size != (size, size):
-        height, width, top, left = _scaled(image.height, image.width, size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        image = image.crop((left, top, left + size, top + size))
-    values = np.asarray(image, dtype=np.uint8)
-    return values.reshape(-1) if mode == "L" else values.transpose(2, 0, 1).reshape(-1)

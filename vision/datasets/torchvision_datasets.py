@@ -1,6 +1,7 @@
 """The datasets of torchvision, by the name of their class."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torchvision
 
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import dataset_from_arrays
-from vision.datasets.examples import Dataset
+from vision.datasets.examples import Dataset, ImageFiles
 from vision.datasets.library_images import arrays_of, names_of
 
 SPLITS = (("train", "trainval"), ("test", "val", "valid"))
@@ -36,7 +37,8 @@ def read_torchvision(name: str, data_root: Path, image_size: int | None) -> Data
     parts = [_created(kind, data_root, number, where) for number in (0, 1)]
     arrays = [arrays_of(part, len(part), image_size, where) for part in parts]
     class_names = names_of(getattr(parts[0], "classes", None), arrays[0][1])
-    return dataset_from_arrays(name, *arrays[0], *arrays[1], class_names=class_names, where=where)
+    dataset = dataset_from_arrays(name, *arrays[0], *arrays[1], class_names=class_names, channels="last", where=where)
+    return replace(dataset, files=ImageFiles())
 
 
 def _created(kind: type, data_root: Path, part: int, where: str) -> Any:
