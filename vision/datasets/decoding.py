@@ -30,7 +30,8 @@ MAX_SCALED_PIXELS = 100_000_000
 def image_endings() -> set[str]:
     """Return the endings of the names of all image files that Pillow can decode, in lower case, with their dots."""
     formats = Image.registered_extensions()  # this also loads all formats
-    return {ending for ending, one in formats.items() if one in Image.OPEN and one not in NOT_DECODED}
+    can_open = (set(Image.OPEN) | {"MPO"}) - set(NOT_DECODED)  # an MPO file is a JPEG file with further pictures
+    return {ending for ending, one in formats.items() if one in can_open}
 
 
 @contextmanager
@@ -61,8 +62,11 @@ def opened(path: Path, name: str) -> Iterator[Image.Image]:
     Raises:
         SettingError: if the file cannot be read as an image.
     """
-    with readable(name), Image.open(path, formats=[one for one in Image.ID if one not in NOT_DECODED]) as image:
-        yield image
+    # Give Pillow a file, and not its name. Otherwise Pillow maps uncompressed TIFF files into memory, and then mixes up
+    # width and height of those that are to be turned.
+    with readable(name), path.open("rb") as file:
+        with Image.open(file, formats=[one for one in Image.ID if one not in NOT_DECODED]) as image:
+            yield image
 
 
 def is_grey(image: Image.Image, name: str) -> bool:
