@@ -171,23 +171,26 @@ class ImageFormat:
     def _checked(self, x: np.ndarray) -> np.ndarray:
         """Return a copy of pixels as bytes or float32, as in training. For the errors, see `to_tensor`."""
         largest = self.pixels.largest if self.pixels.largest > 1 else 255
-        low, high = (x.min(), x.max()) if x.size else (0, 0)
-        is_float = np.issubdtype(x.dtype, np.floating)
-        if is_float and (not self.is_bytes or largest == 255):
-            limits = (-ROUNDING, 1 + ROUNDING) if self.is_bytes else (-np.inf, np.inf)
-            if not (limits[0] <= low <= high <= limits[1] and np.isfinite([low, high]).all()):
-                expected = "from 0 to 1, as ToTensor gives them" if self.is_bytes else "finite"
-                raise SettingError(
-                    f"images are floats from {low:.4g} to {high:.4g}, but must be {expected}. Do not normalise them, "
-                    f"and give pixels from 0 to 255 as uint8"
-                )
-            return np.rint(x.clip(0, 1) * 255).astype(np.uint8) if self.is_bytes else x.astype(np.float32)
-        if not self.is_bytes or not np.issubdtype(x.dtype, np.integer):
+        is_float, is_integer = np.issubdtype(x.dtype, np.floating), np.issubdtype(x.dtype, np.integer)
+        # For images of bytes, floats from 0 to 1 are clear only if 1 is the byte 255.
+        if not (is_float if not self.is_bytes else is_integer or (is_float and self.pixels.largest == 255)):
             expected = f"bytes (uint8, 0 to {largest:g})" if self.is_bytes else "floats"
             raise SettingError(f"images have the type {x.dtype}, but the images in training were {expected}")
-        if low < 0 or high > largest:
-            raise SettingError(f"images have pixels from {low} to {high}, but must have pixels from 0 to {largest:g}")
-        return x.astype(np.uint8)
+        low, high = (x.min(), x.max()) if x.size else (0, 0)
+        if not is_float:
+            if low < 0 or high > largest:
+                raise SettingError(
+                    f"images have pixels from {low} to {high}, but must have pixels from 0 to {largest:g}"
+                )
+            return x.astype(np.uint8)
+        limits = (-ROUNDING, 1 + ROUNDING) if self.is_bytes else (-np.inf, np.inf)
+        if not (limits[0] <= low <= high <= limits[1] and np.isfinite([low, high]).all()):
+            expected = "from 0 to 1, as ToTensor gives them" if self.is_bytes else "finite"
+            raise SettingError(
+                f"images are floats from {low:.4g} to {high:.4g}, but must be {expected}. Do not normalise them, and "
+                f"give pixels from 0 to 255 as uint8"
+            )
+        return np.rint(x.clip(0, 1) * 255).astype(np.uint8) if self.is_bytes else x.astype(np.float32)
 
     def _converted(self, x: np.ndarray) -> Tensor:
         """Return images [n, c, h, w] with the number of channels and the size of those in training, flat."""

@@ -249,6 +249,20 @@ def test_a_class_of_torchvision_with_split_is_read_by_its_name(tmp_path, monkeyp
     assert len(dataset.test) == 2
 
 
+def test_images_of_libraries_are_decoded_as_those_in_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "OfSplits", OfSplits, raising=False)
+    black_on_nothing, deep = Image.new("LA", (1, 1), (0, 255)), Image.new("I;16", (4, 2), 900)
+    monkeypatch.setattr(OfSplits, "images", [black_on_nothing, Image.new("LA", (1, 1), (0, 0))], raising=False)
+    monkeypatch.setattr(OfSplits, "__init__", lambda self, root, split="train", download=False: None)
+    dataset = load_dataset("OfSplits", tmp_path)
+    assert dataset.training.images.tolist() == [[0], [255]]
+    assert dataset.files is not None
+    monkeypatch.setattr(OfSplits, "images", [deep, deep])
+    assert "dataset=OfSplits: example 0 has pixels with more than 8 bits" in refusal(
+        lambda: load_dataset("OfSplits", tmp_path)
+    )
+
+
 def test_a_class_of_torchvision_that_cannot_be_used_is_refused(tmp_path, no_network):  # noqa: F811
     assert "torchvision.datasets has no class Fashion" in refusal(lambda: load_dataset("Fashion", tmp_path))
     assert "neither train= nor split=" in refusal(lambda: load_dataset("FakeData", tmp_path))

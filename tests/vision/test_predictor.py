@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vision
 from fairseq_alma.core.errors import RunError, SettingError, StageError
@@ -87,14 +88,22 @@ def test_shapes_and_types_of_images(tmp_path):
     small_run(tmp_path, epochs=1)
     predictor = vision.load_predictor(tmp_path)
     expected = predictor(IMAGES)
-    for same in (IMAGES[..., None], IMAGES.reshape(-1, 64), torch.from_numpy(IMAGES)):
+    for same in (IMAGES[..., None], IMAGES[:, None], IMAGES.reshape(-1, 64), torch.from_numpy(IMAGES), list(IMAGES)):
         np.testing.assert_array_equal(predictor(same), expected)
-    with pytest.raises(SettingError, match=r"images have the shape \[8, 8\], but the network needs \[n, 8, 8, 1\]"):
-        predictor(IMAGES[0])
-    with pytest.raises(SettingError, match=r"shape \[359, 8, 8, 3\]"):
+    for one in (IMAGES[0], IMAGES[0, :, :, None], IMAGES[:1], IMAGES[0].flatten(), Image.fromarray(IMAGES[0])):
+        np.testing.assert_allclose(predictor(one), expected[:1], atol=1e-6)
+    with pytest.raises(
+        SettingError, match=r"images have the shape \[359, 8, 8, 3\], but the network needs \[n, h, w, c\]"
+    ):
         predictor(IMAGES[..., None].repeat(3, -1))
-    with pytest.raises(SettingError, match=r"have the type torch.float64, but the images in training were bytes"):
+    with pytest.raises(SettingError, match=r"with 1 channel\(s\), 8 x 8 pixels \(width x height\) as in training"):
+        predictor(np.zeros((2, 9, 9), np.uint8))
+    with pytest.raises(
+        SettingError, match=r"have the type float64, but the images in training were bytes \(uint8, 0 to 16\)"
+    ):
         predictor(IMAGES / 16)
+    with pytest.raises(SettingError, match="images have pixels from 0 to 255, but must have pixels from 0 to 16"):
+        predictor(Image.new("L", (8, 8), 255).crop((1, 0, 9, 8)))
 
 
 def test_images_of_floats(tmp_path):
@@ -103,8 +112,10 @@ def test_images_of_floats(tmp_path):
     run = vision.run(dataset=dataset, backbone="mlp", mega_batches=2, epochs=1, out=str(tmp_path), device="cpu")
     wrong = run.predictor(dataset.test.images).argmax(1) != dataset.test.labels.numpy()
     assert float(wrong.mean()) == run.ledger[-1].scores.error_rate
-    with pytest.raises(SettingError, match=r"type torch.uint8, but the images in training were floats"):
+    with pytest.raises(SettingError, match="type uint8, but the images in training were floats"):
         run.predictor(IMAGES)
+    with pytest.raises(SettingError, match="images are floats from nan to nan, but must be finite"):
+        run.predictor(np.full((1, 8, 8), np.nan))
 
 
 def test_networks_in_bfloat16(tmp_path):

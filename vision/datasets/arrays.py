@@ -72,11 +72,7 @@ def dataset_from_arrays(
     if (x_test is None) != (y_test is None):
         raise SettingError(f"{where}: give both x_test and y_test, or none of them")
     if x_test is None:
-        for key, values in arrays.items():
-            if len(values) != len(labels):
-                raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
-        training, test = split_off_test_set(len(labels))
-        check_held_out(labels, training, where, "x_train, y_train, x_test and y_test")
+        training, test = _split(labels, arrays, where)
         test_images, test_labels = images[test], labels[test]
         images, labels, arrays = images[training], labels[training], {key: v[training] for key, v in arrays.items()}
     else:
@@ -98,6 +94,20 @@ def dataset_from_arrays(
     parts = Examples(*tensors[:2]), Examples(*tensors[2:])
     dataset = Dataset(name, shape, num_classes, pixels, *parts, arrays, class_names=class_names)
     return check_all_classes_are_trained(check_dataset(dataset, where), where)
+
+
+def _split(labels: np.ndarray, columns: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of the training examples and of the test examples (see `split_off_test_set`).
+
+    Raises:
+        SettingError: if a column has another length, or if all examples of a class are in the test set.
+    """
+    for key, values in columns.items():
+        if len(values) != len(labels):
+            raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
+    training, test = split_off_test_set(len(labels))
+    check_held_out(labels, training, where, "x_train, y_train, x_test and y_test")
+    return training, test
 
 
 def _flat_images(

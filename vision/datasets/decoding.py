@@ -64,9 +64,9 @@ def opened(path: Path, name: str) -> Iterator[Image.Image]:
     """
     # Give Pillow a file, and not its name. Otherwise Pillow maps uncompressed TIFF files into memory, and then mixes up
     # width and height of those that are to be turned.
-    with readable(name), path.open("rb") as file:
-        with Image.open(file, formats=[one for one in Image.ID if one not in NOT_DECODED]) as image:
-            yield image
+    formats = [one for one in Image.ID if one not in NOT_DECODED]
+    with readable(name), path.open("rb") as file, Image.open(file, formats=formats) as image:
+        yield image
 
 
 def is_grey(image: Image.Image, name: str) -> bool:
