@@ -83,17 +83,27 @@ def dataset_from_arrays(
                 f"{where}: the training images have the shape {shape} (channels, height, width) and type "
                 f"{images.dtype}, but the test images {test_shape} and {test_images.dtype}: they must be equal"
             )
+    num_classes = _num_classes(labels, test_labels, where)
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (images, labels, test_images, test_labels)]
+    pixels = measured_pixels(tensors[0], shape[0])
+    parts = Examples(*tensors[:2]), Examples(*tensors[2:])
+    dataset = Dataset(name, shape, num_classes, pixels, *parts, arrays, class_names=class_names)
+    return check_all_classes_are_trained(check_dataset(dataset, where), where)
+
+
+def _num_classes(labels: np.ndarray, test_labels: np.ndarray, where: str) -> int:
+    """Return the number of classes of the training set.
+
+    Raises:
+        SettingError: if the test set has a class after them.
+    """
     num_classes = int(labels.max()) + 1 if len(labels) else 0
     if len(test_labels) and int(test_labels.max()) >= num_classes:
         raise SettingError(
             f"{where}: the test set has examples of class {int(test_labels.max())}, but the training set has only the "
             f"classes 0..{num_classes - 1}: remove these test examples, or add training examples of the class"
         )
-    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (images, labels, test_images, test_labels)]
-    pixels = measured_pixels(tensors[0], shape[0])
-    parts = Examples(*tensors[:2]), Examples(*tensors[2:])
-    dataset = Dataset(name, shape, num_classes, pixels, *parts, arrays, class_names=class_names)
-    return check_all_classes_are_trained(check_dataset(dataset, where), where)
+    return num_classes
 
 
 def _split(labels: np.ndarray, columns: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
