@@ -123,7 +123,7 @@ def what_was_read(dataset: Dataset, arrivals: Sequence[Arrival], order: str) -> 
         arrivals: the mega-batches of one seed. Those of other seeds have the same sizes.
         order: the setting `order`.
     """
-    names = [str(one) for one in dataset.class_names or range(dataset.num_classes)]
+    names = [str(one) for one in (range(dataset.num_classes) if dataset.class_names is None else dataset.class_names)]
     files = dataset.files or ImageFiles()
 
     def by_class(examples: Examples) -> dict[str, int]:

@@ -170,6 +170,10 @@ def of_transparency() -> Iterator[Case]:
         yield Case(f"LA.{ending}", saved(uncovered(GREY), **lossy(ending)), GREY)
         yield Case(f"only alpha LA.{ending}", saved(only_alpha(GREY), **lossy(ending)), GREY)
     yield Case("keyed L.png", saved(keyed(GREY), transparency=1), GREY)
+    yield Case("keyed 1.png", saved(BLACK.convert("1"), transparency=1), BLACK)
+    half = Image.new("LA", SIZE, (100, 128)), Image.new("RGBA", SIZE, (100, 50, 0, 128))
+    for stored, shown in zip(half, (227, (227, 177, 127)), strict=True):
+        yield Case(f"premultiplied {stored.mode}.tif", premultiplied(stored), Image.new(stored.mode[:-1], SIZE, shown))
     yield Case("keyed RGB.png", saved(keyed(COLOUR), transparency=(1, 1, 1)), COLOUR)
     yield Case("palette with alphas.png", saved(palette(b"\xff" * 5 + b"\0")), COLOUR)
     for ending in ("png", "gif"):
@@ -182,6 +186,14 @@ def of_transparency() -> Iterator[Case]:
         )
     nothing = Image.new("RGBA", SIZE, (9, 9, 9, 0))
     yield Case("nothing.png", saved(nothing), Image.new("RGB", SIZE, "white"))
+
+
+def premultiplied(image: Image.Image) -> Callable[[Path], None]:
+    """Return a function that writes a TIFF whose pixels are multiplied by their transparency already."""
+    data = io.BytesIO()
+    image.save(data, "tiff")
+    tag = struct.pack("<HHI", 338, 3, 1)  # ExtraSamples
+    return written(data.getvalue().replace(tag + b"\2", tag + b"\1"))
 
 
 def palette(alphas: bytes | int) -> Image.Image:
