@@ -257,6 +257,7 @@ def test_columns_csv_gives_values_of_each_training_image(tmp_path):
         ("file,date\ntrain/a/00.png,1\n", "has no line for 1 training images, the first of which is train/b/00.png"),
         ("name,date\ntrain/a/00.png,1\n", "is 'name,date', but must be file,NAME,..."),
         ("file,date\ntrain/a/00.png,1\ntrain/b/00.png\n", "each line must have as many values"),
+        (f"file,date\ntrain/a/00.png,x\ntrain/b/00.png,{'x' * 1001}\n", "contains a text of 1,001 characters"),
     ],
 )
 def test_a_columns_csv_that_does_not_fit_is_refused(tmp_path, text, message_part):

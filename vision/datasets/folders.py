@@ -22,6 +22,8 @@ TEST_NAMES = ("test", "val", "valid", "validation")
 """Names of the folder with the test images. The first that exists is used."""
 PART_NAMES = ("train", "training", *TEST_NAMES, "testing", "dev")
 """Names that folders with training or test images often have, in lower case. They are not classes."""
+MAX_COLUMN_CHARACTERS = 1000
+"""Maximum length of a text in columns.csv, in characters."""
 LAYOUT = "The folder must contain train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
 HIDDEN = "hidden"
 """Kind of the files and folders whose names begin with a dot."""
@@ -308,6 +310,12 @@ def _is_number(value: str) -> bool:
 
 def _numbers_or_texts(values: list[str]) -> np.ndarray:
     if not all(_is_number(value) for value in values):
+        longest = max(map(len, values))
+        if longest > MAX_COLUMN_CHARACTERS:
+            raise SettingError(
+                f"columns.csv contains a text of {longest:,} characters, but at most {MAX_COLUMN_CHARACTERS:,} are "
+                f"possible, because each text of a column takes the memory of the longest one: shorten it"
+            )
         return np.array(values)
     try:
         return np.array([int(value) for value in values], np.int64)  # exact, also for long numbers such as times
