@@ -46,6 +46,11 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
         for name, value in stream["settings"].items()
         if name in options_of(settings) and options_of(settings)[name].is_inherited and name not in given
     }
+    if filters := of_stream.pop("filters", ""):
+        raise PrepError(
+            f"the stream was made with --filter {filters!r}. A stream may be somebody else's, so code that it names "
+            f"is not run: give this option again if you trust it, or --filter '' to add text without it."
+        )
     if "decontaminate" in given and settings.decontaminate is None:  # --decontaminate 0
         of_stream["decontaminate_against"] = ()
     changed = {name: value for name, value in of_stream.items() if value != getattr(settings, name)}

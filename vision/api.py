@@ -74,7 +74,7 @@ class Run:
 
         For the networks of another seed, call `load_predictor` with one of the `folders`.
         """
-        return load_predictor(self.folders[0])
+        return load_predictor(self.folders[0], backbone=self.settings.backbone)
 
 
 def run(

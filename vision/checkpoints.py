@@ -4,12 +4,16 @@ A file is written completely or not at all. Reading a file does not execute code
 """
 
 from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
 
 import torch
 
+from fairseq_alma.checkpoints import is_stored
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import written_aside
 from vision.networks import GatedModuleStack, MixtureStack, MLPStack, ModuleStack, Stack
+from vision.networks.architectures import backbone_names
 
 KINDS: dict[str, type[Stack]] = {
     "mlp": MLPStack,
@@ -35,16 +39,20 @@ def write_checkpoint(stack: Stack, path: Path) -> None:
         torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
 
 
-def read_checkpoint(path: Path, device: torch.device) -> Stack:
+def read_checkpoint(path: Path, device: torch.device, backbone: str | None = None) -> Stack:
     """Return the networks in a file that `write_checkpoint` wrote.
+
+    The file may come from somebody else, so a function that it names is not imported, unless the caller names it too.
 
     Args:
         path: the file.
         device: device on which the networks are placed.
+        backbone: the setting `backbone` of the run, which the file must have. By default, the file may have any network
+            that is registered in this process.
 
     Raises:
         StageError: if the file is missing or damaged, or has another format version.
-        SettingError: if the function that returned the network is not found.
+        SettingError: if the file names another network, or if the function that returned the network is not found.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -52,7 +60,12 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
             raise ValueError(f"the file has format version {state['format_version']}, expected {FORMAT_VERSION}")
         if state["kind"] in OLD_KINDS:
             raise ValueError("an earlier version of this program wrote it: continue the run with that version")
-        return KINDS[state["kind"]].from_state(state, device)
+        stack_class = KINDS[state["kind"]]
+        _check_backbone(state["structure"]["backbone"] if "structure" in state else "mlp", backbone, path)
+        for kind in ("parameters", "statistics"):
+            if not all(map(is_stored, (state.get(kind) or {}).values())):
+                raise ValueError(f"an entry of its {kind} is not a tensor of numbers")
+        return stack_class.from_state(state, device)
     except (SettingError, MemoryError, torch.OutOfMemoryError):
         raise
     except FileNotFoundError as error:
@@ -63,3 +76,17 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
         raise StageError(
             f"{path} cannot be read ({error!r}): restore it, or start a new run in another folder (out=)"
         ) from error
+
+
+def _check_backbone(found: Any, expected: str | None, path: Path) -> None:
+    """Raise SettingError if the network in a file is not `expected` (None: if it is not registered)."""
+    if expected is None and found not in backbone_names():
+        raise SettingError(
+            f"{path} contains networks of backbone={shortened(found)}, a function that is not called, because a file "
+            f"may come from somebody else: if you trust the function, give its name as backbone="
+        )
+    if expected is not None and found != expected:
+        raise SettingError(
+            f"{path} contains networks of backbone={shortened(found)}, but backbone={expected} was given: give the "
+            f"network of the run, or restore the file"
+        )

@@ -1,6 +1,6 @@
 """Predict with the networks of a run: `load_predictor` reads them from the run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.app.plugins import load_plugin, source_digest
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.app.plugins import function_name, source_digest
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, sha256_of
 from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
 from vision.checkpoints import read_checkpoint
 from vision.image_format import ImageFormat
-from vision.networks.architectures import find_architecture
+from vision.networks.architectures import backbone_names, find_architecture
 from vision.voting import sum_members
 
 IMAGES_AT_ONCE = 500
@@ -88,30 +88,34 @@ class Predictor:
 
 
 def load_predictor(
-    folder: str | Path, device: str | torch.device = "cpu", stage: int | None = None
-) -> Predictor:  # fmt: skip
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    stage: int | None = None,
+    backbone: str | Callable[..., Any] | None = None,
+) -> Predictor:
     """Return a predictor with the networks of a run after its last finished stage, or after an earlier stage.
 
-    If a function of yours made the networks, its module must be importable. A function from a notebook must be defined
-    again before this call. If the run used a plugin, the plugin is imported.
+    The run may be somebody else's, so no code that the run folder names is imported or called. If a function of yours
+    made the networks, give it as `backbone`. If a plugin registered the network, import the plugin before this call.
 
     Args:
         folder: the run folder of one seed.
         device: device on which the networks are placed.
         stage: index of a finished stage, from 1. The run needs the setting `keep_stages`. By default the last stage.
+        backbone: the setting `backbone` of the run, or the function itself. It is needed only for a function of yours.
 
     Raises:
         RunError: if the folder contains no trained network, or if a file has changed since the run wrote it.
         StageError: if a file is missing.
-        SettingError: if a module of yours is not found.
+        SettingError: if the run has another backbone, or if the module of the function is not found.
     """
     folder = Path(folder)
     description = _description(folder, stage)
     image_format = ImageFormat.read(folder)
     settings = read_json(folder / "settings.json")
-    if settings.get("plugin"):
-        load_plugin(settings["plugin"])
-    _check_source(settings, folder)
+    if backbone is not None and not isinstance(backbone, str):
+        backbone = function_name("backbone", backbone)
+    _check_backbone(settings, folder, backbone)
     modules, takes_vectors = [], False
     for checkpoint in description["checkpoints"]:
         path = folder / checkpoint["path"]
@@ -122,21 +126,40 @@ def load_predictor(
             )
         # Creating a module draws random initial parameters, but torch's random state must not change.
         with torch.random.fork_rng(devices=[]):
-            stack = read_checkpoint(path, torch.device(device))
+            stack = read_checkpoint(path, torch.device(device), settings.get("backbone") or backbone)
             modules += [stack.to_module(number).to(device) for number in checkpoint["networks"]]
         takes_vectors = len(stack.module_input_shape) == 1
     is_bfloat16 = settings.get("precision") == "bfloat16"
     return Predictor(modules, takes_vectors, description["combine"], image_format, is_bfloat16)
 
 
-def _check_source(settings: Mapping[str, Any], folder: Path) -> None:
-    """Raise RunError if the code of the network has changed since the run was started."""
-    recorded, backbone = settings.get("backbone_digest"), settings.get("backbone")
-    if not recorded or not backbone:
+def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None) -> None:
+    """Check the network of a run, before code of the network is called.
+
+    Raises:
+        SettingError: if the user has neither given nor registered the network.
+        RunError: if the code of the network has changed since the run was started.
+    """
+    recorded = settings.get("backbone")
+    if recorded is None:
         return
-    if source_digest(find_architecture(backbone).function, "backbone", backbone) != recorded:
+    if given is None and recorded not in backbone_names():
+        how, plugin = f"load_predictor(..., backbone={recorded!r})", settings.get("plugin")
+        if ":" not in str(recorded):
+            how = f"import {plugin!r}, the plugin that registered it, and then call load_predictor"
+        raise SettingError(
+            f"{folder} was made with backbone={recorded!r}, which is code of its author, so it is not run: if you "
+            f"trust it, {how}"
+        )
+    if given not in (None, recorded):
+        raise SettingError(
+            f"{folder} was made with backbone={recorded!r}, not {given!r}: give that one if you trust it"
+        )
+    if (digest := settings.get("backbone_digest")) is None:
+        return
+    if source_digest(find_architecture(recorded).function, "backbone", recorded) != digest:
         raise RunError(
-            f"the source code of backbone={backbone} has changed since {folder} was written, so the networks may "
+            f"the source code of backbone={recorded} has changed since {folder} was written, so the networks may "
             f"compute something else now: restore the old code, or train a new run"
         )
 

@@ -60,7 +60,8 @@ class SequenceIterator(EpochBatchIterator):
         if iterations and (changed := _changed(state_dict.get("order", {}), self._order)):
             raise SettingError(
                 f"the checkpoint was saved in the middle of an epoch, with {changed}: give the same values to finish "
-                f"this epoch, or --reset-dataloader to begin a new one"
+                f"this epoch, or --reset-dataloader --reset-meters to begin a new one (with the old meters, no "
+                f"checkpoint_best.pt is written until the old best score is beaten)"
             )
         if (sequences := state_dict.get("sequences_in_epoch")) is not None:
             iterations, left = divmod(sequences, self._sequences_per_iteration)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ import torch
 
 import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
-from fairseq_alma.core.errors import AlmaError, StreamError
+from fairseq_alma.core.errors import AlmaError, SettingError, StreamError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
-from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
 from fairseq_alma.evaluation.by_source import tokens_by_source
 from fairseq_alma.evaluation.devices import parse_devices
 from fairseq_alma.evaluation.scoring import score_tokens
@@ -71,39 +72,65 @@ class PerplexityScore:
         }
 
 
-def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) -> tuple[Any, Any]:
+def load_member(
+    checkpoint: Path, stream: StreamFolder | TrainingView, device: torch.device, user_dir: Path | None = None
+) -> tuple[Any, Any]:
     """Load a checkpoint. Return its model, in evaluation mode, and the fairseq task that reads the data of `stream`.
+
+    The checkpoint may come from somebody else: no code that it names is run (see `fairseq_alma.models.stored`).
 
     Args:
         checkpoint: a checkpoint of a switch_lm model.
         stream: the stream to evaluate on. It must have the dictionary with which the model was trained.
         device: device for the model.
+        user_dir: a folder with code of the user that registers architectures of switch_lm, as for fairseq's option
+            `--user-dir`. By default, only our architectures are known.
 
     Raises:
-        StreamError: if the checkpoint is missing or damaged, or was trained with another dictionary.
+        StreamError: if the checkpoint is missing or damaged, has another architecture, or was trained with another
+            dictionary.
+        SettingError: if its configuration or its weights are not those of a switch_lm model.
     """
-    _check_checkpoint(Path(checkpoint), stream)
-    # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
-    from fairseq import checkpoint_utils
+    path = Path(checkpoint)
+    state = _whole_checkpoint(path)
+    name, options = _checked_options(state, path, user_dir)
+    _check_dictionary(state, path, stream)
+    from omegaconf import OmegaConf
 
-    fairseq_alma.register()
-    overrides = overrides_to_load(stream.path)
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
+    from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig, AlmaLanguageModelingTask
+
+    task_options = AlmaLanguageModelingConfig(data=str(stream.path), tokens_per_sample=options.tokens_per_sample)
+    task = AlmaLanguageModelingTask.setup_task(task_options)
+    options._name = name
+    try:
+        model = task.build_model(OmegaConf.structured(options), from_checkpoint=True)
+        model.load_state_dict(state["model"], strict=True)
+    except (SettingError, RuntimeError) as error:
+        raise SettingError(f"{path} cannot be loaded: {error}") from error
     return model.to(device).eval(), task
 
 
-def overrides_to_load(stream: Path) -> dict[str, Any]:
-    """Return the options with which fairseq loads a checkpoint, instead of those of its training.
+def _checked_options(state: Mapping[str, Any], path: Path, user_dir: Path | None) -> tuple[str, Any]:
+    """Return the name of the model in a checkpoint, and its checked options. See `load_member`."""
+    # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+    from fairseq.utils import import_user_module
 
-    Args:
-        stream: the folder where the stream is now.
-    """
-    # The checkpoint contains the paths that the stream and this package had during training. Override them, because
-    # both may have moved since then.
-    overrides: dict[str, Any] = {"data": str(stream), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # The checkpoint also contains the numbers of the mega-batches of its training. Override them, because
-    # `stream` may not have these mega-batches. The value "1" has no effect on the scores.
-    return overrides | {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0, "replay_memory": 0}
+    fairseq_alma.register()
+    from fairseq_alma.models.stored import stored_entry, stored_model
+    from fairseq_alma.models.switch_lm import SwitchLanguageModel
+
+    if user_dir is not None:
+        import_user_module(argparse.Namespace(user_dir=str(user_dir)))
+    architecture = stored_entry(state, path, "cfg", "model").get("_name")
+    name = ARCH_MODEL_NAME_REGISTRY.get(architecture) if isinstance(architecture, str) else None
+    if name is None or not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
+        shown = shortened(architecture).strip("'")
+        raise StreamError(
+            f"{path} is a checkpoint of {shown}, and alma-eval scores switch_lm models: use fairseq-eval-lm. If code "
+            f"of yours registers {shown} as an architecture of switch_lm, give its folder: --user-dir FOLDER"
+        )
+    return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
 
 
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
@@ -124,30 +151,30 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
     return PerplexityScore(nll_sum, num_tokens, num_words)
 
 
-def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
-    """Raise StreamError if a checkpoint is missing, damaged, not of a switch_lm model, or has another dictionary."""
+def _whole_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint file. Raise StreamError if the file is missing or damaged."""
     state = read_checkpoint(path)
     if state is None:
         hint = "train a stage first (alma-lm, or fairseq-train)"
         if path.is_dir():
             hint = "give a single run folder, or the checkpoint files that are listed in the predictor.json of each run"
         raise StreamError(f"no complete checkpoint at {path}: {hint}")
-    config = (state.get("cfg") or {}).get("model")
-    if isinstance(config, dict) and "num_experts" not in config:
+    return state
+
+
+def _check_dictionary(state: Mapping[str, Any], path: Path, stream: StreamFolder | TrainingView) -> None:
+    """Raise StreamError if the model in a checkpoint was trained with another dictionary than that of the stream."""
+    num_words = len(state["model"]["decoder.embed_tokens.weight"])
+    if num_words != stream.dictionary_size:
         raise StreamError(
-            f"{path} is a checkpoint of {config.get('_name', 'another model')}, and alma-eval scores switch_lm models: "
-            f"use fairseq-eval-lm"
+            f"{path} was trained with a dictionary of {num_words} entries, but the dictionary of "
+            f"{stream.path} has {stream.dictionary_size}: give the stream with which the model was trained, or a "
+            f"stream made with the same tokenizer"
         )
-    embeddings = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
-    expected = stream.description["dictionary_size"]
-    if embeddings and len(embeddings[0]) != expected:
-        raise StreamError(
-            f"{path} was trained with a dictionary of {len(embeddings[0])} entries, but the dictionary of "
-            f"{stream.path} has {expected}: give the stream with which the model was trained, or a stream made with "
-            f"the same tokenizer"
-        )
-    saved = (state["extra_state"].get("AlmaLanguageModelingTask") or {}).get("dict_sha256")
-    if saved not in (None, stream.description["tokenizer"]["dict_sha256"]):
+    extra_state = state.get("extra_state")
+    entry = extra_state.get("AlmaLanguageModelingTask") if isinstance(extra_state, dict) else None
+    saved = entry.get("dict_sha256") if isinstance(entry, dict) else None
+    if saved not in (None, stream.dictionary_digest):
         raise StreamError(
             f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream with which the "
             f"model was trained"
@@ -199,6 +226,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
+    parser.add_argument(
+        "--user-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="a folder with code of yours that registers architectures of switch_lm, as for fairseq-train; it is run",
+    )
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
@@ -212,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         devices = parse_devices(arguments.device)
         members = []
         for checkpoint in checkpoints:  # load one model after the other, to limit the memory use
-            model, task = load_member(checkpoint, stream, devices[0])
+            model, task = load_member(checkpoint, stream, devices[0], arguments.user_dir)
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
             members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])

@@ -69,7 +69,7 @@ def grow_checkpoint(
     """
     checkpoint, model_config = _read(source)
     for name, digests in checkpoint["extra_state"].get(EXPERT_DIGESTS, {}).items():
-        if digests_of_experts(checkpoint["model"][name]) != digests:
+        if name not in checkpoint["model"] or digests_of_experts(checkpoint["model"][name]) != digests:
             raise SettingError(f"{source} is damaged: the experts in {name} are not those that were saved")
     try:
         if num_new or not num_layers:
@@ -104,17 +104,19 @@ def num_experts(source: Path) -> int:
 
 
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the checkpoint in the file `source`, and the model configuration that this checkpoint contains."""
+    """Return the checkpoint in the file `source`, and the model configuration that this checkpoint contains.
+
+    The file may come from somebody else, so its configuration is checked. Nothing that it names is run.
+    """
     checkpoint = read_checkpoint(source)
     if checkpoint is None:
         raise SettingError(f"no complete checkpoint at {source}: train a stage first (alma-lm, or fairseq-train)")
-    config = (checkpoint.get("cfg") or {}).get("model")
-    if not isinstance(config, dict) or "num_experts" not in config:
-        raise SettingError(
-            f"{source} is not a checkpoint of a switch_lm model, because its configuration has no num_experts: give a "
-            f"checkpoint of a switch_lm model. To grow from a dense model, train switch_lm with --num-experts 1"
-        )
-    return checkpoint, config
+    # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
+    from fairseq_alma.models.stored import stored_entry, stored_model
+
+    stored_model(checkpoint, source)
+    stored_entry(checkpoint, source, "extra_state")
+    return checkpoint, checkpoint["cfg"]["model"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Functions that call fairseq in the alma-lm process. They make configurations, write checkpoints and load models.
+"""Functions that call fairseq in the alma-lm process. They make configurations and write checkpoints.
 
 Training itself runs in other processes, which execute train_member.py. In `fairseq_alma.lm`, only train_member.py and
 this file import fairseq.
@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, options, tasks, utils
-from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, FairseqBMUFConfig
+from fairseq import options, tasks, utils
+from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, EMAConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
 
 import fairseq_alma
 from fairseq_alma.checkpoints import write_checkpoint
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.evaluation.perplexity import overrides_to_load
 from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig
 
 USER_DIR = str(Path(__file__).parents[1].absolute())
@@ -59,24 +58,32 @@ All other options that are in REFUSED or that alma-lm sets cause an error. The o
 they do not change which data a run reads, which checkpoints it writes or how many sequences an update has."""
 
 REFUSED = {
-    # Refuse the options that select components of fairseq, such as the optimizer, because alma-lm selects these itself.
-    "arch", "task", "criterion", "optimizer", "lr_scheduler", "user_dir",
-    # Refuse the options that change which data a run reads or how often it trains on the data, because Algorithm 1 of
-    # the paper and the settings of alma-lm determine this.
-    *(field.name for field in fields(AlmaLanguageModelingConfig)),
-    "train_subset", "valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "max_valid_steps",
-    "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
-    "num_shards", "shard_id", "grouped_shuffling", "update_epoch_batch_itr", "update_ordered_indices_seed",
-    "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
-    "stop_min_lr", "update_freq", "sentence_avg", "use_bmuf", "force_anneal",
-    *(field.name for field in fields(FairseqBMUFConfig)),
-    # Refuse the options for checkpoints, because alma-lm decides which checkpoints are written.
-    *(field.name for field in fields(CheckpointConfig)),
-    # Refuse the options that select devices or processes, because the number of sequences in an update depends on the
-    # number of processes.
-    "cpu", "model_parallel_size", *(field.name for field in fields(DistributedTrainingConfig)),
+    **dict.fromkeys(
+        ("arch", "task", "criterion", "optimizer", "user_dir"), "alma-lm selects the components of fairseq itself"
+    ),
+    "lr_scheduler": "alma-lm sets the learning rates itself (see schedule=)",
+    **dict.fromkeys(
+        (field.name for field in fields(EMAConfig)),
+        "its average of the weights would not predict (predict_with=average does)",
+    ),
+    **dict.fromkeys(
+        (
+            # Algorithm 1 of the paper and the settings of alma-lm determine what is read, and how often.
+            *(field.name for field in fields(AlmaLanguageModelingConfig)),
+            "train_subset", "valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "max_valid_steps",
+            "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
+            "num_shards", "shard_id", "grouped_shuffling", "update_epoch_batch_itr", "update_ordered_indices_seed",
+            "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
+            "stop_min_lr", "update_freq", "sentence_avg", "use_bmuf", "force_anneal",
+            *(field.name for field in fields(FairseqBMUFConfig)),
+            *(field.name for field in fields(CheckpointConfig)),
+            # The number of sequences in an update depends on the number of processes.
+            "cpu", "model_parallel_size", *(field.name for field in fields(DistributedTrainingConfig)),
+        ),
+        "it would change which data the run reads, which checkpoints it keeps or how many sequences an update has",
+    ),
 }  # fmt: skip
-"""Options that alma-lm refuses in the setting `fairseq`, in addition to the options that alma-lm sets itself.
+"""For each option that alma-lm refuses in the setting `fairseq`, in addition to those that it sets itself: the reason.
 
 If alma-lm accepted these options, a run could differ from Algorithm 1 of the paper or from the settings of alma-lm
 without any warning. For example, with `--max-valid-steps 1`, the best checkpoint would be chosen by the perplexity
@@ -102,6 +109,12 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
             alma-lm sets from its own settings or that is in REFUSED.
     """
     fairseq_alma.register()
+    if ARCH_MODEL_NAME_REGISTRY.get(str(values["arch"])) != "switch_lm":
+        known = [name for name in ARCH_MODEL_INV_REGISTRY["switch_lm"] if name != "switch_lm"]
+        raise SettingError(
+            f"arch={values['arch']} is not one of {', '.join(known)}: alma-lm trains only these. For another "
+            f"architecture, call fairseq-train yourself"
+        )
     base = [
         "STREAM", "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
         "--criterion", "switch_lm", "--optimizer", "fused_adam",
@@ -217,8 +230,6 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
             "val_loss": None,
             "previous_training_time": 0.0,
             **task.get_checkpoint_dict(),
-            # Without this key, fairseq's option --store-ema fails at the start of a training.
-            **({"ema": model.state_dict()} if config.ema.store_ema else {}),
         },
     }
     write_checkpoint(checkpoint, path)
@@ -236,18 +247,6 @@ def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
     with torch.device("meta"):  # takes no memory
         model = task.build_model(config.model)
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
-def build_model(checkpoint: Path, stream: Path) -> nn.Module:
-    """Return the model in a checkpoint file, with its trained weights, on the CPU.
-
-    Args:
-        checkpoint: the checkpoint file.
-        stream: the folder where the stream of the run is now. It may have moved since the checkpoint was written.
-    """
-    fairseq_alma.register()
-    (model,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], overrides_to_load(stream))
-    return model
 
 
 def _parse(words: list[str], only_given: bool = False) -> Namespace:
@@ -268,13 +267,11 @@ def _parse(words: list[str], only_given: bool = False) -> Namespace:
             return options.parse_args_and_arch(options.get_training_parser(), words, suppress_defaults=only_given)
     except SystemExit as error:
         reason = (output.getvalue().strip().splitlines() or ["with them, it prints its help and exits"])[-1]
-        raise SettingError(f"fairseq-train refuses the options from fairseq= and arch=: {reason}") from error
+        raise SettingError(f"fairseq-train refuses the options from fairseq=: {reason}") from error
     except (ValueError, RuntimeError) as error:
-        # fairseq raises ValueError or RuntimeError, for example, for --tpu together with --fp16, and for an unknown
-        # --arch. Convert them to SettingError, because alma-lm prints a SettingError without a traceback.
-        raise SettingError(
-            f"fairseq-train refuses the options from fairseq= and arch=: {error or 'unknown --arch'}"
-        ) from error
+        # fairseq raises ValueError or RuntimeError, for example, for --tpu together with --fp16. Convert them to
+        # SettingError, because alma-lm prints a SettingError without a traceback.
+        raise SettingError(f"fairseq-train refuses the options from fairseq=: {error}") from error
 
 
 def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
@@ -298,8 +295,7 @@ def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
         raise SettingError(
             f"fairseq={fairseq!r}: {words(owned)} is set by alma-lm: leave it out, and use the settings of alma-lm"
         )
-    if refused := given & REFUSED - ALLOWED:
-        raise SettingError(
-            f"fairseq={fairseq!r}: {words(refused)} is refused, because it would change which data the run reads, "
-            f"which checkpoints it keeps or how many sequences an update has: leave it out"
-        )
+    if refused := given & REFUSED.keys() - ALLOWED:
+        reason = REFUSED[min(refused)]
+        same = {name for name in refused if REFUSED[name] == reason}
+        raise SettingError(f"fairseq={fairseq!r}: {words(same)} is refused, because {reason}: leave it out")

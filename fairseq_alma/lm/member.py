@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import (
@@ -26,9 +27,10 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
+from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
-from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_train import identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import training_command
@@ -335,7 +337,7 @@ class MemberTraining:
         # Members of the same size need the same FLOPs, so count only once for each size.
         size = (member.num_experts, member.added_layers)
         if size not in self._flops:
-            model = build_model(folder / BEST, self._stream.path)
+            model, _ = load_member(folder / BEST, self._stream, torch.device("cpu"))
             self._flops[size] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[size]
         processed = last["extra_state"]["AlmaLanguageModelingTask"]["processed"]

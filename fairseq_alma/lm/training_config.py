@@ -191,11 +191,8 @@ def _check_expert_parallel(config: DictConfig) -> None:
     size, distributed = config.model.expert_parallel, config.distributed_training
     if size == 1:
         return
-    for option, is_used in (
-        ("--zero-sharding", distributed.zero_sharding != "none"), ("--store-ema", config.ema.store_ema),
-    ):  # fmt: skip
-        if is_used:
-            raise SettingError(f"expert_parallel={size} cannot be combined with {option}: leave one of them out")
+    if distributed.zero_sharding != "none":
+        raise SettingError(f"expert_parallel={size} cannot be combined with --zero-sharding: leave one of them out")
     # The other wrappers would mix the weights of different experts.
     if str(distributed.ddp_backend) not in ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d"):
         raise SettingError(

@@ -131,13 +131,14 @@ def test_changed_source_of_the_network_is_noticed(tmp_path, monkeypatch):
     path.write_text("from torch import nn\ndef make(num_classes):\n"
                     "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n")  # fmt: skip
     small_run(tmp_path / "run", backbone="network_of_a_test:make", epochs=1)
-    vision.load_predictor(tmp_path / "run")
+    own = {"backbone": "network_of_a_test:make"}
+    vision.load_predictor(tmp_path / "run", **own)
     path.write_text(path.read_text() + "# changed\n")
     with pytest.raises(SettingError, match="the module network_of_a_test has changed since it was imported"):
-        vision.load_predictor(tmp_path / "run")
+        vision.load_predictor(tmp_path / "run", **own)
     del sys.modules["network_of_a_test"]  # as in a new process
     with pytest.raises(RunError, match="the source code of backbone=network_of_a_test:make has changed since"):
-        vision.load_predictor(tmp_path / "run")
+        vision.load_predictor(tmp_path / "run", **own)
 
 
 def test_what_cannot_be_loaded(tmp_path):

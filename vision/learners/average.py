@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq_alma.core.averaging import AverageSettings
 from vision.batches import Batches
 from vision.checkpoints import read_checkpoint
-from vision.learners.files import AVERAGED, NETWORKS, StackFile
+from vision.learners.files import AVERAGED, NETWORKS, StackFile, file_of_run
 from vision.networks import GatedStack, Stack
 
 STATISTICS_BATCHES = 60
@@ -33,10 +33,11 @@ class AveragedPredictor:
     Args:
         settings: what is averaged, and with which weights.
         out: folder that contains the folders of the stages.
+        backbone: name of the network in the settings of the run.
     """
 
-    def __init__(self, settings: AverageSettings, out: Path):
-        self._settings, self._out, self._file = settings, out, StackFile()
+    def __init__(self, settings: AverageSettings, out: Path, backbone: str):
+        self._settings, self._out, self._file, self._backbone = settings, out, StackFile(backbone), backbone
         self._stack: Stack | None = None
         self._read: Callable[[], None] | None = None
         """After `load`: function that reads the networks from their files. A run that continues calls `load` for each
@@ -91,7 +92,7 @@ class AveragedPredictor:
         self._window.clear()
         if "averaged_networks" not in state:
             return
-        self._file.current = self._out / state["averaged_networks"]
+        self._file.current = file_of_run(self._out, state["averaged_networks"])
 
         def read() -> None:
             self._stack = prepared(self._file.read(device))
@@ -99,7 +100,7 @@ class AveragedPredictor:
             if len(files) == self.window:
                 files = files[1:]  # it leaves the window with the next stage, and its file may be deleted
             for path in files:
-                trained = read_checkpoint(path, device)
+                trained = read_checkpoint(path, device, self._backbone)
                 if have_same_shape(trained, self._stack):
                     self._window.append(trained.parameters.flat)
 

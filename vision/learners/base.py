@@ -85,7 +85,7 @@ class VisionLearner:
 
         It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
         None."""
-        self._file = StackFile()
+        self._file = StackFile(settings.network)
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
         # If the run had keep_stages=true before, what it stored then is not deleted.
@@ -95,7 +95,7 @@ class VisionLearner:
         self._average: AveragedPredictor | None = None
         """The networks of the predictor, if their parameters are an average."""
         if settings.average.averages:
-            self._average = AveragedPredictor(settings.average, out)
+            self._average = AveragedPredictor(settings.average, out, settings.network)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
     # ---- Subclasses may override the following methods and properties.
@@ -359,7 +359,7 @@ class VisionLearner:
         """
         state = read_json(folder / STATE)
         self._stack = None
-        self._file.current = Path(self.settings.out) / state["networks"]
+        self._file.current = saved.file_of_run(Path(self.settings.out), state["networks"])
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
         self.validated_on = tuple(state.get("validated_on", (0, 0)))

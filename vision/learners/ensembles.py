@@ -106,7 +106,8 @@ class GrowingEnsemble(VisionLearner):
         # networks of later stages from the list.
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
-            stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
+            path = self._file_of_stage(index)
+            stack = self._prepared(read_checkpoint(path, self.device, self.settings.network))
             self._frozen.append((f"stage {index}", stack))
         return self._frozen
 

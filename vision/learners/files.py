@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, remove, sha256_of, write_json
 from fairseq_alma.core.predictors import predictor_file
 from vision.checkpoints import read_checkpoint, write_checkpoint
@@ -22,9 +22,14 @@ NETWORKS, AVERAGED, STATE = "networks.pt", "predictor.pt", "learner.json"
 
 
 class StackFile:
-    """The file that contains the networks of a stack in their current state."""
+    """The file that contains the networks of a stack in their current state.
 
-    def __init__(self) -> None:
+    Args:
+        backbone: name of the network in the settings of the run.
+    """
+
+    def __init__(self, backbone: str) -> None:
+        self._backbone = backbone
         self.current: Path | None = None
         """The file. None if no file contains the networks in their current state."""
 
@@ -35,13 +40,25 @@ class StackFile:
             StageError: if the file is missing or damaged.
         """
         assert self.current is not None, "the networks cannot be read, because no file contains their current state"
-        return read_checkpoint(self.current, device)
+        return read_checkpoint(self.current, device, self._backbone)
 
     def write(self, stack: Stack, path: Path) -> None:
         """Write the networks to `path`. If a file already contains the current networks, do nothing."""
         if self.current is None:
             write_checkpoint(stack, path)
             self.current = path
+
+
+def file_of_run(out: Path, name: str) -> Path:
+    """Return the path of a file that learner.json names.
+
+    Raises:
+        RunError: if it is not in the run folder. It is not ours then, and a later save would delete it.
+    """
+    path = Path(os.path.normpath(out / name))
+    if not path.is_relative_to(os.path.normpath(out)):
+        raise RunError(f"the run in {out} names the file {path}, which is not in its folder: start a new run (out=)")
+    return path
 
 
 class SavedFiles:

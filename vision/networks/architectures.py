@@ -6,12 +6,13 @@ An architecture is registered by `register_backbone`, or is a function of the us
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.errors import SettingError
@@ -23,6 +24,8 @@ Draw = Callable[[nn.Module, torch.Generator], None]
 """A function that draws the initial parameters of a module."""
 CHANNELS_LAST = "_alma_is_channels_last"
 """Name of the attribute of a module that is False if the module cannot compute images with channels last."""
+LARGEST_IMAGE = 1 << 26
+"""Largest number of values of an image. A network is tried with images of zeros when it is created."""
 GROWN = "grown by Firefly"
 """Name of the architecture of networks that Firefly has grown. It takes the argument `layers`."""
 
@@ -51,11 +54,34 @@ class Structure:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Structure":
-        """Return the structure that `to_json` returned as a dictionary."""
+        """Return the structure that `to_json` returned as a dictionary.
+
+        Raises:
+            ValueError: if a size is not a positive integer, because the file is damaged or hostile.
+        """
         values = {one.name: value[one.name] for one in fields(cls)}
-        if values["layers"] is not None:
-            values["layers"] = tuple((int(units), bool(pooled)) for units, pooled in values["layers"])
-        return cls(**values | {"image_shape": tuple(values["image_shape"])})
+        try:
+            values["image_shape"] = tuple(values["image_shape"])
+            if values["layers"] is not None:
+                values["layers"] = tuple((units, bool(pooled)) for units, pooled in values["layers"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"image_shape={values['image_shape']!r} or layers={values['layers']!r} is wrong"
+            ) from error
+        structure = cls(**values)
+        for name, sizes in structure._sizes.items():
+            if not all(type(size) is int and size >= 1 for size in sizes):
+                raise ValueError(f"{name}={value[name]!r} must be positive integers")
+        if len(structure.image_shape) != 3 or prod(structure.image_shape) > LARGEST_IMAGE:
+            raise ValueError(f"image_shape={value['image_shape']!r} is not that of an image")
+        return structure
+
+    @property
+    def _sizes(self) -> dict[str, Sequence[int]]:
+        """Name of each field with sizes -> its sizes."""
+        units = [units for units, _ in self.layers or ()]
+        sizes = {"image_shape": self.image_shape, "num_classes": (self.num_classes,), "width": (self.width,)}
+        return {**sizes, "layers": units}
 
 
 @dataclass(frozen=True)
@@ -157,6 +183,30 @@ class PerStructure(Generic[Value]):
 _CAN_BE_CHANNELS_LAST: PerStructure[bool] = PerStructure()
 
 
+def num_stored(structure: Structure, parameters: Mapping[str, Tensor]) -> int:
+    """Return the number of networks in a file, before they are created.
+
+    Args:
+        structure: what the file says that the networks consist of.
+        parameters: the tensors in the file, [M, ...] each.
+
+    Raises:
+        ValueError: if the networks need more values than the file has. Only our architectures are checked, because the
+            code of a network of the user's may fail on torch's device "meta", which stores no values.
+    """
+    num_values = sum(value[0].numel() for value in parameters.values())
+    function = architecture_of(structure).function
+    if function.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        for name, sizes in structure._sizes.items():
+            if max(sizes, default=0) > num_values:
+                raise ValueError(f"{name}={getattr(structure, name)} is larger than the networks in the file")
+        with torch.device("meta"):
+            module = function(**_accepted(function, structure))
+        if sum(parameter.numel() for parameter in module.parameters()) > num_values:
+            raise ValueError(f"width={structure.width} and the other sizes are not those of the networks in the file")
+    return len(next(iter(parameters.values())))
+
+
 def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Module:
     """Return an untrained network, whose parameters are drawn with the generator.
 
@@ -166,19 +216,12 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
         SettingError: if the function does not return a module that maps images to logits.
     """
     architecture = architecture_of(structure)
-    given: dict[str, Any] = {
-        "image_shape": structure.image_shape,
-        "num_classes": structure.num_classes,
-        "width": structure.width,
-    }
-    if structure.layers is not None:
-        given["layers"] = structure.layers
     with torch.random.fork_rng(devices=[]):
         if architecture.draw is None:
             # torch.manual_seed would also change the random numbers of GPUs.
             torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
         function = architecture.function
-        module = call_own_function(f"backbone={structure.backbone}", function, **_accepted(function, given))
+        module = call_own_function(f"backbone={structure.backbone}", function, **_accepted(function, structure))
         check = ModuleCheck(f"backbone={structure.backbone}", structure.image_shape, structure.num_classes)
         check.evaluation(module)
         if not _CAN_BE_CHANNELS_LAST.get(structure, lambda: check.training(module)):
@@ -188,11 +231,18 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
     return module
 
 
-def _accepted(function: Callable[..., nn.Module], given: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the given arguments that the function has.
+def _accepted(function: Callable[..., nn.Module], structure: Structure) -> dict[str, Any]:
+    """Return those arguments for the network of a structure that the function has.
 
     A function with **kwargs, as those of torchvision, gets `num_classes` too.
     """
+    given: dict[str, Any] = {
+        "image_shape": structure.image_shape,
+        "num_classes": structure.num_classes,
+        "width": structure.width,
+    }
+    if structure.layers is not None:
+        given["layers"] = structure.layers
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     return {name: value for name, value in given.items() if name in parameters or (takes_any and name == "num_classes")}

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from fairseq_alma.core.errors import SettingError
 from vision.flops import Flops, count_flops
-from vision.networks.architectures import CHANNELS_LAST, Structure, architecture_of, untrained_module
+from vision.networks.architectures import CHANNELS_LAST, Structure, architecture_of, num_stored, untrained_module
 from vision.networks.gated import GatedStack
-from vision.networks.gates import Gates
+from vision.networks.gates import Gates, check_trees
 from vision.networks.module_stack import ModuleStack
 from vision.networks.modules import MixtureLayerModule, MixtureModule
 from vision.networks.parameters import draw_linear
@@ -169,7 +169,9 @@ class GatedModuleStack(ModuleStack, GatedStack):
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "GatedModuleStack":
         structure = Structure.from_json(state["structure"])
-        count = len(next(iter(state["parameters"].values())))
+        count = num_stored(structure, state["parameters"])
+        assert structure.mixture is not None
+        check_trees(structure.mixture["gates"], len(state["parameters"]))
         modules = [_untrained_mixtures(structure, number, torch.Generator()) for number in range(count)]
         stack = cls(modules, structure, _gates_of(structure, device), device)
         stack._copy_from(state)

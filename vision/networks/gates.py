@@ -20,7 +20,8 @@ mixture begins with one expert, the first growth creates the root.
 Shapes: M networks, b examples, n nodes, K branches, E experts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,14 @@ def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
         paths.append([*paths[expert], first + 1])
         paths[expert] = [*paths[expert], first]
     return paths
+
+
+def check_trees(trees: Sequence[Mapping[str, Any]], largest: int) -> None:
+    """Raise ValueError if the gates in a file have more than `largest` experts, the most that fit into the file."""
+    for tree in trees:
+        root, splits = tree["root"], tree["splits"]
+        if type(root) is not int or root < 0 or root + max(map(len, splits)) > largest:
+            raise ValueError(f"root={root!r} of the gates is not a number of branches from 0 to {largest}")
 
 
 class Gates:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from vision.flops import Flops, linear_flops
 from vision.networks.gated import GatedStack
-from vision.networks.gates import Gates
+from vision.networks.gates import Gates, check_trees
 from vision.networks.linear import linear_layers, relu_backward
 from vision.networks.modules import MixtureLayerModule, MixtureModule, linear_module
-from vision.networks.parameters import Parameters, draw_layers, draw_linear
+from vision.networks.parameters import Parameters, draw_layers, draw_linear, layer_shapes
 
 
 class MixtureStack(GatedStack):
@@ -64,11 +64,7 @@ class MixtureStack(GatedStack):
         """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]
-        shapes: dict[str, tuple[int, ...]] = {}
-        for layer in range(1, len(sizes)):
-            num_rows = num_experts * sizes[layer] + root if layer < len(sizes) - 1 else sizes[layer]
-            shapes[f"weight_{layer}"], shapes[f"bias_{layer}"] = (num_rows, sizes[layer - 1]), (num_rows,)
-        stack = cls(sizes, gates, Parameters(shapes, len(generators), device))
+        stack = cls(sizes, gates, Parameters(_shapes(sizes, gates), len(generators), device))
         stack.reset_parameters(generators)
         return stack
 
@@ -169,8 +165,10 @@ class MixtureStack(GatedStack):
 
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "MixtureStack":
-        gates = [Gates(tree["root"], tree["splits"], state["hard"], device) for tree in state["gates"]]
-        return cls(state["sizes"], gates, Parameters.from_state(state["parameters"], device))
+        sizes, trees = state["sizes"], state["gates"]
+        check_trees(trees, max(len(bias_Mh[0]) for bias_Mh in state["parameters"].values()))
+        gates = [Gates(tree["root"], tree["splits"], state["hard"], device) for tree in trees]
+        return cls(sizes, gates, Parameters.from_state(state["parameters"], device, _shapes(sizes, gates)))
 
     def to_module(self, network: int) -> nn.Module:
         layers: list[nn.Module] = []
@@ -187,3 +185,11 @@ class MixtureStack(GatedStack):
         last = len(self.sizes) - 1
         head = linear_module(self.parameters[f"weight_{last}"][network], self.parameters[f"bias_{last}"][network])
         return MixtureModule(layers, head)
+
+
+def _shapes(sizes: Sequence[int], gates: Sequence[Gates]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of one network."""
+    num_rows = [
+        one.num_experts * width + one.num_branches for one, width in zip(gates, sizes[1:], strict=False)
+    ]  # the experts and gates of each hidden layer
+    return layer_shapes(sizes, [*num_rows, sizes[-1]])

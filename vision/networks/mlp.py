@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vision.flops import Flops, linear_flops
 from vision.networks.linear import linear_layers, relu_backward
 from vision.networks.modules import linear_module
-from vision.networks.parameters import Parameters, draw_layers
+from vision.networks.parameters import Parameters, draw_layers, layer_shapes
 from vision.networks.stack import Stack
 
 
@@ -42,11 +42,7 @@ class MLPStack(Stack):
             generators: random generators, one per network.
             device: device on which the networks are stored.
         """
-        shapes: dict[str, tuple[int, ...]] = {}
-        for layer in range(1, len(sizes)):
-            shapes[f"weight_{layer}"] = (sizes[layer], sizes[layer - 1])
-            shapes[f"bias_{layer}"] = (sizes[layer],)
-        stack = cls(sizes, Parameters(shapes, len(generators), device))
+        stack = cls(sizes, Parameters(layer_shapes(sizes, sizes[1:]), len(generators), device))
         stack.reset_parameters(generators)
         return stack
 
@@ -84,7 +80,9 @@ class MLPStack(Stack):
 
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "MLPStack":
-        return cls(state["sizes"], Parameters.from_state(state["parameters"], device))
+        sizes = state["sizes"]
+        parameters = Parameters.from_state(state["parameters"], device, layer_shapes(sizes, sizes[1:]))
+        return cls(sizes, parameters)
 
     def to_module(self, network: int) -> nn.Module:
         layers: list[nn.Module] = []

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.flops import Flops, count_flops
-from vision.networks.architectures import CHANNELS_LAST, PerStructure, Structure, untrained_module
+from vision.networks.architectures import CHANNELS_LAST, PerStructure, Structure, num_stored, untrained_module
 from vision.networks.conv_block import ConvBlock
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
@@ -233,7 +233,7 @@ class ModuleStack(Stack):
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
         structure = Structure.from_json(state["structure"])
-        count = len(next(iter(state["parameters"].values())))
+        count = num_stored(structure, state["parameters"])
         stack = cls([untrained_module(structure, torch.Generator()) for _ in range(count)], structure, device)
         stack._copy_from(state)
         return stack

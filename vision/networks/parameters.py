@@ -82,10 +82,19 @@ class Parameters:
         return {name: tensor.detach().cpu().clone() for name, tensor in self._tensors.items()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> "Parameters":
-        """Return new `Parameters` with copies of the tensors that `state()` returned."""
+    def from_state(
+        cls, state: Mapping[str, Tensor], device: torch.device | str = "cpu", expected: Shapes | None = None
+    ) -> "Parameters":
+        """Return new `Parameters` with copies of the tensors that `state()` returned.
+
+        Raises:
+            ValueError: if the tensors do not have the names and shapes `expected`.
+        """
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.items()}
+        if expected is not None and shapes != expected:
+            raise ValueError("the sizes of the networks do not fit their tensors")
         num_networks = len(next(iter(state.values())))
-        parameters = cls({name: tuple(tensor.shape[1:]) for name, tensor in state.items()}, num_networks, device)
+        parameters = cls(shapes, num_networks, device)
         for name, tensor in state.items():
             parameters[name].copy_(tensor)
         return parameters
@@ -103,6 +112,19 @@ class Parameters:
             views[name] = rows[:, : prod(shape)].view(self.num_networks, *shape)
             start = end
         return views
+
+
+def layer_shapes(sizes: Sequence[int], num_rows: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of linear layers. Layer n has the parameters weight_n and bias_n.
+
+    Args:
+        sizes: number of inputs of each layer.
+        num_rows: number of rows of the weights of each layer.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (num_in, num_out) in enumerate(zip(sizes, num_rows, strict=False), start=1):
+        shapes |= {f"weight_{layer}": (num_out, num_in), f"bias_{layer}": (num_out,)}
+    return shapes
 
 
 def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:

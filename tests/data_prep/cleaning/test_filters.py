@@ -10,6 +10,7 @@ import pytest
 from data_prep.cleaning.cleaner import Cleaner, Cleaning
 from data_prep.cleaning.filters import BlockedUrls, filter_sha256, mask_personal_data
 from data_prep.cleaning.quality import RULES, parse_rules
+from data_prep.cli import main
 from data_prep.encoding.stream_tokenizer import make_tokenizer
 from data_prep.errors import PrepError
 from data_prep.settings import PrepSettings
@@ -227,6 +228,25 @@ def test_a_stream_with_filters_in_worker_processes(my_filters, alma_prep, capsys
     (my_filters / "my_filters.py").write_text(FILTERS + "\n")
     assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 2
     assert "my_filters:no_lists setting has changed" in capsys.readouterr().err
+
+
+def test_an_extension_does_not_run_a_filter_that_only_the_stream_names(my_filters, alma_prep, capsys):
+    """The stream may be somebody else's."""
+    write_pages(my_filters / "pages.jsonl")
+    assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=["--filter", "my_filters:no_lists"]) == 0
+    (my_filters / "my_filters.py").write_text(f"open('canary', 'w').close()\n{FILTERS}")
+    sys.modules.pop("my_filters")
+    (my_filters / "new.jsonl").write_text(json.dumps({"text": f"New: {of_words(40, 999)}"}) + "\n")
+    for more in ([], ["--dry-run", "1"]):
+        assert main(["--extend", "out", "--source", "text:new.jsonl", "--workers", "1", *more]) == 2
+        assert "the stream was made with --filter 'my_filters:no_lists'" in capsys.readouterr().err
+        assert not (my_filters / "canary").exists()
+    assert main(["--extend", "out", "--source", "text:new.jsonl", "--workers", "1", "--filter", ""]) == 0
+    assert not (my_filters / "canary").exists()
+    (my_filters / "new.jsonl").write_text(json.dumps({"text": f"Newer: {of_words(40, 9999)}"}) + "\n")
+    named = ["--filter", "my_filters:no_lists"]
+    assert main(["--extend", "out", "--source", "text:new.jsonl", "--workers", "1", *named]) == 0
+    assert (my_filters / "canary").exists()
 
 
 def test_the_digest_of_a_filter_covers_the_modules_beside_it(my_filters):

@@ -11,8 +11,9 @@ import torch
 from fairseq_alma.checkpoints import AVERAGE, BEST, LAST, TRAINED, num_updates, write_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.flops import count_training_flops
-from fairseq_alma.lm.fairseq_train import build_model
+from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.trainee import restart_if_trainee_is_lost
 from tests.commands import RUN
@@ -59,7 +60,11 @@ def test_the_end_of_the_cooldown_predicts_and_its_updates_are_charged(cooled, st
     for k in (1, 2):
         predictor = checkpoint(out, k, BEST)
         assert num_updates(predictor) == rows[k].spent.num_updates == 10
-        flops = count_training_flops(build_model(out / f"stages/stage_{k:03d}/member_1/{BEST}", stream))
+        flops = count_training_flops(
+            load_member(out / f"stages/stage_{k:03d}/member_1/{BEST}", StreamFolder.open(stream), torch.device("cpu"))[
+                0
+            ]
+        )
         processed, before = (
             one["extra_state"]["AlmaLanguageModelingTask"]["processed"]["training"]
             for one in (predictor, trained[k - 1])

@@ -108,17 +108,6 @@ def test_processes_and_files_of_past_epochs_do_not_stay_open(stream, tmp_path, n
     assert threads < 12
 
 
-def test_an_average_of_the_weights_can_be_kept(stream, tmp_path):
-    command = prepared(stream, tmp_path / "run", fairseq="--store-ema --ema-decay 0.9")
-    member = tmp_path / "run/stages/stage_001/member_1"
-    assert train_member_in_a_fork(command, member / "log.txt") == 0, (member / "log.txt").read_text()[-2000:]
-    state = read_checkpoint(member / LAST)
-    average, last = state["extra_state"]["ema"], state["model"]
-    weight = "decoder.layers.0.fc1.weight"
-    assert average[weight].shape == last[weight].shape
-    assert not average[weight].equal(last[weight])
-
-
 def test_if_the_best_checkpoint_of_an_ended_training_is_lost_the_last_takes_its_place(stream, tmp_path, caplog):
     command = prepared(stream, tmp_path / "run")
     member = tmp_path / "run/stages/stage_001/member_1"

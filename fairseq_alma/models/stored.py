@@ -1,0 +1,119 @@
+"""Check what a checkpoint says about its model, before a model is made from it.
+
+A checkpoint may come from somebody else. fairseq makes the classes that the configuration in a checkpoint names,
+imports the folder that it names as `user_dir`, and passes some options to Python's eval(). So our commands do not give
+this configuration to fairseq. They read only the options of switch_lm from it, and only values that pass these checks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from enum import Enum
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
+
+from fairseq_alma.checkpoints import is_stored
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.models.switch_lm import SwitchLanguageModelConfig
+
+LARGEST_FACTOR = 10**6
+"""Largest value of an option that is not an integer. They are probabilities and capacity factors."""
+
+
+def stored_model(checkpoint: Any, path: Path, options: type = SwitchLanguageModelConfig) -> Any:
+    """Return the options of the model in a checkpoint, as an object of the class `options`.
+
+    Options that the class does not have are ignored. Those that the checkpoint lacks, because an earlier version wrote
+    it, have their default values.
+
+    Args:
+        checkpoint: the content of the file.
+        path: the file, for error messages.
+        options: dataclass with the options of the model.
+
+    Raises:
+        SettingError: if it is not a checkpoint of a switch_lm model, if an option has the wrong type or is out of
+            range, or if a size is not that of the weights.
+    """
+    stored, weights = stored_entry(checkpoint, path, "cfg", "model"), stored_entry(checkpoint, path, "model")
+    if "num_experts" not in stored:
+        raise SettingError(
+            f"{path} is not a checkpoint of a switch_lm model, because its configuration has no num_experts: give a "
+            f"checkpoint of a switch_lm model. To grow from a dense model, train switch_lm with --num-experts 1"
+        )
+    known = [field for field in fields(options) if field.name in stored and field.name != "_name"]
+    found = options(**{field.name: stored[field.name] for field in known})
+    found.tokens_per_sample = stored_entry(checkpoint, path, "cfg", "task").get("tokens_per_sample")
+    for field in fields(options):
+        if field.name != "_name":
+            _check(field, getattr(found, field.name), path)
+    for name, size in _sizes(weights, path).items():
+        if getattr(found, name, size) != size:
+            raise SettingError(
+                f"{path} has {name}={shortened(getattr(found, name))} in its configuration, but its weights have the "
+                f"size {size}: give a checkpoint that fairseq-train or alma-lm wrote"
+            )
+    return found
+
+
+def stored_entry(checkpoint: Any, path: Path, *names: str) -> dict[str, Any]:
+    """Return a dictionary in a checkpoint, which is found by its names from the outside to the inside.
+
+    Raises:
+        SettingError: if there is no such dictionary.
+    """
+    entry = checkpoint
+    for name in names:
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict):
+        raise SettingError(
+            f"{path} is not a checkpoint of a switch_lm model, because it has no {'.'.join(names)}: give a checkpoint "
+            f"that fairseq-train or alma-lm wrote"
+        )
+    return entry
+
+
+def _check(field: Field, value: Any, path: Path) -> None:
+    """Raise SettingError if the value of an option has the wrong type or is out of range."""
+    kind = int if field.name == "tokens_per_sample" else type(field.default)
+    if isinstance(field.type, type) and issubclass(field.type, Enum):
+        names = [str(one.value) for one in field.type]
+        is_valid, expected = type(value) is str and value in names, f"one of {', '.join(names)}"
+    elif kind is int:
+        is_valid, expected = type(value) is int and value >= 1, "an integer, 1 or more"
+    elif kind is float:
+        is_number = type(value) in (int, float)
+        is_valid, expected = is_number and 0 <= value <= LARGEST_FACTOR, f"a number from 0 to {LARGEST_FACTOR}"
+    else:
+        is_valid, expected = type(value) is kind, f"a value of the type {kind.__name__}"
+    if not is_valid:
+        raise SettingError(
+            f"{path} has {field.name}={shortened(value)} in its configuration, expected {expected}: give a checkpoint "
+            f"that fairseq-train or alma-lm wrote"
+        )
+
+
+def _sizes(weights: Mapping[Any, Any], path: Path) -> dict[str, int]:
+    """Return the sizes of a switch_lm model, by option, from its weights.
+
+    So a file cannot let us make a model that is larger than the file.
+
+    Raises:
+        SettingError: if an entry is not a tensor of numbers whose values are all in the file, or a tensor is missing.
+    """
+    for name, value in weights.items():
+        if not (isinstance(name, str) and is_stored(value)):
+            raise SettingError(f"{path} has no weights in the entry {shortened(name)}: give a whole checkpoint")
+    try:
+        experts = [value.shape[0] for name, value in weights.items() if name.endswith("mixture.fc1_weight")]
+        return {
+            "decoder_layers": len({name.split(".")[2] for name in weights if name.startswith("decoder.layers.")}),
+            "decoder_embed_dim": weights["decoder.embed_tokens.weight"].shape[1],
+            "decoder_ffn_embed_dim": weights["decoder.layers.0.fc1.weight"].shape[0],
+            "learned_positions": weights["decoder.embed_positions.weight"].shape[0],
+            **({"num_experts": experts[0]} if experts else {}),
+        }
+    except (KeyError, IndexError) as error:
+        raise SettingError(
+            f"{path} is not a checkpoint of a switch_lm model, because it has no weights of that model ({error})"
+        ) from error
