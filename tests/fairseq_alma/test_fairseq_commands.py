@@ -1,12 +1,14 @@
 """fairseq's own commands on our stream and our checkpoints, as real processes."""
 
+import inspect
 import json
 import re
 
 import pytest
 
-from fairseq_alma.checkpoints import num_updates, read_checkpoint
+from fairseq_alma.checkpoints import num_updates, read_checkpoint, write_checkpoint
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.data import sequence_iterator
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from tests.commands import ROOT, STAGE, run_command
 
@@ -65,6 +67,23 @@ def test_the_task_trains_any_language_model_of_fairseq(stream, tmp_path, capsys)
     assert f"Evaluated {StreamFolder.open(stream).counts('test')['tokens']:,} tokens" in output
     assert alma_eval([str(best), "--stream", str(stream)]) == 2
     assert "is a checkpoint of transformer_lm, and alma-eval scores switch_lm models" in capsys.readouterr().err
+
+
+def test_a_training_on_other_data_needs_new_meters_to_write_a_best_checkpoint(stream, trained, tmp_path):
+    """Otherwise, fairseq compares with the best score of the training before, as docs/fairseq.md says."""
+    before = read_checkpoint(trained)
+    before["extra_state"]["best"] = 1e-3
+    write_checkpoint(before, tmp_path / "before.pt")
+    for options in (["--reset-dataloader"], ["--reset-dataloader", "--reset-meters"]):
+        folder = tmp_path / options[-1]
+        result = run_command(
+            "fairseq-train", stream, *STAGE, "--mega-batches", 3, "--restore-file", tmp_path / "before.pt", *options,
+            "--max-update", num_updates(before) + 1, "--save-dir", folder, "--cpu",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert (folder / "checkpoint_best.pt").exists() == ("--reset-meters" in options)
+    advice = " ".join(options)
+    assert advice in (ROOT / "docs/fairseq.md").read_text() and advice in inspect.getsource(sequence_iterator)
 
 
 def test_validate_scores_what_training_scored(trained, stream):

@@ -72,8 +72,13 @@ def settings_of(run: Path, **changes) -> None:
     (run / "settings.json").write_text(json.dumps({**values, **changes}))
 
 
-def refusals(run: Path) -> dict[str, str]:
-    """Return the message of each entry point. All of them must refuse the run."""
+def refusals(run: Path, continues: bool = True) -> dict[str, str]:
+    """Return the message of each entry point. All of them must refuse the run.
+
+    Args:
+        run: the run folder.
+        continues: whether to try to continue the run, too, which takes longer.
+    """
     found = {}
     (path,) = {run / one["path"] for one in json.loads((run / "predictor.json").read_text())["checkpoints"]}
     for name, call in (
@@ -81,6 +86,8 @@ def refusals(run: Path) -> dict[str, str]:
         ("continued run", lambda: small_run(run, **RESNET, arrivals=4)),
         ("read_checkpoint", lambda: read_checkpoint(path, torch.device("cpu"))),
     ):
+        if name == "continued run" and not continues:
+            continue
         with pytest.raises(AlmaError) as caught:
             call()
         found[name] = str(caught.value)
@@ -106,9 +113,7 @@ VALUES = [
 
 @pytest.mark.parametrize("field", ["image_shape", "num_classes", "width", "layers", "mixture"])
 def test_hostile_sizes_of_networks_are_refused_by_their_name(foreign, canary, field):
-    before = foreign.parent / "before"
-    shutil.copytree(foreign, before)
-    for value in VALUES:
+    for number, value in enumerate(VALUES):
         if value is None and field in ("layers", "mixture"):
             continue  # the usual value
         for hostile in (value, [value, 8, 8], [[value, True]]):
@@ -118,11 +123,9 @@ def test_hostile_sizes_of_networks_are_refused_by_their_name(foreign, canary, fi
             if field == "mixture":
                 vision.load_predictor(foreign)
             else:
-                said = refusals(foreign)
+                said = refusals(foreign, continues=number == 0)
                 assert all(field in message or "backbone=" in message for message in said.values()), (hostile, said)
             assert not canary.exists()
-            shutil.rmtree(foreign)
-            shutil.copytree(before, foreign)
 
 
 def test_tensors_that_would_not_fit_into_memory_are_refused(foreign, canary):

@@ -65,9 +65,8 @@ class Structure:
             if values["layers"] is not None:
                 values["layers"] = tuple((units, bool(pooled)) for units, pooled in values["layers"])
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"image_shape={values['image_shape']!r} or layers={values['layers']!r} is wrong"
-            ) from error
+            found = f"image_shape={values['image_shape']!r}, layers={values['layers']!r}"
+            raise ValueError(f"{found} are not the sizes of a network") from error
         structure = cls(**values)
         for name, sizes in structure._sizes.items():
             if not all(type(size) is int and size >= 1 for size in sizes):

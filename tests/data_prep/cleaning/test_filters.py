@@ -230,20 +230,25 @@ def test_a_stream_with_filters_in_worker_processes(my_filters, alma_prep, capsys
     assert "my_filters:no_lists setting has changed" in capsys.readouterr().err
 
 
+def write_new_pages(path, first):
+    rows = [{"text": f"Page {n}. {of_words(40, n)}"} for n in range(first, first + 40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_an_extension_does_not_run_a_filter_that_only_the_stream_names(my_filters, alma_prep, capsys):
     """The stream may be somebody else's."""
     write_pages(my_filters / "pages.jsonl")
     assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=["--filter", "my_filters:no_lists"]) == 0
     (my_filters / "my_filters.py").write_text(f"open('canary', 'w').close()\n{FILTERS}")
     sys.modules.pop("my_filters")
-    (my_filters / "new.jsonl").write_text(json.dumps({"text": f"New: {of_words(40, 999)}"}) + "\n")
+    write_new_pages(my_filters / "new.jsonl", first=1000)
     for more in ([], ["--dry-run", "1"]):
         assert main(["--extend", "out", "--source", "text:new.jsonl", "--workers", "1", *more]) == 2
         assert "the stream was made with --filter 'my_filters:no_lists'" in capsys.readouterr().err
         assert not (my_filters / "canary").exists()
     assert main(["--extend", "out", "--source", "text:new.jsonl", "--workers", "1", "--filter", ""]) == 0
     assert not (my_filters / "canary").exists()
-    (my_filters / "new.jsonl").write_text(json.dumps({"text": f"Newer: {of_words(40, 9999)}"}) + "\n")
+    write_new_pages(my_filters / "new.jsonl", first=2000)
     named = ["--filter", "my_filters:no_lists"]
     assert main(["--extend", "out", "--source", "text:new.jsonl", "--workers", "1", *named]) == 0
     assert (my_filters / "canary").exists()

@@ -60,11 +60,8 @@ def test_the_end_of_the_cooldown_predicts_and_its_updates_are_charged(cooled, st
     for k in (1, 2):
         predictor = checkpoint(out, k, BEST)
         assert num_updates(predictor) == rows[k].spent.num_updates == 10
-        flops = count_training_flops(
-            load_member(out / f"stages/stage_{k:03d}/member_1/{BEST}", StreamFolder.open(stream), torch.device("cpu"))[
-                0
-            ]
-        )
+        best = out / f"stages/stage_{k:03d}/member_1/{BEST}"
+        flops = count_training_flops(load_member(best, StreamFolder.open(stream), torch.device("cpu"))[0])
         processed, before = (
             one["extra_state"]["AlmaLanguageModelingTask"]["processed"]["training"]
             for one in (predictor, trained[k - 1])

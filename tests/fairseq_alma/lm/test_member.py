@@ -202,6 +202,12 @@ def test_options_that_would_change_the_protocol_are_refused(stream, tmp_path, op
     assert not (tmp_path / "run").exists()
 
 
+def test_another_architecture_of_fairseq_is_refused(stream, tmp_path):
+    given = settings(stream, tmp_path / "run", arch="transformer_lm")
+    with pytest.raises(SettingError, match="arch=transformer_lm is not one of switch_lm_tiny, switch_lm_base, "):
+        make_learner(given, StreamFolder.open(stream).without_test(), NoProcesses())
+
+
 def test_other_options_of_fairseq_reach_the_training(stream, tmp_path):
     processes = NoProcesses()
     options = "--balance-loss-weight 0.02 --adam-betas '(0.8, 0.9)' --decoder-layers 2"
