@@ -64,17 +64,6 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def is_stored(tensor: Any) -> bool:
-    """Return True if a value of a checkpoint is a tensor of numbers whose values are all in the file.
-
-    A file can also contain a tensor that repeats a few values, and needs much more memory than the file once it is
-    copied.
-    """
-    if not (isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"):
-        return False
-    return tensor.is_floating_point() and 0 < tensor.nbytes <= tensor.untyped_storage().nbytes()
-
-
 def require_checkpoint(path: Path) -> dict[str, Any]:
     """Return the checkpoint in `path`, with tensors memory-mapped.
 

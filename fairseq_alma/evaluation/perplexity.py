@@ -226,12 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
-    parser.add_argument(
-        "--user-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="a folder with code of yours that registers architectures of switch_lm, as for fairseq-train; it is run",
-    )
+    parser.add_argument("--user-dir", type=Path, help="folder with code of yours that registers architectures; it runs")
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)

@@ -12,7 +12,8 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from fairseq_alma.checkpoints import is_stored
+import torch
+
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.models.switch_lm import SwitchLanguageModelConfig
 
@@ -102,7 +103,7 @@ def _sizes(weights: Mapping[Any, Any], path: Path) -> dict[str, int]:
         SettingError: if an entry is not a tensor of numbers whose values are all in the file, or a tensor is missing.
     """
     for name, value in weights.items():
-        if not (isinstance(name, str) and is_stored(value)):
+        if not (isinstance(name, str) and _is_stored(value)):
             raise SettingError(f"{path} has no weights in the entry {shortened(name)}: give a whole checkpoint")
     try:
         experts = [value.shape[0] for name, value in weights.items() if name.endswith("mixture.fc1_weight")]
@@ -117,3 +118,14 @@ def _sizes(weights: Mapping[Any, Any], path: Path) -> dict[str, int]:
         raise SettingError(
             f"{path} is not a checkpoint of a switch_lm model, because it has no weights of that model ({error})"
         ) from error
+
+
+def _is_stored(value: Any) -> bool:
+    """Return True for a tensor of numbers whose values are all in the file.
+
+    A file can also contain a tensor that repeats a few values, and needs much more memory than the file once it is
+    copied.
+    """
+    if not (isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"):
+        return False
+    return value.is_floating_point() and 0 < value.nbytes <= value.untyped_storage().nbytes()
