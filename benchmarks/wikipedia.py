@@ -23,7 +23,7 @@ from typing import Any
 
 from _common import ROOT, provenance, table, write_part
 
-from data_prep.sources.base import SkippedUnits
+from data_prep.sources.base import SkippedUnits, no_report
 from data_prep.sources.compression import Eager, open_plain
 from data_prep.sources.wikipedia import _articles
 
@@ -92,7 +92,7 @@ TOOLS = {
 
 def read_markup(data: Path) -> dict[str, str]:
     """Return the markup of each article, by title."""
-    dumps = (_articles(Eager(open_plain(path)), SkippedUnits("", "page")) for path in sorted(data.iterdir()))
+    dumps = (_articles(Eager(open_plain(path)), SkippedUnits("", "page"), no_report) for path in sorted(data.iterdir()))
     return {article.title: article.markup for dump in dumps for article in dump}
 
 

@@ -3,6 +3,10 @@
 A filter can also change the text of a document: C4's rules remove lines, and personal data can be masked.
 """
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from data_prep.characters import MAX_UNREADABLE, SCRIPTS, num_unreadable, script_of
@@ -14,6 +18,13 @@ from data_prep.words import count_words
 
 UNREADABLE = "unreadable characters"
 """The reason to remove documents of which more than `characters.MAX_UNREADABLE` of the characters are unreadable."""
+CLEANING_SECONDS = 20
+"""CPU time limit for the cleaning of one document, in seconds. Documents of 16 MB whose every line is a single letter
+need more with --rules. A filter of the user may need any time."""
+TOO_SLOW = f"cleaning takes more than {CLEANING_SECONDS} s of CPU time"
+"""The reason to remove documents that exceed this limit."""
+_LIMITED_CHARACTERS = 1 << 14
+"""Length, in characters, from which documents have a limit. To set it takes as long as to clean a short document."""
 LANGUAGE_SAMPLE_CHARACTERS = 2000
 """Length, in characters, of the sample used to detect a document's language. The sample is taken from the middle,
 because web pages begin and end with menus."""
@@ -90,6 +101,15 @@ class Cleaner:
         Raises:
             PrepError: if a filter of the user fails.
         """
+        if len(document.text) < _LIMITED_CHARACTERS:
+            return self._cleaned(document, content)
+        try:
+            with _limited(CLEANING_SECONDS):
+                return self._cleaned(document, content)
+        except _OutOfTimeError:
+            return Cleaned(document.text, TOO_SLOW)
+
+    def _cleaned(self, document: Document, content: bytes | None) -> Cleaned:
         content = document.text.encode("utf-8") if content is None else content
         if num_unreadable(document.text, content) > MAX_UNREADABLE * len(document.text):
             return Cleaned(document.text, UNREADABLE)
@@ -146,6 +166,32 @@ class Cleaner:
     def _is_in_language(self, text: str) -> bool:
         """Return True if a text is in the language to keep, or is too short for language detection."""
         return detected_language(text) in (self._language, "")
+
+
+class _OutOfTimeError(BaseException):
+    """Raised at the time limit. Filters may catch every Exception, but not this one."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Context manager that raises _OutOfTimeError when this process has used so much CPU time.
+
+    Only the main thread can have a limit. Other threads have none.
+    """
+
+    def stop(*_: object) -> None:
+        raise _OutOfTimeError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _change(what: str, before: str, after: str) -> tuple[str, int, int]:

@@ -24,13 +24,20 @@ from fairseq_alma.core.files import sha256_of
 
 _MAX_FOLDERS = 50
 """Maximum number of folders of a URL that are compared with the list of URLs."""
+_MAX_PATH_CHARACTERS = 1 << 12
+"""Number of characters of the path, and of the query, of a URL that are compared with the list of URLs."""
+_MAX_HOST_CHARACTERS = 253
+"""Maximum length of a host name in DNS. A URL with a longer one leads nowhere, and encoding the name takes a time that
+grows with the square of its length."""
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
-_HOST = re.compile(rf"{_DOMAIN.pattern}|[0-9a-f:.]*:[0-9a-f:.]*")  # also an IP address of version 6
+_HOST = re.compile(rf"{_DOMAIN.pattern}|(?=[^:]*:)[0-9a-f:.]+")  # also an IP address of version 6
 _UNUSABLE = re.compile(r"^@@|#[@?$]*#|\*|\^|^\W*(?:https?|ftp):?$|^(?:https?|ftp):(?!//)", re.IGNORECASE)
 """Rules for parts of pages and exceptions of ad blockers, wildcards inside a name, and schemes without a host."""
-_HOSTS_LINE = re.compile(r"(?:\d+\.\d+\.\d+\.\d+|[0-9A-Fa-f:]*::[0-9A-Fa-f:]*)\s+(\S.*)")
+_HOSTS_LINE = re.compile(r"(?:\d+\.\d+\.\d+\.\d+|(?=\S*::)[0-9A-Fa-f:]+)\s+(\S.*)")
 # A URL or a domain that need not be parsed by urllib, which takes ten times as long.
 _USUAL_URL = re.compile(r"(?:[A-Za-z]+://)?([A-Za-z0-9._-]+)(?::\d*)?(/(?!/)[^?#]*)?(?:\?([^#]*))?(?:#.*)?")
+# The parts of any URL: the user, the host with the port, and the rest.
+_URL = re.compile(r"(?:[^/?#]*://)?(?:[^/?#]*@)?([^/?#]*)(.*)", re.DOTALL)
 _FILTER_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -128,15 +135,20 @@ def _split(url: str) -> tuple[str, str, str]:
     if found:
         host, path, query = found[1].lower(), found[2] or "", found[3] or ""
     else:
+        host, rest = _URL.fullmatch(url).groups()  # type: ignore[union-attr]  # it matches every text
+        if len(host) > _MAX_HOST_CHARACTERS + len(":65535"):
+            return "", "", ""
         try:
-            parts = urlsplit(url if "://" in url else f"//{url}")
+            parts = urlsplit(f"//{host}{rest}")
             host, path, query = parts.hostname or "", parts.path, parts.query
             host = host if host.isascii() else host.encode("idna").decode()
         except ValueError:  # for example, brackets that are not closed, or no valid name of a host
             return "", "", ""
     host = host.rstrip(".")
+    if len(host) > _MAX_HOST_CHARACTERS or not _HOST.fullmatch(host):
+        return "", "", ""
     path = unquote(path) if "%" in path else path
-    return (host, path.rstrip("/"), query) if _HOST.fullmatch(host) else ("", "", "")
+    return host, path[:_MAX_PATH_CHARACTERS].rstrip("/"), query[:_MAX_PATH_CHARACTERS]
 
 
 def _hash(name: str) -> int:

@@ -7,7 +7,7 @@ from data_prep.words import split_words
 
 # The end of a sentence: a punctuation mark and closing quotation marks or brackets, then white space; or a full stop of
 # another script.
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？।॥؟۔։።။។]+[”’」』）]*")
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？।॥؟۔։።။។]+[”’」』）]*")
 
 
 def our_words() -> Any:

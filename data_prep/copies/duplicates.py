@@ -12,6 +12,7 @@ and workers.
 Memory: `find_duplicates` needs at most 72 bytes per document, in one process, in addition to the index entries.
 """
 
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -97,16 +98,15 @@ def removed_copies(better: np.ndarray, worse: np.ndarray) -> tuple[np.ndarray, n
         better: the number of the better document of each pair, int64 [pairs].
         worse: the number of the worse document of each pair, which is larger.
     """
-    removed, instead = np.empty(0, np.int64), np.empty(0, np.int64)
-    while len(better):
-        # A document that no remaining pair calls worse is kept, so its copies are removed. Then pairs with a removed
-        # document no longer count. The best remaining document is always kept, so the loop ends. The number of rounds
-        # is at most the length of the longest chain of copies of copies.
-        is_kept = ~np.isin(better, worse)
-        order = np.lexsort((better[is_kept], worse[is_kept]))
-        found, first = np.unique(worse[is_kept][order], return_index=True)
-        removed = np.concatenate([removed, found])
-        instead = np.concatenate([instead, better[is_kept][order][first]])
-        left = ~(np.isin(worse, found) | np.isin(better, found))
-        better, worse = better[left], worse[left]
-    return removed, instead
+    order = np.lexsort((better, worse))
+    found = array("q", [-1]) * (int(worse.max(initial=-1)) + 1)
+    # The pairs are sorted by the worse document. So it is known already which of the better documents are kept. This is
+    # a loop over pairs, because with NumPy a chain of copies of copies needs a round for each of its documents.
+    for start in range(0, len(order), _ROWS):
+        some = order[start : start + _ROWS]
+        for one, other in zip(better[some].tolist(), worse[some].tolist(), strict=True):
+            if found[one] < 0 and found[other] < 0:
+                found[other] = one
+    instead = np.array(found, np.int64)
+    removed = np.flatnonzero(instead >= 0)
+    return removed, instead[removed]

@@ -47,7 +47,8 @@ class CutTask(Task):
             heartbeat.beat()
             text, offset = read_text(Path(self.spool), entry), int(entry["offset"])
             identity = hashlib.sha256(text.encode("utf-8")).digest()
-            passages = cut_document(text, self.plan.passage_words, self.plan.limit_words)
+            with heartbeat.computing():  # a document of 16 MB can take a minute
+                passages = cut_document(text, self.plan.passage_words, self.plan.limit_words)
             for number, passage in enumerate(passages):
                 num_bytes = len(passage.text.encode("utf-8"))
                 key, document = order_key(self.seed, identity, number), bytes(entry["document"])

@@ -1,7 +1,9 @@
 """Format the tables that alma-prep prints when it has finished."""
 
+from data_prep.sources import NOT_READ
 from data_prep.tokenization.losses import losses_summary
 
+_DROPPED_SHOWN = 100
 SKIPPED_SHOWN = 10
 """For each source, the summary prints at most this many messages about content that was skipped."""
 
@@ -26,11 +28,14 @@ def summary(stream: dict) -> str:
         lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"], bool(extensions)), ""]
     for source in last["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
+        dropped = source.get("dropped", {})
+        num_ignored = sum(count for why, count in dropped.items() if why.startswith(NOT_READ))
         lines.append(
             f"{name}: {source['documents']:,} documents, {source['words']:,} words in {source['files']:,} files, "
+            f"{num_ignored:,} files ignored, "
             f"{len({entry['name'] for entry in source['skipped']}):,} files completely or partly skipped"
         )
-        lines += [f"  left out {count:,} {why}" for why, count in source.get("dropped", {}).items()]
+        lines += [f"  left out {count:,} {why}" for why, count in list(dropped.items())[:_DROPPED_SHOWN]]
         lines += [f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]]
         if len(source["skipped"]) > SKIPPED_SHOWN:
             lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more (stream.json lists all of them)")

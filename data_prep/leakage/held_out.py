@@ -151,7 +151,8 @@ class DecodeTask(Task):
         tokenizer = load_tokenizer(Path(self.tokenizer_file))
         tokens, passages = np.memmap(self.path, self.dtype, "r"), np.load(self.passages, mmap_mode="r")
         rows, offset = [], 0
-        with open(f"{prefix}.text", "wb") as file:
+        # The words of a passage of 16 MB can take minutes.
+        with open(f"{prefix}.text", "wb") as file, heartbeat.computing():
             for first, last in passages[self.start : self.end].tolist():
                 heartbeat.beat()
                 text = tokenizer.decode((tokens[first:last].astype(np.int64) - NUM_SPECIAL).tolist())

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from data_prep.cleaning.cleaner import UNREADABLE
+from data_prep.cleaning.cleaner import TOO_SLOW, UNREADABLE
 from data_prep.sources import Document, Part, Skipped
 
 _UNDATED_SHOWN = 3
@@ -39,7 +39,7 @@ class Counts:
     def remove(self, part: Part, document: Document, reason: str, num_words: int, num_bytes: int) -> None:
         """Count a document that is removed."""
         _add(self.removed, reason, 1, num_words, num_bytes)
-        if reason == UNREADABLE:
+        if reason in (UNREADABLE, TOO_SLOW):
             name = document.id or part.name
             self.skipped.append(Skipped(part.name, reason, 1, unit="document", damaged=False, found=name))
 

@@ -23,6 +23,11 @@ _CHUNK_CHARACTERS = 1 << 20
 _CODE_BYTES = 4
 _SPACE_CODE = " ".encode("utf-32-le")
 _CHUNK_END = re.compile(r"\s")
+_FIRST_MARK, _LAST_MARK = 0x300, 0x1FFFF
+"""All combining marks are between these code points."""
+_MAX_MARKS = 30
+"""Maximum number of combining marks after one another that count, as in the stream-safe text of UAX 15. Normalization
+sorts them, in a time that grows with the square of their number."""
 _POWERS = 1 << 12
 """Number of different factors for the characters of a word. In longer words, which are not natural language, the
 factors repeat."""
@@ -110,9 +115,16 @@ def _unit_hashes(text: str) -> np.ndarray:
 def _codes(text: str) -> bytes:
     """Return the code points of a text, uint32, after normalization."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
+        text = unicodedata.normalize("NFKC", _many_marks().sub(r"\1", text))
     # Characters that are not valid, such as half of a surrogate pair, are ignored later, like punctuation.
     return text.lower().encode("utf-32-le", "surrogatepass")
+
+
+@functools.cache
+def _many_marks() -> re.Pattern[str]:
+    """Return a pattern that matches more than _MAX_MARKS combining marks. Its group is those that count."""
+    marks = "".join(filter(unicodedata.combining, map(chr, range(_FIRST_MARK, _LAST_MARK + 1))))
+    return re.compile(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+")
 
 
 def _hashes_of_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

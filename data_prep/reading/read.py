@@ -29,15 +29,8 @@ from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
-    Files,
-    Part,
-    Skipped,
-    Source,
-    SourceFile,
-    endings_left_out,
-    fingerprint,
-    merge_skipped,
-    split_into_parts,
+    NOT_READ, Files, Part, Skipped, Source, SourceFile,
+    endings_left_out, fingerprint, merge_skipped, split_into_parts,
 )  # fmt: skip
 from data_prep.sources.dates import date_text
 from data_prep.sources.snapshots import groups_of
@@ -288,8 +281,8 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
                 removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, kind == "changed"))
         all_skipped = [Skipped(*entry) for result in results_of_source for entry in result["skipped"]]
         skipped = merge_skipped([entry for entry in all_skipped if not entry.by_design])
-        by_design = ({f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design)
-        left_out = {"files: not read because of their endings": [endings_left_out(source).total()]}
+        dropped = [{f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design]
+        dropped += [{f"{NOT_READ} {ending}": [count]} for ending, count in endings_left_out(source).items()]
         records.append(
             {
                 "kind": source.kind,
@@ -299,7 +292,7 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
                 "documents": sum(counts[0] for counts in per_file.values()),
                 "words": sum(counts[1] for counts in per_file.values()),
                 "bytes": sum(counts[2] for counts in per_file.values()),
-                "dropped": {why: n for why, (n,) in sorted(added([left_out, *by_design]).items()) if n},
+                "dropped": {why: n for why, (n,) in sorted(added(dropped).items()) if n},
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
                 "damaged_files": round(_num_damaged(skipped, per_file), 6),
             }

@@ -103,7 +103,8 @@ class ReadingTask(Task):
                 "the same code."
             )
         try:
-            result = self.read(prefix, heartbeat)
+            with heartbeat.computing():  # a document of 16 MB can take minutes
+                result = self.read(prefix, heartbeat)
         except OSError:
             self._check_files()  # a file that was removed cannot be opened
             raise

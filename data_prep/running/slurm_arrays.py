@@ -58,7 +58,7 @@ _ERRORS = {
 """States of jobs that the task itself has probably caused, and what to say of them."""
 _TOO_MANY = re.compile(r"MaxSubmitJob|job submit limit|job array spec", re.IGNORECASE)
 """sbatch's messages if it refuses an array that is too large, or if the user has too many jobs."""
-_STUCK = re.compile(r"requeue.*h[eo]ld|hold.*requeue", re.IGNORECASE)
+_STUCK = re.compile(r"\A(?=.*requeue).*h[eo]ld", re.IGNORECASE)
 """Why Slurm never starts a pending job again, for example "launch failed requeued held"."""
 _ERROR_LINE = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:|.*\bKilled\b).*$", re.MULTILINE)
 

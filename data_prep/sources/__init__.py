@@ -7,6 +7,8 @@ a source, and a function that reads the documents in a file or in a part of a fi
 
 import glob
 import hashlib
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +20,13 @@ from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
 from data_prep.sources.hugging_face import HUGGING_FACE, list_dataset
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
-from data_prep.sources.remote import is_remote, list_remote, local_part
+from data_prep.sources.remote import WANTED, is_remote, is_wanted, list_remote, local_part
 from data_prep.sources.text import TABLES, TEXT
 from data_prep.sources.walk import files_below, paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
 
 __all__ = [
-    "KINDS", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
+    "KINDS", "NOT_READ", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
     "endings_left_out", "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents",
     "read_documents_of", "split_into_parts",
 ]  # fmt: skip
@@ -120,10 +122,11 @@ def list_files(source: Source) -> list[SourceFile]:
         return _list_pattern(source, kind)
     if not root.exists():
         raise PrepError(f"source {source}: {root} does not exist. Check the path.")
-    if root.is_file() and not kind.wants_folder:
-        paths, root = [root], root.parent
-        _check_readable(source, kind, paths)
-    elif root.is_dir():
+    if not root.is_dir() and not kind.wants_folder:
+        found = _described([root], root.parent)
+        _check_readable(source, kind, [root])
+        return found
+    if root.is_dir():
         paths = kind.list_paths(root)
     else:
         raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} needs one.")
@@ -132,10 +135,15 @@ def list_files(source: Source) -> list[SourceFile]:
     return _described(paths, root)
 
 
+NOT_READ = "files: not read because of the ending"
+"""The beginning of the reasons for which files in the folders of a source are left out (see `endings_left_out`)."""
+
+
 def endings_left_out(source: Source) -> Counter[str]:
     """Return the endings of the files in the folders of a source that are not read, with the number of files.
 
-    Files whose names begin with a dot are not counted, and files on other machines are not looked at.
+    An ending is a text such as ".csv", or ".md, which books: reads" if another kind of source reads these files. Files
+    whose names begin with a dot are not counted, and files on other machines are not looked at.
     """
     kind = KINDS[source.kind]
     if not kind.wants_path or source.kind == "hf" or is_remote(source.path):
@@ -144,7 +152,13 @@ def endings_left_out(source: Source) -> Counter[str]:
     folders = [path for path in found if path.is_dir()]
     read = {path for folder in folders for path in kind.list_paths(folder)}
     others = {path for folder in folders for path in files_below(folder)} - read
-    return Counter(path.suffix.lower() or "none" for path in others if not path.name.startswith("."))
+    return Counter(_ending_of(path) for path in others if not path.name.startswith("."))
+
+
+def _ending_of(path: Path) -> str:
+    """Return the ending of a file that is not read, see `endings_left_out`."""
+    other = next((kind for kind in WANTED if is_wanted(kind, path.name)), None)
+    return (path.suffix.lower() or "none") + (f", which {other}: reads" if other else "")
 
 
 def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
@@ -193,15 +207,28 @@ def _check_readable(source: Source, kind: Kind, paths: Sequence[Path]) -> None:
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
-    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`."""
+    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`.
+
+    Raises:
+        PrepError: if a path leads to no file, or to a named pipe, a socket or a device, which could be endless.
+    """
     files = []
     for path in paths:
         try:
             status = path.stat()
         except OSError as error:
             raise PrepError(f"{path} cannot be read ({error.strerror}). Remove it, or make it readable.") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise PrepError(f"{path} is {_what_it_is(status)}, not a file. Remove it, or write its content to a file.")
         files.append(SourceFile(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     return sorted(files, key=lambda file: file.name)
+
+
+def _what_it_is(status: os.stat_result) -> str:
+    """Return the words for what is neither a file nor a folder."""
+    if stat.S_ISFIFO(status.st_mode):
+        return "a named pipe"
+    return "a socket" if stat.S_ISSOCK(status.st_mode) else "a device"
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 CHUNK_BYTES = 1 << 18
+PIECE_BYTES = 1 << 12
+"""Number of compressed bytes that are decompressed at a time, so that even the output of a decompression bomb fits into
+memory. They become up to 4 MiB of gzip and 128 MiB of zstd. Other formats have no such limit, but their decompressors
+return CHUNK_BYTES at a time."""
 BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
 """A file is a decompression bomb if its decompressed size exceeds BOMB_FLOOR_BYTES + BOMB_RATIO x compressed size.
@@ -39,7 +43,7 @@ class _Decompressor(Protocol):
     def eof(self) -> bool: ...
     @property
     def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes: ...  # zstd has no max_length
 
 
 def _gzip() -> _Decompressor:
@@ -230,15 +234,16 @@ class _Unpacked(io.RawIOBase):
     The file may have several members (for example gzip members). They are decompressed one after another.
     """
 
-    def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
-        self._file, self._name, self._make = file, name, make
+    def __init__(self, file: Any, name: str, make):
+        self._file, self._name, self._make = io.BufferedReader(file, CHUNK_BYTES), name, make
         self._member: _Decompressor = make()
         # _ready: decompressed bytes that have not been returned yet.
         # _waiting: compressed bytes that have been read from the file, but have not been decompressed yet.
         # _begun: True inside a member of the file (for example a gzip member), False between two members.
+        # _has_more: True if the decompressor has more output without more input.
         self._ready = memoryview(b"")
         self._waiting = b""
-        self._begun = False
+        self._begun = self._has_more = False
         self.bytes_in = self.bytes_out = 0
         self._padding_start = 0  # the first of the zero bytes at the end of the file; 0 if there are none
 
@@ -255,28 +260,31 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            data = self._waiting or self._file.read(CHUNK_BYTES) or b""
-            self._waiting = b""
-            if not data:
+            if not self._has_more and (not self._waiting or not self._begun):
+                self._waiting += self._file.read(PIECE_BYTES - len(self._waiting))
+            if not self._has_more and not self._waiting:
                 if self._begun:
                     raise DamagedFile(f"cut short: the {self._name} data ends too early, at byte {self.bytes_in:,}")
                 # Some tools add zero bytes, so that a file fills whole blocks. Other zeros stand where data should be.
                 if self._padding_start and self.bytes_in % _BLOCK_BYTES:
                     raise DamagedFile(f"damaged: zero bytes from byte {self._padding_start:,} to the end of the file")
                 return 0
-            self._unpack(data)
+            self._unpack()
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
 
-    def _unpack(self, data: bytes) -> None:
-        """Decompress the first bytes of `data`, and store the rest for the next call."""
+    def _unpack(self) -> None:
+        """Decompress the waiting bytes, or take more output from the decompressor if it has more."""
         position = self.bytes_in
+        data, self._waiting = self._waiting, b""  # no bytes wait while the decompressor has more output
         try:
-            # Decompress small chunks, so that even the output of a decompression bomb fits into memory.
-            chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
-            out = self._member.decompress(chunk)
+            if isinstance(self._member, BZ2Decompressor | lzma.LZMADecompressor):
+                out = self._member.decompress(data, CHUNK_BYTES)
+                self._has_more = not self._member.needs_input and not self._member.eof
+            else:
+                out = self._member.decompress(data)
         except Exception as error:  # catch all errors, because each library has its own error types
             if not self._begun and position and not data.strip(b"\0"):
                 self._padding_start = self._padding_start or position
@@ -285,10 +293,9 @@ class _Unpacked(io.RawIOBase):
             raise DamagedFile(_why_invalid(error, self._name, position)) from error
         self._begun = True
         if self._member.eof:
-            rest = self._member.unused_data + rest
+            self._waiting = self._member.unused_data
             self._member, self._begun = self._make(), False
-        self._waiting = rest
-        self.bytes_in += len(data) - len(rest)
+        self.bytes_in += len(data) - len(self._waiting)
         self.bytes_out += len(out)
         if self.bytes_out > BOMB_FLOOR_BYTES + BOMB_RATIO * self.bytes_in:
             raise DamagedFile(

@@ -232,7 +232,7 @@ def _folded(name: str) -> str:
 # The chapters
 
 
-_DECLARED = re.compile(rb"(?:<\?xml[^>]*?\sencoding|<meta[^>]*?charset)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+_DECLARED = re.compile(rb"(?:<\?xml[^<>]*?\sencoding|<meta[^<>]*?charset)\s*=\s*(?:[\"']\s*)?([\w.:-]+)", re.I)
 _WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949"}
 """Python's codecs for what the standard of WHATWG means by these names: the encodings with all later characters."""
 

@@ -6,6 +6,7 @@ to end where the next record begins. After bytes that belong to no record, readi
 """
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,8 +18,12 @@ from data_prep.sources.text import TOO_LONG
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_START_BYTES = 1 << 10
 _WARC_START = re.compile(rb"WARC/\d[\d.]*[ \t]*\r?\n?")
+_WARC_ENDING = re.compile(rb"()(" + _WARC_START.pattern + rb")\Z")
 # The header of an ARC record: address, IP address, date, media type, in version 2 more fields, and the length.
-_ARC_START = re.compile(rb"([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) ([^\n]*?) ?(\S+)[ \t]*\r?\n?")
+_ARC_START = re.compile(rb"(?>([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) )(?:([^\n]*) )?(\S+)[ \t]*+\r?\n?")
+# If no header begins at the first address of a line, then none begins at a later one.
+_ARC_ENDING = re.compile(rb"\A((?:[a-zA-Z][\w+.-]*+(?!:)|[^a-zA-Z])*+)(" + _ARC_START.pattern + rb")\Z")
+_LINE_END = re.compile(rb"\r\n?|\n")
 _ONCE = ("warc-type", "warc-date", "warc-record-id", "content-length")
 _NO_RECORD = "bytes that belong to no record"
 _NO_LENGTH = "the length is unknown"
@@ -49,23 +54,29 @@ def warc_records(file: io.BufferedReader, bad: SkippedUnits, report_progress: Re
     Raises:
         DamagedFile: if the archive is cut short or cannot be decompressed.
     """
-    return _Records(file, bad, report_progress, _WARC_START).read(_Records.warc_header)
+    return _Records(file, bad, report_progress, _WARC_START, _WARC_ENDING).read(_Records.warc_header)
 
 
 def arc_records(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Record]:
     """Yield each record of an ARC archive but the first, which describes the archive. See `warc_records`."""
-    records = _Records(file, bad, report_progress, _ARC_START).read(_Records.arc_header)
+    records = _Records(file, bad, report_progress, _ARC_START, _ARC_ENDING).read(_Records.arc_header)
     return (record for record in records if not record.headers["warc-target-uri"].startswith("filedesc:"))
 
 
 class _Records:
-    """Reads one archive. `start` matches the first line of a record. See `warc_records` for the rest."""
+    """Reads one archive. See `warc_records` for the arguments that are not described here.
+
+    Args:
+        start: matches the first line of a record.
+        ending: finds the first line of a record at the end of another line. The first group is what precedes it.
+    """
 
     def __init__(
-        self, file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress, start: re.Pattern[bytes]
-    ):
-        self._file, self._bad, self._report_progress, self._start = file, bad, report_progress, start
-        self._ending = re.compile(start.pattern + rb"\Z")
+        self, file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress, start: re.Pattern[bytes],
+        ending: re.Pattern[bytes],
+    ):  # fmt: skip
+        self._file, self._bad, self._report_progress = file, bad, report_progress
+        self._start, self._ending = start, ending
         self._position = 0
         self._held: io.BytesIO | None = None  # bytes that are read again, before those of the file
 
@@ -73,7 +84,6 @@ class _Records:
         """Yield each record. `read_header` returns the headers after a first line; None if they are damaged."""
         line = self._next_text()
         while line:
-            self._report_progress()
             position = self._position - len(line)
             if not self._start.fullmatch(line):
                 self._bad.add(_NO_RECORD, position)
@@ -114,18 +124,18 @@ class _Records:
         header = b"".join(lines)
         if b"\0" in header:
             return None
-        headers: dict[str, str] = {}
+        headers: dict[str, list[str]] = {}
         name = ""
         for text in _decoded(header).split("\n"):
             if text[:1] in (" ", "\t"):  # a long value continues on this line
-                headers[name] = f"{headers.get(name, '')} {text.strip()}".strip()
+                headers.setdefault(name, []).append(text.strip())
                 continue
             name, _, value = text.partition(":")
             name = name.strip().lower()
             if name in headers and name in _ONCE:  # the headers of two records were joined
                 return None
-            headers[name] = value.strip()
-        return headers
+            headers[name] = [value.strip()]
+        return {name: " ".join(filter(None, pieces)) for name, pieces in headers.items()}
 
     def arc_header(self, line: bytes) -> dict[str, str]:
         """Return the headers in the first line of an ARC record."""
@@ -141,34 +151,43 @@ class _Records:
             line: the line after the block.
             position: byte at which the record begins.
         """
-        lines = ((block or b"") + line).splitlines(keepends=True)
-        starts = [number for number, one in enumerate(lines) if self._start.fullmatch(one)]
-        if starts:  # the length is too large: it covers the next record, at least its beginning
+        content = (block or b"") + line
+        starts = self._starts(content)
+        start = next(starts, None)
+        if start is not None:  # the length is too large: it covers the next record, at least its beginning
             self._bad.add(_CUT, position)
-            following = b"".join(lines[starts[0] :])
+            following = content[start:]
             if len(following) <= _MAX_HEADER_BYTES:
                 self._position -= len(following)
                 self._held = io.BytesIO(following + (self._held.read() if self._held else b""))
                 line = self._line()
             else:
-                for _ in starts:
+                for _ in (start, *starts):
                     self._bad.add(_COVERED, position)
                 line = self._from_start(line) or self._next_start()
-            return b"".join(lines[: starts[0]]).rstrip(b"\r\n"), line
+            return content[:start].rstrip(b"\r\n"), line
         self._bad.add(_LONGER, position, damaged=False)
-        pieces, num_bytes, start = [block], len(block or b""), self._from_start(line)
-        while line and not start:
+        pieces, num_bytes, following = [block], len(block or b""), self._from_start(line)
+        while line and not following:
             pieces.append(line if num_bytes <= MAX_DOCUMENT_BYTES else None)
             num_bytes += len(line)
-            self._report_progress()
             line = self._line()
-            start = self._from_start(line)
-        pieces.append(line.removesuffix(start))
+            following = self._from_start(line)
+        pieces.append(line.removesuffix(following))
         if None in pieces or num_bytes > MAX_DOCUMENT_BYTES:
-            return None, start
-        return b"".join(filter(None, pieces)).rstrip(b"\r\n"), start
+            return None, following
+        return b"".join(filter(None, pieces)).rstrip(b"\r\n"), following
+
+    def _starts(self, content: bytes) -> Iterator[int]:
+        """Yield the position of each line that is the first of a record."""
+        start = 0
+        for end in itertools.chain((found.end() for found in _LINE_END.finditer(content)), (len(content),)):
+            if self._start.fullmatch(content, start, end):
+                yield start
+            start = end
 
     def _line(self) -> bytes:
+        self._report_progress()
         line = self._held.readline() if self._held else b""
         if not line.endswith(b"\n"):
             self._held = None
@@ -186,7 +205,6 @@ class _Records:
         """Return the next first line of a record, without other bytes before it; b"" if there is none."""
         found = b""
         while not found and (line := self._line()):
-            self._report_progress()
             found = self._from_start(line)
         return found
 
@@ -194,8 +212,8 @@ class _Records:
         """Return the first line of a record at the end of a line; b"" if there is none."""
         if self._start.fullmatch(line):
             return line
-        found = self._ending.search(line, max(0, len(line) - _MAX_START_BYTES))  # a pattern takes long on a long line
-        return line[found.start() :] if found else b""
+        found = self._ending.search(line[-_MAX_START_BYTES:])
+        return found[2] if found else b""
 
     def _block(self, num_bytes: int, position: int) -> bytes | None:
         """Return the next bytes of the file, or None if they are too many for a document.
@@ -212,7 +230,7 @@ class _Records:
         ):
             self._position += len(more)
             self._report_progress()
-        if self._position - before < num_bytes and not any(map(self._start.fullmatch, block.splitlines(keepends=True))):
+        if self._position - before < num_bytes and next(self._starts(block), None) is None:
             found = self._position - before
             raise DamagedFile(f"cut short: the record at byte {position:,} has {found:,} of its {num_bytes:,} bytes")
         return block if num_bytes <= MAX_DOCUMENT_BYTES else None

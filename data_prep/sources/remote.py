@@ -29,7 +29,7 @@ _WAIT_SECONDS = 2.0
 """Time to wait after the first failed attempt. It doubles with each further attempt."""
 # What the files of each kind of source in a folder are named.
 _PACKED = r"(\.(gz|bz2|zst|xz))?$"
-_WANTED = {
+WANTED = {
     "common-crawl": ARCHIVE.pattern,
     "wikipedia": DUMP.pattern,
     "books": r"\.(txt|md|epub)$",
@@ -89,12 +89,13 @@ def list_remote(kind: str, path: str) -> list[SourceFile]:
 
 def _files_below(kind: str, system: Any, root: str) -> dict[str, Any]:
     """Return the files of a kind below a folder, at any depth: path -> what the file system says about it."""
-    wanted = re.compile(_WANTED[kind], re.IGNORECASE)
-    return {
-        name: info
-        for name, info in system.find(root, detail=True).items()
-        if wanted.search(name.rpartition("/")[2]) and not (kind == "common-crawl" and METADATA.search(name))
-    }
+    return {name: info for name, info in system.find(root, detail=True).items() if is_wanted(kind, name)}
+
+
+def is_wanted(kind: str, name: str) -> bool:
+    """Return True if a file with this name in a folder belongs to a source of this kind."""
+    is_metadata = kind == "common-crawl" and METADATA.search(name)
+    return not is_metadata and re.search(WANTED[kind], name.rpartition("/")[2], re.IGNORECASE) is not None
 
 
 def _file_system(path: str) -> tuple[Any, str]:

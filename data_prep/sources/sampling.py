@@ -6,12 +6,14 @@ of a compressed file, because they read damaged files up to the damage.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.sources import SourceFile
+from data_prep.sources.base import SourceFile, no_report
+from data_prep.sources.bounded import LimitExceeded, stream
 from data_prep.sources.remote import open_source
 
 _LEAST_BYTES = 1 << 20
@@ -100,21 +102,9 @@ def _first_bytes(file: SourceFile, target: Path, most_bytes: int) -> int:
 
 def _first_rows(file: SourceFile, target: Path, most_bytes: int) -> int:
     """Copy the first rows of a Parquet file to `target`. Return the number of bytes of the file that they represent."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with open_source(file) as opened, pyarrow.parquet.ParquetFile(opened) as source:
-            num_rows = source.metadata.num_rows
-            wanted = max(1, math.ceil(num_rows * most_bytes / file.num_bytes))
-            done = 0
-            with pyarrow.parquet.ParquetWriter(target, source.schema_arrow) as writer:
-                for batch in source.iter_batches(batch_size=256):
-                    writer.write_batch(batch[: wanted - done])
-                    done += min(len(batch), wanted - done)
-                    if done >= wanted:
-                        break
-            return round(file.num_bytes * done / max(1, num_rows))
-    except (pyarrow.ArrowException, OSError, ValueError):
-        # The file is damaged. Let the reader report it.
-        return _first_bytes(file, target, file.num_bytes)
+    with suppress(LimitExceeded):
+        *_, share = stream("data_prep.sources.parquet:copied_rows", (file, target, most_bytes), no_report)
+        if share is not None:
+            return round(file.num_bytes * share)
+    # The file is damaged, or exceeds a limit. Let the reader report it.
+    return _first_bytes(file, target, file.num_bytes)

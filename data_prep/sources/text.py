@@ -53,10 +53,10 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
     elif name.endswith(TABLES):
         yield from _read_table(part, report_progress)
     else:
-        yield from _read_lines(part)
+        yield from _read_lines(part, report_progress)
 
 
-def _read_lines(part: Part) -> Iterator[Document | Skipped]:
+def _read_lines(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield one document per line that is not blank.
 
     In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
@@ -80,13 +80,14 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                 # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
                 # a line end, only this byte is skipped, so a line that begins exactly at `part.start` is not lost.
                 file.seek(position - 1)
-                position += _skip_line(file) - 1
+                position += _skip_line(file, report_progress) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
+                report_progress()
                 line_start, position = position, position + len(line)
                 if line_start == 0:
                     _check_line_ends(line, file, is_json)
                 if len(line) > MAX_DOCUMENT_BYTES:
-                    position += 0 if line.endswith(b"\n") else _skip_line(file)
+                    position += 0 if line.endswith(b"\n") else _skip_line(file, report_progress)
                     bad.add(TOO_LONG, line_start)
                     continue
                 identity, date = f"{part.name}:{line_start}", ""
@@ -201,10 +202,11 @@ HEAD_BYTES = 1 << 20
 """Maximum number of bytes that are read to see whether a file contains JSON lines."""
 
 
-def _skip_line(file: BinaryIO) -> int:
+def _skip_line(file: BinaryIO, report_progress: ReportProgress) -> int:
     """Skip the rest of a line without storing it in memory. Return the number of bytes skipped."""
     count = 0
     while chunk := file.readline(1 << 20):
+        report_progress()
         count += len(chunk)
         if chunk.endswith(b"\n"):
             break

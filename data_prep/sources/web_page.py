@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES
-from data_prep.sources.compression import CHUNK_BYTES, zstd
+from data_prep.sources.compression import PIECE_BYTES, zstd
 from data_prep.sources.text import TOO_LONG
 from data_prep.sources.xhtml import as_html
 
@@ -119,7 +119,7 @@ class _Brotli:
         return self._decompressor.is_finished()
 
     def decompress(self, data: bytes) -> bytes:
-        return self._decompressor.process(data)
+        return self._decompressor.process(data, output_buffer_limit=MAX_DOCUMENT_BYTES + 1)
 
 
 _zlib = partial(zlib.decompressobj, wbits=47)  # in zlib, wbits=47 means the gzip or the zlib format
@@ -136,7 +136,7 @@ _DECOMPRESSORS: dict[str, tuple[Callable, ...]] = {
 }
 """For each content coding, the functions that make a decompressor; none if it cannot be decompressed."""
 _CHUNK = re.compile(rb"\s{0,9}([0-9a-fA-F]{1,16})[ \t]*(?:;[^\n]*)?\r?\n")
-_CUT_SIZE = re.compile(rb"\s*[0-9a-fA-F]{0,16}\s*")
+_CUT_SIZE = re.compile(rb"\s*+[0-9a-fA-F]{0,16}+\s*+")
 
 
 def _decode(body: bytes, codings: list[str]) -> tuple[bytes, bool]:
@@ -186,7 +186,7 @@ def _unpack(body: bytes, make: Callable) -> bytes | None:
     """
     file, pieces, num_bytes = io.BytesIO(body), [], 0
     member = make()
-    while num_bytes <= MAX_DOCUMENT_BYTES and (data := file.read(CHUNK_BYTES // 64)):
+    while num_bytes <= MAX_DOCUMENT_BYTES and (data := file.read(PIECE_BYTES)):
         try:
             pieces.append(member.decompress(data))
         except MemoryError:
@@ -208,10 +208,10 @@ def _unpack(body: bytes, make: Callable) -> bytes | None:
 # Find the character encoding of a page
 
 
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
-_META = re.compile(rb"<meta\b((?:[^>\"']|\"[^\"]*\"|'[^']*')*)>", re.IGNORECASE)
-_ATTRIBUTE = re.compile(rb"([\w-]+)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"'>]+)")
+_CHARSET = re.compile(r"charset\s*=\s*(?:[\"']\s*)?([\w.:-]+)", re.IGNORECASE)
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+_META = re.compile(rb"<meta\b((?:[^<>\"']|\"[^\"]*\"|'[^']*')*+)>", re.IGNORECASE)
+_ATTRIBUTE = re.compile(rb"(?<![\w-])([\w-]++)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"'>]+)")
 _XML_ENCODING = re.compile(rb"\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)")
 _HEAD_BYTES = 1 << 13
 """Number of bytes in which the declaration of the encoding is searched. Browsers first read 1024 bytes, but load the

@@ -39,7 +39,7 @@ _DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
 """Matches round brackets that are empty, because the template or link inside them was removed."""
 _SPACES = re.compile(r"[ \t\xa0]+")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Limit on the number of opening brackets and tags. No real article has so many. An article with more is not parsed,
 # because it may have been made to hang parsers.

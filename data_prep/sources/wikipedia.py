@@ -34,13 +34,15 @@ _NAMESPACES = {
     "template talk": "11", "help": "12", "help talk": "13", "category": "14", "category talk": "15",
 }  # fmt: skip
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
+_MAX_NAMESPACES = 1000
+"""Maximum number of names of namespaces that are read from the header of a dump. A wiki has about 50."""
 # Names of the namespace of categories in the largest wikis, for dumps that do not list the names of their wiki.
 _CATEGORY_NAMES = frozenset((
     "kategorie", "catégorie", "categoría", "categoria", "категория", "категорія", "kategoria", "luokka", "kategori",
     "categorie", "kategória", "kategorija", "категорија", "κατηγορία", "קטגוריה", "تصنيف", "رده", "श्रेणी", "分类",
     "分類", "カテゴリ", "분류", "หมวดหมู่", "thể loại", "kategorio",
 ))  # fmt: skip
-_REDIRECT = re.compile(r"\s*#\w+\s*:?\s*\[\[[^\[\]\n]+\]\]")
+_REDIRECT = re.compile(r"\s*#\w+\s*(?::\s*)?\[\[[^\[\]\n]+\]\]")
 """Matches the beginning of a redirect in any language, such as #REDIRECT [[Whale]] or #WEITERLEITUNG [[Wale]]."""
 _WIKI = "text/x-wiki"
 
@@ -63,7 +65,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
             return
     try:
         with closing(_open_part(part)) as file:
-            articles = _short_enough(_articles(file, bad), bad)
+            articles = _short_enough(_articles(file, bad, report_progress), bad)
             function = f"{article_text.__module__}:{article_text.__name__}"
             for article, result in parse_in_batches(function, articles, report_progress):
                 if isinstance(result, Failure):
@@ -157,11 +159,15 @@ class _Article(NamedTuple):
 
 _PAGE = b"<page>"
 """The first bytes of a page. After damage in a page, reading continues with the next one."""
+_PIECE_BYTES = 1 << 15
+"""Number of bytes of XML that are parsed at a time. After an error in a page, the rest of them is parsed again."""
+_MAX_TAG_BYTES = 1 << 17
+"""Maximum length of a tag or comment. The XML parser begins again at its start with each piece."""
 _MAX_PAGE_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes of XML in a page. The XML parser keeps a page in memory until the page ends."""
 
 
-def _articles(file: "Eager | _Streams", bad: SkippedUnits) -> Iterator[_Article]:
+def _articles(file: "Eager | _Streams", bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[_Article]:
     """Yield each article of a dump. Pages that are not articles are added to `bad`.
 
     A file can contain several dumps, one after another.
@@ -173,7 +179,8 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits) -> Iterator[_Article]
     number, num_bytes, dump, content = 0, 0, _Dump(), b" "
     skipped: bytes | None = None  # after damage: the last bytes that were read, until the next page begins
     while content:
-        content = file.read(CHUNK_BYTES)
+        report_progress()
+        content = file.read(_PIECE_BYTES)
         rest: bytes | None = content
         if skipped is not None:
             rest = _from_page(skipped + content)
@@ -269,7 +276,8 @@ class _Dump:
             DamagedFile: if this is another kind of XML.
         """
         self.pages, self.num_others, self.has_progress = [], 0, False
-        if not self._is_over:
+        # White space after the root is not kept, because a file can contain gigabytes of it.
+        if not self._is_over or self._held.rstrip()[-1:] in (b">", b""):
             self._num_before, self._held = self._num_before + len(self._held), b""
         self._held += content
         try:
@@ -277,7 +285,9 @@ class _Dump:
         except expat.ExpatError:
             if not self._is_over:
                 raise
-            return self._held[self._parser.ErrorByteIndex - self._num_before :]
+            return self.after_error()
+        if self._num_before + len(self._held) - self._parser.CurrentByteIndex > _MAX_TAG_BYTES:
+            raise DamagedFile(f"a tag or comment of the dump has more than {_MAX_TAG_BYTES >> 10} KiB")
         return None
 
     @property
@@ -337,7 +347,7 @@ class _Dump:
             text, self._pieces = "".join(self._pieces), None
             if path.startswith("page/"):
                 self._page[self._FIELDS[path]] = text if path.endswith("/text") else text.strip()
-            elif text.strip():
+            elif text.strip() and len(self._namespaces) < _MAX_NAMESPACES:
                 self._namespaces[comparable_name(text)] = self._key
                 if self._key in (_FILES, _CATEGORIES):
                     self.hidden |= {comparable_name(text)}

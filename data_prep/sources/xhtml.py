@@ -3,8 +3,9 @@
 import html
 import re
 
-_SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[.*?\]\s*>", re.S | re.I)
-_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.S)
+# If the first subset has no end, then no other one has.
+_SUBSET, _SUBSET_END = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.I), re.compile(r"\]\s*>")
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)(\]\]>|\Z)", re.S)
 _EMPTY = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:.-]*)((?:\s[^<>]*)?)/>",
     re.I,
@@ -18,8 +19,9 @@ def as_html(xhtml: str) -> str:
     In HTML, <title/> and <script/> do not end, so that the document becomes the title; CDATA sections and definitions
     of entities are comments; elements with a prefix are no paragraphs.
     """
-    xhtml = _SUBSET.sub("", xhtml, count=1)
-    xhtml = _CDATA.sub(lambda section: html.escape(section[1], quote=False), xhtml)
+    if (subset := _SUBSET.search(xhtml)) and (end := _SUBSET_END.search(xhtml, subset.end())):
+        xhtml = xhtml[: subset.start()] + xhtml[end.end() :]
+    xhtml = _CDATA.sub(lambda section: html.escape(section[1], quote=False) if section[2] else section[0], xhtml)
     if prefix := _PREFIX.search(xhtml):
         xhtml = re.sub(rf"(</?){re.escape(prefix[1])}:", r"\1", xhtml)
     return _EMPTY.sub(r"<\1\2></\1>", xhtml)

@@ -164,6 +164,11 @@ _SCORES = tuple(f.name for f in fields(Scores))
 _SPENT = tuple(f.name for f in fields(Spent))
 
 
+_MAX_LEDGER_BYTES, _MAX_RATIO = 1 << 24, 100
+"""A compressed ledger is damaged if it decompresses to more than _MAX_LEDGER_BYTES + _MAX_RATIO times its size. Rows
+are compressed to about a tenth of their size."""
+
+
 class Ledger:
     """The ledger file of a run, with one row (JSON object) per line. Rows are appended and never changed.
 
@@ -222,8 +227,12 @@ class Ledger:
     def _read_complete_lines(self) -> bytes:
         if self.path.suffix != ".gz":
             return self._lines.complete_lines()
+        most_bytes = _MAX_LEDGER_BYTES + _MAX_RATIO * self.path.stat().st_size
         try:
-            content = gzip.decompress(self.path.read_bytes())
+            with gzip.open(self.path) as file:
+                content = file.read(most_bytes + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise RunError(f"{self.path} is damaged ({error!r}): restore the file from a backup") from error
+        if len(content) > most_bytes:
+            raise RunError(f"{self.path} decompresses to more than {most_bytes:,} bytes: restore it from a backup")
         return content[: content.rfind(b"\n") + 1]

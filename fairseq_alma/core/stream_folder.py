@@ -296,7 +296,10 @@ def _missing(description: Mapping[str, Any]) -> list[str]:
     needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
     num_mega_batches = description.get("num_mega_batches")
     if isinstance(num_mega_batches, int):
-        splits = split_names(num_mega_batches)
+        # Name only some of the splits that are missing: the number can be wrong, and as large as the memory.
+        found = description.get("splits")
+        num_found = len(found) if isinstance(found, Mapping) else 0
+        splits = split_names(min(num_mega_batches, num_found + 1))
         needed += [("splits", split, key) for split in splits for key in ("tokens", "sequences", "sha256")]
     missing = []
     for path in needed:

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.protocol import Stage
 
-LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
+LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
 
 RESUMED = re.compile(r"Loaded checkpoint \S*checkpoint_last\.pt \(epoch \d+ @ (\d+) updates\)")
 """Matches the log line that fairseq writes when it resumes from a checkpoint. Group 1 is the checkpoint's update."""

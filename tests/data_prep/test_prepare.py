@@ -214,12 +214,16 @@ def test_skipped_files_are_named_in_stream_json_and_in_the_table(tmp_path, write
 
 def test_files_with_other_endings_in_a_folder_are_counted(tmp_path, write_corpus, alma_prep, capsys):
     corpus = write_corpus(tmp_path / "corpus", num_files=6)
-    for name in ("b.csv", "more/c.csv", "more/d.jsonl.zip", "LICENSE", ".hidden"):
+    for name in ("b.csv", "more/c.csv", "more/d.jsonl.zip", "e.md", "LICENSE", ".hidden"):
         (corpus / name).parent.mkdir(exist_ok=True)
         (corpus / name).write_text("not read\n")
     assert alma_prep(tmp_path / "out", f"text:{corpus}") == 0
-    assert load(tmp_path / "out")["sources"][0]["dropped"] == {"files: not read because of their endings": 4}
-    assert f"source text:{corpus}: 4 files are not read because of their endings: .csv (2), " in capsys.readouterr().err
+    endings = {".csv": 2, ".md, which books: reads": 1, ".zip": 1, "none": 1}
+    dropped = load(tmp_path / "out")["sources"][0]["dropped"]
+    assert dropped == {f"files: not read because of the ending {ending}": count for ending, count in endings.items()}
+    out, err = capsys.readouterr()
+    assert f"source text:{corpus}: 5 files are not read because of their endings: .csv (2), " in err
+    assert " words in 6 files, 5 files ignored, 0 files completely or partly skipped\n  left out 2 files: not " in out
 
 
 def test_a_second_run_finds_its_work_done(tmp_path, books, alma_prep, capsys):

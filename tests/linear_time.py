@@ -1,0 +1,50 @@
+"""Measure how the time of a function grows with the length of its input."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+FIRST_LENGTH, LAST_LENGTH = 10_000, 160_000
+MEASURABLE_SECONDS = 0.0004
+MOST_GROWTH = 2.6
+"""Each time that the length doubles, a linear function takes 2 times as long, a quadratic one 4 times."""
+ATTEMPTS = 8
+
+
+def growth(function: Callable[[Any], object], make: Callable[[int], Any]) -> float:
+    """Return the factor by which the time grows when the length of the input doubles: the mean of two doublings.
+
+    The first length is FIRST_LENGTH, or more if the function is so fast that its time cannot be measured. The shortest
+    of several times counts, because other processes can only prolong them.
+
+    Args:
+        function: the function.
+        make: returns the input for a length.
+    """
+    length = FIRST_LENGTH
+    while (first := _seconds(function, make(length))) < MEASURABLE_SECONDS:
+        if length >= LAST_LENGTH:
+            return 1.0
+        length *= 2
+    short, long = make(length), make(4 * length)
+    last = _seconds(function, long)
+    for _ in range(ATTEMPTS):
+        if (last / first) ** 0.5 <= MOST_GROWTH:
+            break
+        first, last = min(first, _seconds(function, short)), min(last, _seconds(function, long))
+    return (last / first) ** 0.5
+
+
+def _seconds(function: Callable[[Any], object], argument: Any) -> float:
+    """Return the CPU time of a call, in seconds: the shortest of five, or of one if it takes long."""
+    times: list[float] = []
+    gc.disable()
+    try:
+        while len(times) < 5 and sum(times) < 0.1:
+            start = time.process_time()
+            function(argument)
+            times.append(time.process_time() - start)
+    finally:
+        gc.enable()
+    return min(times)
