@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-FIRST_LENGTH, LAST_LENGTH = 10_000, 160_000
-MEASURABLE_SECONDS = 0.0004
+FIRST_LENGTH, LAST_LENGTH = 10_000, 80_000
+MEASURABLE_SECONDS = 0.0002
 MOST_GROWTH = 2.6
 """Each time that the length doubles, a linear function takes 2 times as long, a quadratic one 4 times."""
 ATTEMPTS = 8

@@ -21,6 +21,8 @@ import numpy as np
 _ROWS = 1 << 20
 """Number of documents whose keys (hashes of the text) are compared at a time. A limit is needed because the keys are
 copied for the comparison, which takes memory."""
+_PAIRS = 1 << 14
+"""Number of pairs that are converted to Python numbers at a time."""
 
 FindPairs = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Function that finds pairs of near copies.
@@ -102,8 +104,8 @@ def removed_copies(better: np.ndarray, worse: np.ndarray) -> tuple[np.ndarray, n
     found = array("q", [-1]) * (int(worse.max(initial=-1)) + 1)
     # The pairs are sorted by the worse document. So it is known already which of the better documents are kept. This is
     # a loop over pairs, because with NumPy a chain of copies of copies needs a round for each of its documents.
-    for start in range(0, len(order), _ROWS):
-        some = order[start : start + _ROWS]
+    for start in range(0, len(order), _PAIRS):
+        some = order[start : start + _PAIRS]
         for one, other in zip(better[some].tolist(), worse[some].tolist(), strict=True):
             if found[one] < 0 and found[other] < 0:
                 found[other] = one

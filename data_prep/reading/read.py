@@ -29,8 +29,16 @@ from data_prep.running.tasks import Executor, Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
-    NOT_READ, Files, Part, Skipped, Source, SourceFile,
-    endings_left_out, fingerprint, merge_skipped, split_into_parts,
+    NOT_READ,
+    Files,
+    Part,
+    Skipped,
+    Source,
+    SourceFile,
+    endings_left_out,
+    fingerprint,
+    merge_skipped,
+    split_into_parts,
 )  # fmt: skip
 from data_prep.sources.dates import date_text
 from data_prep.sources.snapshots import groups_of
@@ -40,8 +48,7 @@ MIN_SHARD_BYTES = 2 << 20
 MAX_SHARD_BYTES = 256 << 20
 """Upper limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
 USUAL_SHARDS = 500
-"""Target number of spool files, the files with the text of documents. Small corpora get fewer and large corpora get
-more, because of MIN_SHARD_BYTES and MAX_SHARD_BYTES."""
+"""Target number of spool files. Because of the two limits, small corpora get fewer and large corpora get more."""
 SHOWN = 10
 """Maximum number of skipped files, lines or pages that the error message about damaged files lists."""
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 CHUNK_BYTES = 1 << 18
-PIECE_BYTES = 1 << 12
+PIECE_BYTES, _ZSTD_PIECE_BYTES = 1 << 12, 1 << 10
 """Number of compressed bytes that are decompressed at a time, so that even the output of a decompression bomb fits into
-memory. They become up to 4 MiB of gzip and 128 MiB of zstd. Other formats have no such limit, but their decompressors
-return CHUNK_BYTES at a time."""
+memory: up to 4 MiB of gzip and 32 MiB of zstd. Other formats have no such limit, but their decompressors return at most
+CHUNK_BYTES at a time."""
 BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
 """A file is a decompression bomb if its decompressed size exceeds BOMB_FLOOR_BYTES + BOMB_RATIO x compressed size.
@@ -237,6 +237,7 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, file: Any, name: str, make):
         self._file, self._name, self._make = io.BufferedReader(file, CHUNK_BYTES), name, make
         self._member: _Decompressor = make()
+        self._piece_bytes = _ZSTD_PIECE_BYTES if name == "zstd" else PIECE_BYTES
         # _ready: decompressed bytes that have not been returned yet.
         # _waiting: compressed bytes that have been read from the file, but have not been decompressed yet.
         # _begun: True inside a member of the file (for example a gzip member), False between two members.
@@ -261,7 +262,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer) -> int:
         while not self._ready:
             if not self._has_more and (not self._waiting or not self._begun):
-                self._waiting += self._file.read(PIECE_BYTES - len(self._waiting))
+                self._waiting += self._file.read(self._piece_bytes - len(self._waiting))
             if not self._has_more and not self._waiting:
                 if self._begun:
                     raise DamagedFile(f"cut short: the {self._name} data ends too early, at byte {self.bytes_in:,}")

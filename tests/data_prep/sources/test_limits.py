@@ -1,5 +1,6 @@
 """Pages, books, tables and file names that attack, and files that people have."""
 
+import base64
 import bz2
 import gzip
 import json
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -264,6 +266,51 @@ print(read_all(Source("text", {str(tmp_path)!r}))[1][0].why)
     assert "decompression bomb" in bomb, done.stderr
     assert memory.startswith("the zstd data needs more memory than this process may use"), done.stderr
     assert done.returncode == 0, done.stderr
+
+
+# 177 bytes that bzip2 decompresses to 184 MiB.
+BZIP2_BOMB = base64.b64decode(
+    "QlpoOTFBWSZTWQ4J4t8BX45AAMAAAAggADCATUZCoCWpCoCXMUFZJlNZDgni3wFfjkAAwAAACCAAMIBNRkKgJakKgJcxQVkmU1kOCeLfAV+OQADA"
+    "AAAIIAAwgE1GQqAlqQqAlzFBWSZTWQ4J4t8BX45AAMAAAAggADCATUZCoCWpCoCXMUFZJlNZ837sgQBHi8BAwAAAgAAIIAAgpTQZjVIVQ2BQqh4u"
+    "5IpwoSCPNzKW"
+)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux resets the peak of the memory")
+def test_a_bomb_of_each_format_takes_little_more_memory_than_one_of_gzip(tmp_path):
+    zeros = bytes(66 << 20)
+    pack_zstd = pytest.importorskip("zstandard").compress
+    xz = lzma.compress(zeros, preset=0)
+    for ending, bomb in {"gz": gzip.compress(zeros, 1), "bz2": BZIP2_BOMB, "xz": xz, "zst": pack_zstd(zeros)}.items():
+        (tmp_path / f"a.txt.{ending}").write_bytes(bomb)
+    (tmp_path / "page").write_bytes(pytest.importorskip("brotli").compress(zeros, quality=1))
+    code = f"""
+from pathlib import Path
+from data_prep.sources import compression, web_page
+from data_prep.sources.bounded import _peak_kib
+
+def peak(function):
+    Path("/proc/self/clear_refs").write_text("5")
+    function()
+    return _peak_kib() >> 10
+
+def read(ending):
+    try:
+        file = compression.open_plain({str(tmp_path)!r} + "/a.txt." + ending)
+        while file.read(1 << 16):
+            pass
+    except compression.DamagedFile as error:
+        print(error)
+
+for ending in ("gz", "gz", "bz2", "xz", "zst"):
+    print(peak(lambda: read(ending)))
+page = Path({str(tmp_path)!r}, "page").read_bytes()
+print(peak(lambda: web_page._decode(page, ["br"])))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *_, of_bz2, of_xz, of_zst, of_brotli = peaks = [int(line) for line in done.stdout.splitlines() if line.isdigit()]
+    assert max(of_bz2, of_xz, of_zst, of_brotli) < peaks[1] + 80
 
 
 @pytest.mark.parametrize(("name", "content", "why"), [
