@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from data_prep.cleaning.cleaner import UNREADABLE, Cleaner, Cleaning, known_languages
-from data_prep.sources import Document
+from data_prep.cleaning.cleaner import TOO_SLOW, UNREADABLE, Cleaner, Cleaning, known_languages
+from data_prep.reading.counts import Counts
+from data_prep.sources import Document, Part
 from tests.data_prep.languages import PARAGRAPHS, document
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -104,3 +105,15 @@ def test_documents_of_unreadable_characters_are_removed():
         assert reason(share_of_1_in_99) == UNREADABLE, repr(character)
         assert reason(ENGLISH[:100] + character) is None, repr(character)
     assert reason(ENGLISH.replace(" ", "\t\x0b\x0c\x85\u2028\ufeff")) is None
+
+
+def test_a_document_whose_cleaning_takes_too_long_is_set_aside_by_name(monkeypatch):
+    monkeypatch.setattr("data_prep.cleaning.cleaner.CLEANING_SECONDS", 0.01)
+    cleaner = Cleaner(Cleaning(rules=("c4", "gopher")))
+    slow = Document("a\n" * 200_000, "https://slow.example/")
+    assert cleaner.clean(slow).reason == TOO_SLOW
+    assert cleaner.clean(Document(ENGLISH)).reason == "c4: too_few_sentences"
+    counts, part = Counts(), Part("text", "a.txt", "a.txt", 0, 9)
+    counts.remove(part, slow, TOO_SLOW, 200_000, 400_000)
+    [skipped] = counts.skipped
+    assert (skipped.reason(), skipped.damaged) == (f"1 document: {TOO_SLOW} (the first is {slow.id})", False)

@@ -149,6 +149,9 @@ def test_lists_in_other_forms_are_used_and_what_is_no_domain_is_counted(tmp_path
         assert (blocked.num_unusable, blocked.first_unusable) == (9, "line 17: 'example.net##.ad'")
     assert blocked.has("<https://a.example/1>")  # as some programs write the URL of a document
     assert (blocked.has("a.example/1"), blocked.has("https://[broken")) == (None, None)
+    # A host name has at most 253 characters. The name of a user before it can be longer.
+    assert blocked.has(f"https://{'ä' * 60_000}.example/") is blocked.has(f"https://{'a.' * 60_000}example/") is None
+    assert blocked.has(f"https://{'ä' * 60_000}@a.example/{'b/' * 60_000}")
 
 
 def test_a_list_without_any_domain_is_refused_and_unusable_lines_are_a_warning(tmp_path, alma_prep, capsys):

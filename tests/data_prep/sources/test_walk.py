@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -93,3 +94,24 @@ def test_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "c.txt").symlink_to("c.txt")
     with pytest.raises(PrepError, match=r"c.txt cannot be read \(Too many levels"):
         list_files(Source("text", str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(("make", "what"), [("pipe", "a named pipe"), ("socket", "a socket"), ("device", "a device")])
+def test_what_is_no_file_is_named_and_never_opened(tmp_path, monkeypatch, kind, make, what):
+    """Opening a named pipe would wait for ever, and /dev/zero has no end."""
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    name, link = Path("in") / FILES[kind], Path("linked") / FILES[kind]
+    name.parent.mkdir()
+    link.parent.mkdir()
+    if make == "pipe":
+        os.mkfifo(name)
+    elif make == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(name))
+    else:
+        name.symlink_to("/dev/zero")
+    link.symlink_to(name.absolute())
+    for path in ("in", "linked", *(() if kind == "books" else (name, link, "in/*", "**"))):
+        with pytest.raises(PrepError, match=rf"a\..* is {what}, not a file\. Remove it, or write its content"):
+            list_files(Source(kind, str(path)))

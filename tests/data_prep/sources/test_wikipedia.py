@@ -6,6 +6,7 @@ import html
 import pytest
 
 from data_prep.sources import Source, list_files, split_into_parts
+from data_prep.sources.wikipedia import _Dump
 from tests.data_prep.files import DUMP_HEAD, read_all, write_dump
 
 pytest.importorskip("mwparserfromhell", reason="needs the extra `corpora`")
@@ -349,3 +350,17 @@ def test_bytes_that_are_not_utf8_spoil_only_their_page(tmp_path):
     texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
     assert texts == ["A\n\nFirst.", "C\n\nThird."]
     assert skipped.reason() == "1 page: not readable as XML (the first at page 2)" and skipped.damaged
+
+
+def test_a_tag_that_never_ends_ends_the_reading_and_white_space_after_a_dump_takes_no_memory(tmp_path):
+    path = write_dump(tmp_path / "a.xml", [("A", 0, None, "An article.")])
+    whole = path.read_text()
+    path.write_text(whole.replace("</mediawiki>", "<!--" + "x" * 200_000))
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert (texts, skipped.why) == (["A\n\nAn article."], "a tag or comment of the dump has more than 128 KiB")
+    path.write_text(whole + "\n" * 200_000 + whole)
+    assert read_all(Source("wikipedia", str(tmp_path))) == (["A\n\nAn article."] * 2, [])
+    dump = _Dump()
+    for content in (b"<mediawiki></mediawiki>", *[b"\n" * 10_000] * 20):
+        assert dump.feed(content) is None
+    assert len(dump._held) <= 10_000

@@ -116,6 +116,8 @@ def test_a_missing_key_of_a_split_is_named(stream):
 def test_a_stream_that_says_more_mega_batches_than_it_describes_is_refused(stream):
     change(stream, num_mega_batches=4)
     assert "lacks the keys splits.mega_batch_4.tokens" in refusal(stream)
+    change(stream, num_mega_batches=10**15)  # their names would not fit into memory
+    assert "lacks the keys splits.mega_batch_4.tokens" in refusal(stream)
 
 
 @pytest.mark.parametrize("number", [0, -1, "3", 3.0, True])

@@ -64,6 +64,9 @@ def test_a_gzipped_ledger_is_read(tmp_path):
     (folder / "ledger.jsonl.gz").write_bytes(gzip.compress(content)[:-20])
     with pytest.raises(RunError, match=r"ledger\.jsonl\.gz is damaged"):
         read_runs([tmp_path])
+    (folder / "ledger.jsonl.gz").write_bytes(gzip.compress(b" " * (20 << 20)))
+    with pytest.raises(RunError, match=r"ledger\.jsonl\.gz decompresses to more than [\d,]+ bytes"):
+        read_runs([tmp_path])
 
 
 @pytest.mark.parametrize(
