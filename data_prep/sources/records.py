@@ -20,7 +20,7 @@ _MAX_START_BYTES = 1 << 10
 _WARC_START = re.compile(rb"WARC/\d[\d.]*[ \t]*\r?\n?")
 _WARC_ENDING = re.compile(rb"()(" + _WARC_START.pattern + rb")\Z")
 # The header of an ARC record: address, IP address, date, media type, in version 2 more fields, and the length.
-_ARC_START = re.compile(rb"(?>([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) )(?:([^\n]*) )?(\S+)[ \t]*+\r?\n?")
+_ARC_START = re.compile(rb"(?>([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) )(?:([^\n]*)[^\S\n])?(\S+)[ \t]*+\r?\n?")
 # If no header begins at the first address of a line, then none begins at a later one.
 _ARC_ENDING = re.compile(rb"\A((?:[a-zA-Z][\w+.-]*+(?!:)|[^a-zA-Z])*+)(" + _ARC_START.pattern + rb")\Z")
 _LINE_END = re.compile(rb"\r\n?|\n")
