@@ -284,7 +284,7 @@ FUNCTIONS = {
     "data_prep.words:split_words": (split_words, TEXTS),
     "data_prep.words:word_starts": (word_starts, TEXTS),
     "data_prep.dividing.partition:cut_document": (lambda text: cut_document(text, 10, 20), TEXTS),
-    "data_prep.reading.ngrams:_many_marks": (unit_hashes, TEXTS),
+    "data_prep.reading.ngrams:unit_hashes": (unit_hashes, TEXTS),
     "data_prep.reading.ngrams:unit_hashes_of": (unit_hashes_of, [lambda length: ["a"] * length]),
     "data_prep.tokenization.words:split_words": (lambda text: split_training_words([text]), TEXTS),
     "data_prep.tokenization.word_counts:count_words": (lambda text: count_training_words([text]), TEXTS),

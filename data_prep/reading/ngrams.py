@@ -11,12 +11,13 @@ All steps are computed with NumPy on arrays of code points. This is about ten ti
 
 import functools
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
-from data_prep.characters import IGNORED, LETTER, SPACE, UNSPACED, kinds_of
+from data_prep.characters import IGNORED, LETTER, SPACE, UNSPACED, codes_of, kinds_of
 
 _CHUNK_CHARACTERS = 1 << 20
 """Number of characters that are processed at a time. Each character takes about 50 bytes of memory."""
@@ -115,16 +116,31 @@ def _unit_hashes(text: str) -> np.ndarray:
 def _codes(text: str) -> bytes:
     """Return the code points of a text, uint32, after normalization."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", _many_marks().sub(r"\1", text))
+        text = _normalized(text)
     # Characters that are not valid, such as half of a surrogate pair, are ignored later, like punctuation.
     return text.lower().encode("utf-32-le", "surrogatepass")
 
 
+def _normalized(text: str) -> str:
+    """Return a text in the normal form NFKC, with at most _MAX_MARKS combining marks after one another."""
+    if unicodedata.is_normalized("NFKC", text):  # most texts; then no marks have to be sorted
+        return text
+    codes = codes_of(text)
+    is_mark = _is_mark()[codes]
+    if np.count_nonzero(is_mark) > _MAX_MARKS:
+        positions = np.arange(len(codes))
+        counts = positions - np.maximum.accumulate(np.where(is_mark, -1, positions)) <= _MAX_MARKS
+        text = codes[counts].tobytes().decode("utf-32-le", "surrogatepass")
+    return unicodedata.normalize("NFKC", text)
+
+
 @functools.cache
-def _many_marks() -> re.Pattern[str]:
-    """Return a pattern that matches more than _MAX_MARKS combining marks. Its group is those that count."""
-    marks = "".join(filter(unicodedata.combining, map(chr, range(_FIRST_MARK, _LAST_MARK + 1))))
-    return re.compile(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+")
+def _is_mark() -> np.ndarray:
+    """Return for each code point whether it is a combining mark, bool."""
+    found = np.zeros(sys.maxunicode + 1, bool)
+    marks = range(_FIRST_MARK, _LAST_MARK + 1)
+    found[marks.start : marks.stop] = [unicodedata.combining(chr(code)) > 0 for code in marks]
+    return found
 
 
 def _hashes_of_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -84,6 +84,7 @@ class _Records:
         """Yield each record. `read_header` returns the headers after a first line; None if they are damaged."""
         line = self._next_text()
         while line:
+            self._report_progress()
             position = self._position - len(line)
             if not self._start.fullmatch(line):
                 self._bad.add(_NO_RECORD, position)
@@ -124,18 +125,20 @@ class _Records:
         header = b"".join(lines)
         if b"\0" in header:
             return None
-        headers: dict[str, list[str]] = {}
+        headers: dict[str, str] = {}
+        folded: dict[str, list[str]] = {}
         name = ""
         for text in _decoded(header).split("\n"):
             if text[:1] in (" ", "\t"):  # a long value continues on this line
-                headers.setdefault(name, []).append(text.strip())
+                folded.setdefault(name, [headers.get(name, "")]).append(text.strip())
                 continue
             name, _, value = text.partition(":")
             name = name.strip().lower()
             if name in headers and name in _ONCE:  # the headers of two records were joined
                 return None
-            headers[name] = [value.strip()]
-        return {name: " ".join(filter(None, pieces)) for name, pieces in headers.items()}
+            headers[name] = value.strip()
+            folded.pop(name, None)
+        return headers | {name: " ".join(filter(None, pieces)) for name, pieces in folded.items()}
 
     def arc_header(self, line: bytes) -> dict[str, str]:
         """Return the headers in the first line of an ARC record."""
@@ -171,6 +174,7 @@ class _Records:
         while line and not following:
             pieces.append(line if num_bytes <= MAX_DOCUMENT_BYTES else None)
             num_bytes += len(line)
+            self._report_progress()
             line = self._line()
             following = self._from_start(line)
         pieces.append(line.removesuffix(following))
@@ -187,7 +191,6 @@ class _Records:
             start = end
 
     def _line(self) -> bytes:
-        self._report_progress()
         line = self._held.readline() if self._held else b""
         if not line.endswith(b"\n"):
             self._held = None
@@ -198,13 +201,14 @@ class _Records:
     def _next_text(self) -> bytes:
         """Return the next line that is not blank; b"" if there is none."""
         while (line := self._line()) and not line.strip():
-            pass
+            self._report_progress()
         return line
 
     def _next_start(self) -> bytes:
         """Return the next first line of a record, without other bytes before it; b"" if there is none."""
         found = b""
         while not found and (line := self._line()):
+            self._report_progress()
             found = self._from_start(line)
         return found
 
