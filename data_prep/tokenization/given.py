@@ -46,13 +46,14 @@ def _found_file(name: str) -> Path:
             f"contain {' and '.join(GPT2_FILES)}"
         )
     if path.is_dir():
-        found = [file for file in [path / AnyTokenizer.file_name] if file.is_file()] or sorted(path.glob("*.model"))
+        known = [path / AnyTokenizer.file_name], sorted(path.glob("*.model"))
+        found = next(filter(None, ([file for file in files if file.is_file()] for files in known)), [])
         if len(found) == 1:
             return found[0]
         several = f" has several .model files: {', '.join(file.name for file in found)}" if found else ""
         none = f" has no {AnyTokenizer.file_name}, no .model, and has no {' and no '.join(missing)}"
         raise ValueError(f"tokenizer={name}: the folder{several or none}. {_GIVE}")
-    if path.suffix not in (".json", ".model"):
+    if path.suffix not in (".json", ".model") or not path.is_file():  # for example a named pipe
         raise ValueError(f"tokenizer={name} is neither a .json file nor a .model file. {_GIVE}")
     return path
 

@@ -1,6 +1,7 @@
 """Each file that is given with --tokenizer is used, or refused with one line that says what to give instead."""
 
 import json
+import os
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -83,6 +84,14 @@ def test_a_model_file_that_is_not_of_sentencepiece_is_refused(tmp_path, content)
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(PrepError, match=r"not a sentencepiece model, or is damaged.*tokenizer.json"):
         given_tokenizer(str(tmp_path / "tokenizer.model"))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "a.model"])
+def test_a_named_pipe_is_refused_and_not_opened(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    for given in (tmp_path, tmp_path / name):
+        with pytest.raises(ValueError, match=r"has no tokenizer.json, no .model|is neither a .json file nor a .model"):
+            check_tokenizer(str(given))
 
 
 def test_ids_without_a_symbol_have_a_name(tmp_path):
