@@ -32,10 +32,12 @@ from data_prep.tokenization.dictionary import dictionary_names
 from data_prep.tokenization.word_counts import count_words as count_training_words
 from data_prep.tokenization.words import split_words as split_training_words
 from data_prep.words import count_words, split_words, word_starts
+from fairseq_alma.core import holder
 from fairseq_alma.lm.failures import _last_error
 from fairseq_alma.report.tables import Table
 from tests.commands import ROOT
 from tests.linear_time import MOST_GROWTH, growth
+from vision.dataset_names import natural_key
 
 PACKAGES = ("data_prep", "fairseq_alma", "vision", "launch")
 
@@ -168,6 +170,8 @@ PATTERNS = {
         "xmlns:", "xmlns:a", "xmlns:a=", ("a", "xmlns:"), ("\t", "xmlns:a"), ("\t", "xmlns:a="),
         "xmlns:a='http://www.w3.org/",
     ),
+    "fairseq_alma.core.fence:_NAME": fullmatch(".lease.", ("a", ".lease.")),
+    "fairseq_alma.core.holder:_ANY_TEXT": fullmatch("a", ":", "[", "a]"),
     "fairseq_alma.growth.layers:LAYER": match("decoder.layers.", ("1", "decoder.layers."),
     ("1.", "decoder.layers.", "\n")),
     "fairseq_alma.lm.display:LOG_RECORD": search(
@@ -202,6 +206,8 @@ OWN = {
     "fairseq_alma.report.runs:routing_files": "the name of a folder",
     "vision.dataset_names:kind_of": "a setting",
     "vision.dataset_names:is_function": "a setting",
+    "vision.dataset_names:mega_batch_folders": "the name of a folder",
+    "vision.orders:_column": "a text of at most 1,000 characters",
     "data_prep.tokenization.words:_ascii_space": "a single character",
     "data_prep.tokenization.words:_other_codes": "a single character",
     "fairseq_alma.report.glossary:ENTRY": "a page of ours",
@@ -349,6 +355,10 @@ FUNCTIONS = {
         lambda text: (as_text(Report("a", [], [("a", text)])), as_html(Report("a", [], [("a", text)]))), TEXTS
     ),
     # Runs of others
+    "fairseq_alma.core.holder:_PATTERNS": (
+        lambda text: [pattern.fullmatch(text) for pattern in holder._PATTERNS.values()], [*map(repeated, ("1", "1_"))]
+    ),
+    "vision.dataset_names:natural_key": (natural_key, [*map(repeated, ("1", "-1", "a", "a1", "0", "a0"))]),
     "fairseq_alma.lm.failures:_last_error": (lambda text: _last_error(text.splitlines()), [
         *map(repeated, ("a", ".", "Error", "a\n", "Error\n", "Error: connection ", "[rank1]:", ":"))
     ]),
