@@ -156,7 +156,13 @@ def _parquet_batches(part: Part, most_bytes: int) -> Iterator["pyarrow.RecordBat
         if total_bytes > most_bytes:
             raise DamagedFile(_bomb(total_bytes))
         num_rows = max(1, min(_MAX_ROWS, _ROWS_BYTES * file.metadata.num_rows // max(1, total_bytes)))
-        yield from file.iter_batches(batch_size=num_rows, columns=columns, use_threads=False)
+        num_read = 0
+        for batch in file.iter_batches(batch_size=num_rows, columns=columns, use_threads=False):
+            num_read += len(batch)
+            yield batch
+        # pyarrow passes over pages whose header says that they are of another kind.
+        if num_read != file.metadata.num_rows:
+            raise DamagedFile(f"damaged: only {num_read:,} of {file.metadata.num_rows:,} rows can be read")
 
 
 def _arrow_batches(part: Part) -> Iterator["pyarrow.RecordBatch"]:

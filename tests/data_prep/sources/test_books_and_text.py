@@ -160,6 +160,19 @@ def test_text_and_dates_that_parquet_stores_as_bytes_and_nanoseconds_are_read(tm
     assert document.date == "<value out of range: 2147483647>" and not parse_date(document.date)
 
 
+def test_a_page_of_parquet_that_the_library_passes_over_is_damage(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
+    import pyarrow
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a text of some words"]}), path)
+    content, column = bytearray(path.read_bytes()), parquet.ParquetFile(path).metadata.row_group(0).column(0)
+    content[column.data_page_offset + 1] ^= 1 << 1  # the kind of the page, now one that is not read
+    path.write_bytes(content)
+    texts, [skipped] = read_all(Source("text", str(path)))
+    assert (texts, skipped.reason()) == ([], "damaged: only 0 of 1 rows can be read")
+
+
 def test_parquet_gives_its_column(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
     import pyarrow
