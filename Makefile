@@ -31,7 +31,7 @@ test-gpu: .venv/installed
 results: .venv/installed
 	@.venv/bin/python results/rebuild.py
 
-# Dead links, missing pages and damaged docstrings are errors. The search box needs a server: python3 -m http.server -d site.
+# Dead links, missing pages and damaged docstrings are errors.
 docs: .venv/installed
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet && echo "open site/index.html"
 

@@ -1,17 +1,18 @@
 """The command `alma-prep`, which turns corpora into a stream folder."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 from data_prep.dry_run import dry_run
-from data_prep.errors import PrepError
 from data_prep.inspecting.summary import summary
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, given_settings, parsed_settings
 from data_prep.sources import Source
+from fairseq_alma.core.errors import AlmaError, message_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,17 +43,14 @@ def main(argv: list[str] | None = None) -> int:
             _show(dry_run(settings, parsed.dry_run))
             return 0
         stream = prepare(settings)
-    except PrepError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.strerror or error}: {error.filename or 'unknown file'}")
+    except (AlmaError, OSError) as error:
+        return _fail(message_of(error))
     except KeyboardInterrupt:
         print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     _show(summary(stream))
-    _show(
-        f"The stream is in {settings.out}. To train on it: alma-lm stream={settings.out} out=RUN preset=quickstart ..."
-    )
+    words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
+    _show(f"The stream is in {settings.out}. To train on it: {words} ...")
     return 0
 
 
@@ -62,10 +60,8 @@ def _inspect(argv: list[str]) -> int:
 
     try:
         return inspection.main(argv)
-    except PrepError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.strerror or error}: {error.filename or 'unknown file'}")
+    except (AlmaError, OSError) as error:
+        return _fail(message_of(error))
 
 
 def _show(text: str) -> None:

@@ -3,7 +3,9 @@
 The command `alma-prep` calls the function `prepare`.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import current_process
 
 from data_prep.checks import (
     check_benchmarks,
@@ -46,6 +48,8 @@ def prepare(settings: PrepSettings) -> dict:
     Raises:
         PrepError: if the stream cannot be made; the message says what to do.
     """
+    if getattr(current_process(), "_inheriting", False):
+        sys.exit("alma-prep: this script calls prepare() when a worker imports it: see the next message")
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
         # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.

@@ -90,15 +90,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     # Delete the temporary files that killed processes have left behind, because they are large.
     for leftover in unfinished_files(path.parent, path.name):
         leftover.unlink(missing_ok=True)
-    try:
-        with written_aside(path) as temporary, open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
-    except RuntimeError as error:
-        # If a write fails, for example because the disk is full, torch raises a RuntimeError that does not name the
-        # cause. Raise the original OSError instead, because its message names the cause.
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from error
-        raise
+    with written_aside(path) as temporary, open(temporary, "wb") as file:
+        torch.save(checkpoint, file)
 
 
 def digest_of_model(checkpoint: Path) -> str:

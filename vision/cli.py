@@ -18,7 +18,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, print_errors, run_job
+from fairseq_alma.app.command import Command, print_errors
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
@@ -93,6 +93,9 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
     return VisionSettings.from_mapping(values, given)
 
 
+COMMAND = Command("alma-vision", __doc__ or "", VisionSettings, CONFIGS, example_out="runs/mnist/sm")
+
+
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")
 def hydra_main(config: DictConfig) -> float:
     """Train with the settings given on the command line, or with one combination of settings of a sweep.
@@ -102,7 +105,7 @@ def hydra_main(config: DictConfig) -> float:
     Return the prequential error rate, averaged over the seeds (see `run_and_show`). Return infinity if a job of a sweep
     failed.
     """
-    return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
+    return COMMAND.run_job(config, lambda values, given: run_and_show(settings_of(values, given)))
 
 
 def main() -> None:
@@ -117,8 +120,7 @@ def main() -> None:
             except KeyboardInterrupt:
                 sys.exit("alma-vision: stopped; run the same command again to continue")
         return
-    assert __doc__ is not None
-    Command("alma-vision", __doc__, VisionSettings, CONFIGS, hydra_main, example_out="runs/mnist/sm").main()
+    COMMAND.main(hydra_main)
 
 
 if __name__ == "__main__":

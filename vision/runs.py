@@ -13,6 +13,7 @@ import torch
 
 from fairseq_alma.app.plugins import call_own_function, load_function, load_plugin
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.app.tables import seed_text
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
@@ -231,6 +232,8 @@ def _device(name: str) -> torch.device:
 
 
 def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisplay:
-    title = f"{settings.learner} wait {settings.wait} width {settings.width}"
+    first, num_seeds = settings.seeding.seed, settings.seeding.seeds
+    seeds = f"seeds {first} to {first + num_seeds - 1}  " if num_seeds > 1 else seed_text(Path(settings.out))
+    title = f"{seeds}{settings.learner} wait {settings.wait} width {settings.width}"
     epochs = [settings.recipe.epochs_at(t) for t in settings.stream_settings().arrivals_of_stages]
     return RunDisplay(title, settings.num_arrivals, epochs, settings.wait != "auto", scalars=scalars)

@@ -29,7 +29,7 @@ from typing import Protocol, Self
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
 from data_prep.running.task_list import read_task, write_tasks
-from fairseq_alma.core.files import sha256_of, write_whole
+from fairseq_alma.core.files import file_named, sha256_of, write_whole
 
 _LISTED_TASKS = 25
 """Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
@@ -352,7 +352,7 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        with Heartbeat(Path(folder) / f"{stem}.alive", heartbeat_seconds) as heartbeat:
+        with file_named(Path(folder) / stem), Heartbeat(Path(folder) / f"{stem}.alive", heartbeat_seconds) as heartbeat:
             result = _task_from(description).run(temporary / stem, heartbeat)
             files = {}
             for path in sorted(temporary.iterdir()):

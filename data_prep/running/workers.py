@@ -201,7 +201,14 @@ def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
     try:
         yield
     except _WorkerDied as error:
-        places = [f"{step.place_of(pid)}, ended by {what}" for pid, what in workers.died().items()]
+        died = workers.died()
+        if died and all(what.startswith("status") for what in died.values()):
+            raise PrepError(
+                f"a worker process ended with {', '.join({*died.values()})}, and was not killed: see the messages "
+                f"above. A Python script must call prepare() under `if __name__ == '__main__':`, because each worker "
+                f"imports the script."
+            ) from error
+        places = [f"{step.place_of(pid)}, ended by {what}" for pid, what in died.items()]
         if not places:
             raise
         raise PrepError(

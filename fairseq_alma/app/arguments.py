@@ -4,8 +4,15 @@ import hashlib
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, Sweep
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from fairseq_alma.core.catalogue import FREE_SETTINGS, RunSettings
 from fairseq_alma.core.errors import SettingError
@@ -67,49 +74,156 @@ def _plain(value: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", value).strip("_")
 
 
-def checked_out(value: str, example: str) -> str:
-    """Return the value of `out=` without quotes, after a check that the folder can be created.
-
-    Raises:
-        SettingError: if it is empty, or if the path or one of its parents is a file or cannot be created.
-    """
-    plain = value.strip().strip("'\"")
-    if plain in ("", "null"):
-        raise SettingError(f"out= is empty: give the folder of the run, e.g. out={example}")
-    for path in (Path(plain), *Path(plain).parents):
-        if path.is_file():
-            raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={example}")
-    if "${" not in plain:  # otherwise Hydra replaces a part of the path later
-        missing = missing_folders(Path(plain))
-        try:
-            Path(plain).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(
-                f"out={plain} cannot be created ({error.strerror}): give a folder in which you may write, e.g. "
-                f"out={example}"
-            ) from error
-        finally:
-            remove_empty(missing)
-    return plain
+def config_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders with YAML files that `--config-dir` adds."""
+    return [
+        Path(argument.partition("=")[2] or following)
+        for argument, following in zip(arguments, [*arguments, ""][1:], strict=True)
+        if argument.partition("=")[0] in ("--config-dir", "-cd")
+    ]
 
 
-def quoted(argument: str, name: str, plain: str, arguments: Sequence[str]) -> str:
-    """Return the argument NAME=PATH, with quotes around PATH if Hydra needs them.
+def check_out(plain: str, example: str) -> None:
+    """Check that the folder in `out=` can be created.
 
     Args:
-        argument: the argument as the user typed it.
-        name: its name, `out`.
-        plain: PATH without quotes.
-        arguments: the command line.
+        plain: the path, without quotes.
+        example: an example value for `out=`, for messages.
+
+    Raises:
+        SettingError: if the path is empty, or if the folder cannot be created, for example because a file has its name.
     """
-    # Add quotes if the PATH in out=PATH contains characters that are special in Hydra, such as "=" and ",". Inside
-    # quotes, these characters are not special. For example, folders that a sweep created have such names. Do not
-    # add quotes in two cases: in a sweep, because commas in PATH may separate several values; and if PATH contains
-    # ${...}, because Hydra must replace ${...} by the value of a setting.
-    value = argument.partition("=")[2].strip()
-    if value == plain and not is_sweep(arguments) and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
-        return f"{name}='{plain}'"
-    return argument
+    if not plain.strip():
+        raise SettingError(f"out= is empty: give the folder of the run, e.g. out={example}")
+    missing: list[Path] = []
+    try:
+        for path in (Path(plain), *Path(plain).parents):
+            if path.is_file():
+                raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={example}")
+            if path.is_symlink() and not path.exists():
+                raise SettingError(
+                    f"out={plain}: {path} is a link to {path.readlink()}, which does not exist: remove the link, or "
+                    f"create the folder to which it points"
+                )
+        missing = missing_folders(Path(plain))
+        Path(plain).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"out={plain} cannot be created ({error.strerror}): give a folder in which you may write, e.g. "
+            f"out={example}"
+        ) from error
+    finally:
+        remove_empty(missing)
+
+
+_PARSER = OverridesParser.create()
+_UNREADABLE = object()
+"""What `_read` returns for a value that Hydra refuses."""
+_PART = re.compile(r"""(\s*'(?:\\.|[^'\\])*'\s*(?=,)|\s*"(?:\\.|[^"\\])*"\s*(?=,)|[^,]*),""", re.DOTALL)
+"""A value of a sweep, with the comma that ends it. A comma in quotes does not end it."""
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The settings of a command whose value may be any text, for example a path, and how Hydra is given such a text.
+
+    Outside quotes, Hydra accepts only letters of ASCII, and gives a meaning to many other characters. Users need not
+    know this: what they type after "=" is the text, with three exceptions. If it is in quotes, the text is what the
+    quotes enclose. In a sweep, commas that are not in quotes separate several texts. And `${NAME}` is replaced by the
+    value of another setting or, for example in `${oc.env:HOME}`, by the result of a function of OmegaConf.
+    """
+
+    names: Collection[str]
+    """Names of the settings. In names with a dot, such as launch.setup, nothing is replaced."""
+    known: Collection[str]
+    """Names of all settings, which `${NAME}` may refer to."""
+
+    def for_hydra(self, argument: str, in_sweep: bool) -> str:
+        """Return an argument NAME=VALUE, with quotes and escapes if Hydra needs them to read VALUE as a text.
+
+        Args:
+            argument: the argument as the user typed it. It is returned unchanged if it is not a setting with a text.
+            in_sweep: whether VALUE may contain several texts.
+        """
+        name, head, value = _parts(argument)
+        if name not in self.names:
+            return argument
+        if not in_sweep:
+            return head + self._quoted(name, value)
+        read = _read(value)
+        if isinstance(read, Sweep) and not getattr(read, "simple_form", False):
+            return argument  # choice(...), glob(...) and other functions of Hydra that return several values
+        return head + ",".join(self._quoted(name, one) for one in _PART.findall(f"{value},"))
+
+    def _quoted(self, name: str, text: str) -> str:
+        read = _read(text)
+        if read is None or isinstance(read, QuotedString):
+            return text
+        escaped = _INTERPOLATION.sub(lambda found: self._escape(name, *found.groups()), text)
+        return text if read == text == escaped else QuotedString(escaped, Quote.single).with_quotes()
+
+    def _escape(self, name: str, backslashes: str, inner: str) -> str:
+        return f"{backslashes}${{" if self._is_reference(name, inner) else f"{2 * backslashes}\\${{"
+
+    def _is_reference(self, name: str, inner: str) -> bool:
+        """Return True if OmegaConf must replace `${...}` in the value of the setting `name`; `inner` follows "${"."""
+        resolver, colon, _ = inner.partition(":")
+        is_known = OmegaConf.has_resolver(resolver) if colon else inner[:-1] in self.known
+        return is_known and inner.endswith("}") and "." not in name
+
+    def texts(self, argument: str) -> list[str]:
+        """Return the texts in an argument that `for_hydra` returned. Those with references to settings are left out."""
+        name, _, value = _parts(argument)
+        return [text for one in values_in(value) if (text := self._unescaped(name, one)) is not None]
+
+    def _unescaped(self, name: str, text: str) -> str | None:
+        """Return the text without the backslashes of `_escape`; None if it contains a reference."""
+        if any(len(found[1]) % 2 == 0 for found in _INTERPOLATION.finditer(text)):
+            return None
+        return _INTERPOLATION.sub(lambda found: f"{found[1][: len(found[1]) // 2]}${{", text)
+
+    def as_typed(self, argument: str) -> str:
+        """Return an argument that Hydra can read with as few quotes and escapes as the user may type."""
+        name, head, value = _parts(argument)
+        read = _read(value) if name in self.names else None
+        text = read.text if isinstance(read, QuotedString) else read
+        if not isinstance(text, str):
+            return argument
+        plain = self._unescaped(name, text)
+        typed = f"{head}{text if plain is None else plain}"
+        is_same = values_in(_parts(self.for_hydra(typed, in_sweep=False))[2]) == [text]
+        return typed if is_same else argument
+
+
+_INTERPOLATION = re.compile(r"(\\*)\$\{(?=([^{}]*\}?))")
+"""The beginning of `${...}`: the backslashes before it, and what follows "${"."""
+
+
+def values_in(value: str) -> list[str]:
+    """Return the texts that Hydra reads in a value, several in a sweep. Numbers and other values are left out."""
+    read = _read(value)
+    found = read.list if isinstance(read, ChoiceSweep) else [read]
+    texts = [one.text if isinstance(one, QuotedString) else one for one in found]
+    return [one for one in texts if isinstance(one, str)]
+
+
+def is_readable(value: str) -> bool:
+    """Return True if Hydra can read a value."""
+    return _read(value) is not _UNREADABLE
+
+
+def _read(value: str) -> Any:
+    """Return what Hydra reads in a value of the command line; _UNREADABLE if it refuses the value."""
+    try:
+        return _PARSER.parse_override(f"x={value}")._value
+    except HydraException:
+        return _UNREADABLE
+
+
+def _parts(argument: str) -> tuple[str, str, str]:
+    """Return the name of the setting in an argument, the argument up to "=", and the value; "" if there are none."""
+    name, value = name_and_value(argument) or ("", "")
+    return name, argument[: len(argument) - len(value)], value
 
 
 def job_arguments(overrides: Sequence[str], out: Path) -> list[str]:

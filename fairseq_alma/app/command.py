@@ -1,6 +1,5 @@
 """Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
-import errno
 import os
 import re
 import signal
@@ -23,14 +22,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_alma.app.arguments import (
-    checked_out,
+    TextSettings,
+    check_out,
+    config_folders,
     default_out,
+    is_readable,
     is_sweep,
     job_arguments,
     missing_folders,
     name_and_value,
-    quoted,
     remove_empty,
+    values_in,
     version_text,
 )
 from fairseq_alma.app.help import help_text
@@ -38,15 +40,20 @@ from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.sweep import ERROR_FILE
 from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StoppedError
+from fairseq_alma.core.errors import ADVICE, AlmaError, RunError, SettingError, StoppedError, message_of
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of_run
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.core.settings import SettingErrors, Settings, describe, refuse_unknown_keys
+from fairseq_alma.core.settings import SettingErrors, Settings, describe, nearest_key, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
+FLAGS_WITH_VALUE = {
+    "--cfg", "-c", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--info", "-i", "--package",
+    "-p",
+}  # fmt: skip
+"""Hydra flags that are followed by a value."""
 CONFIG_GROUPS = ("preset", "arch", "launch")
 """Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
 
@@ -59,14 +66,12 @@ class Command:
         introduction: description and usage of the command, for `--help`.
         settings: class of the command's settings.
         configs: folder with the YAML files of the command.
-        hydra_main: the function decorated with `hydra.main`. It runs the command.
         example_out: an example value for `out=`, for messages.
         other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
         when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
         subcommands: further subcommands, such as `cancel`, or others for the existing ones. Each is a function that
             gets a folder and returns the exit status.
-        groups: for `--help`, the groups of settings whose names begin with the name of the group.
-        texts: settings whose value is any text. It need not be quoted for Hydra.
+        groups: the groups of settings whose names begin with the name of the group.
         data_setting: name of the setting that names the data. The default of `out=` contains its value.
     """
 
@@ -76,33 +81,31 @@ class Command:
         introduction: str,
         settings: type[RunSettings],
         configs: Path,
-        hydra_main: Callable[[], Any],
         example_out: str,
         other_keys: Sequence[str] = (),
         when_stopped: str = "",
         subcommands: Mapping[str, Callable[[Path], int]] | None = None,
         groups: Mapping[str, type[Settings]] | None = None,
-        texts: Sequence[str] = (),
         data_setting: str = "dataset",
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
-        self._hydra_main, self._example_out, self._other_keys = hydra_main, example_out, other_keys
-        self._when_stopped = when_stopped
-        self._groups = groups
-        self._texts, self._data_setting = texts, data_setting
+        self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
+        self._groups, self._data_setting = groups or {}, data_setting
         self._subcommands = {"status": status, **(subcommands or {})}
 
-    def main(self) -> None:
-        """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2."""
+    def main(self, hydra_main: Callable[[], Any]) -> None:
+        """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2.
+
+        Args:
+            hydra_main: the function decorated with `hydra.main`. It runs the command.
+        """
         # provenance.json records sys.argv. Without this line, argv[0] would be run.py for a command that was started
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
         arguments = sys.argv[1:]
         with print_errors(self.name):
-            if arguments and (subcommand := self._subcommands.get(arguments[0])):
-                if len(arguments) != 2:
-                    sys.exit(f"{self.name}: usage: {self.name} {arguments[0]} RUN")
-                sys.exit(subcommand(Path(arguments[1])))
+            if arguments and arguments[0] in self._subcommands:
+                sys.exit(self._run_subcommand(*arguments))
             if plugin := plugin_named_by(arguments):
                 load_plugin(plugin)
                 store_settings(self.settings)
@@ -115,7 +118,7 @@ class Command:
             self._check_arguments(arguments)
         try:
             with stopped_by_signals(self.name, self._when_stopped):
-                self._hydra_main()
+                hydra_main()
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
         except Exception as error:
@@ -126,9 +129,27 @@ class Command:
                 f"When they have ended, run the same command again: it does what is left, and prints the table"
             )
 
+    def _run_subcommand(self, name: str, *arguments: str) -> int:
+        """Run a subcommand, or print what it does. Return the exit status."""
+        usage = f"usage: {self.name} {name} RUN"
+        if {"--help", "-h"} & {*arguments}:
+            (text,) = re.findall(rf"^{self.name} {name} RUN +(.*)$", self.introduction, re.MULTILINE)
+            print(f"{usage}\n\n{text}\n\nRUN is a run folder, or a folder that contains run folders at any depth.")
+            return 0
+        if len(arguments) != 1 or arguments[0].startswith("-"):
+            raise SettingError(f"{usage}, where RUN is a run folder, or a folder that contains run folders")
+        return self._subcommands[name](Path(arguments[0]))
+
     def _presets(self) -> list[str]:
-        folder = self.configs / "preset"
-        return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+        return _files_in(self.configs / "preset")
+
+    @property
+    def _texts(self) -> TextSettings:
+        kinds = [self.settings, *(entry.settings(self.settings.half) for entry in learners(self.settings.half))]
+        names = {one.name for kind in kinds if kind is not None for one in describe(kind) if one.is_text}
+        for group, cls in self._groups.items():
+            names |= {f"{group}.{one.name}" for one in describe(cls) if one.is_text}
+        return TextSettings(names, self._known())
 
     def _check_arguments(self, arguments: Sequence[str]) -> None:
         """Check the names of the settings and the path in `out=`. Add `out=` if it is missing, and quotes for Hydra.
@@ -139,41 +160,56 @@ class Command:
         Raises:
             SettingError: if a setting is unknown, or if the path in `out=` cannot be a folder.
         """
-        errors = SettingErrors()
+        errors, texts, in_sweep = SettingErrors(), self._texts, is_sweep(arguments)
         errors.collect(lambda: self._refuse_unknown(arguments))
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
         needs_out = not has_out and not FLAGS_WITHOUT_RUN & set(arguments)
-        if needs_out:
-            out = f"out={default_out(arguments, self.settings, self._data_setting, self._groups or {})}"
-            sys.argv.append(out)
-        for number, argument in enumerate(sys.argv):
-            if number and argument.startswith("out="):
-                errors.collect(partial(self._quote_out, number, argument))
-            elif argument.startswith(tuple(f"{name}=" for name in self._texts)):
-                # The value is free text with characters that are special in Hydra, such as "=" and ";".
-                name, _, value = argument.partition("=")
-                if not re.fullmatch(r"'.*'|\".*\"", value, re.DOTALL):
-                    escaped = value.replace('"', '\\"').replace("${", "\\${")
-                    sys.argv[number] = f'{name}="{escaped}"'
-        if errors.messages and not is_sweep(arguments):
-            errors.collect(lambda: self._check_values(arguments))
+        out = f"out={default_out(arguments, self.settings, self._data_setting, self._groups)}"
+        words = [texts.for_hydra(one, in_sweep) for one in [*arguments, *([out] if needs_out else [])]]
+        for word in words:
+            if word.startswith("out="):
+                is_empty = word.partition("=")[2].strip("'\" ") in ("", "null")
+                for path in [""] if is_empty else texts.texts(word):
+                    errors.collect(partial(check_out, path, self._example_out))
+            errors.collect(partial(self._check_value, word, words))
+        if errors.messages and not in_sweep:
+            errors.collect(lambda: self._check_values(words))
         errors.raise_all()
+        sys.argv[1:] = words
         if needs_out:
             print(f"{self.name}: no out= is given: using {out}", file=sys.stderr)
 
-    def _quote_out(self, number: int, argument: str) -> None:
-        path = checked_out(argument.partition("=")[2], self._example_out)
-        sys.argv[number] = quoted(argument, "out", path, sys.argv)
+    def _check_value(self, word: str, words: Sequence[str]) -> None:
+        """Raise SettingError if Hydra cannot read the value in an argument, or if the value is an unknown file."""
+        name, value = name_and_value(word) or ("", "")
+        if not is_readable(value):
+            raise SettingError(
+                f"{name}={value} cannot be read: give a number, a word, true, false, null, or a list such as [2,2,4]"
+            )
+        searches_elsewhere = any(one.lstrip("+").startswith("hydra.searchpath") for one in words)
+        if name not in CONFIG_GROUPS or not (self.configs / name).is_dir() or searches_elsewhere:
+            return
+        known = _files_in(*(folder / name for folder in (self.configs, *config_folders(words))))
+        for one in values_in(value):
+            if one.removesuffix(".yaml") not in known:
+                hint = f"did you mean {near}? They are" if (near := nearest_key(one, known)) else "it must be one of"
+                raise SettingError(f"{name}={one} does not exist: {hint} {', '.join(known)}")
 
     def _refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Raise SettingError if an argument names an unknown setting, or is no setting."""
         named = {pair[0] for argument in arguments if (pair := name_and_value(argument))}
-        for group, cls in (self._groups or {}).items():
+        for group, cls in self._groups.items():
             dotted = sorted(name for name in named if name.startswith(f"{group}."))
             refuse_unknown_keys(dotted, [f"{group}.{one.name}" for one in describe(cls)])
             if dotted and f"{group}=slurm" not in arguments:
                 raise SettingError(f"{dotted[0]}= needs {group}=slurm: add it, or leave out {dotted[0]}=")
         refuse_unknown_keys([name for name in named if "." not in name], self._known())
+        for before, word in zip(["", *arguments], arguments, strict=False):
+            if "=" not in word and not word.startswith(("-", "~")) and before not in FLAGS_WITH_VALUE:
+                raise SettingError(
+                    f"{word!r} is no setting: settings are written NAME=VALUE. If it belongs to a value with a space, "
+                    f"put the whole setting in quotes. `{self.name} --help` lists the settings and subcommands"
+                )
 
     def _known(self) -> list[str]:
         """Return all names that may stand before "=" on the command line, without dots."""
@@ -186,7 +222,7 @@ class Command:
         Raises:
             SettingError: if a value is invalid.
         """
-        known = {*self._known(), *self._texts}
+        known = {*self._known()}
         valid = [one for one in arguments if (pair := name_and_value(one)) and pair[0] in known and pair[0] != "out"]
         try:
             with initialize_config_dir(version_base="1.1", config_dir=str(self.configs.resolve())):
@@ -195,6 +231,61 @@ class Command:
         except (HydraException, OmegaConfBaseException):
             return  # Hydra reports it after the other errors have been corrected
         self.settings.from_mapping(values, {pair[0] for one in valid if (pair := name_and_value(one))})
+
+    def run_job(self, config: DictConfig, run: Callable[[dict[str, Any], Collection[str]], float]) -> float:
+        """Run one Hydra job and return the result of `run`.
+
+        A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each
+        combination. Without a sweep, there is only one job.
+
+        If a job of a sweep fails, for example because its settings are invalid, the method prints the error and returns
+        infinity for this job, and the sweep continues with the next job. Only an error that would stop the other jobs
+        too, such as a full disk, ends a sweep, unless its jobs are Slurm jobs.
+
+        Args:
+            config: configuration of the job.
+            run: function that does the work of the job. Its arguments are a mapping of all settings, and the names of
+                the settings that the user typed. It returns a number, which is lower for a better result.
+        """
+        with print_errors(self.name):
+            hydra = HydraConfig.get()
+            typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
+            is_slurm_job = "SUBMITIT_EXECUTOR" in os.environ
+            values = setting_values(config, self._other_keys)
+            if hydra.mode == RunMode.MULTIRUN:
+                # Hydra has chosen and created a separate folder inside out= for each job.
+                out = Path(hydra.runtime.output_dir)
+                (out / ERROR_FILE).unlink(missing_ok=True)
+                words = job_arguments(hydra.overrides.task, out)
+            else:
+                out, words = Path(str(values["out"])).absolute(), sys.argv[1:]
+            # For provenance.json: the command of this job alone. It can be given again as it is.
+            sys.argv = [self.name, *map(self._texts.as_typed, words)]
+            missing = missing_folders(out)
+            try:
+                return run({**values, "out": str(out)}, typed)
+            except Exception as error:
+                remove_empty(missing)
+                is_of_system = isinstance(error, OSError) and error.errno in ADVICE
+                if hydra.mode != RunMode.MULTIRUN or (is_of_system and not is_slurm_job) or _is_of_submitit(error):
+                    raise
+                if not isinstance(error, AlmaError | OSError):
+                    traceback.print_exc()
+                print(f"{self.name}: {message_of(error)}", file=sys.stderr)
+                # The process that prints the table of the sweep may be another one, and reads this file.
+                (out / ERROR_FILE).write_text(f"{message_of(error)}\n", encoding="utf-8")
+                if is_slurm_job and isinstance(error, StoppedError):
+                    # Slurm ends the job. Without a result, the job is continued when Slurm starts it again.
+                    sys.exit(1)
+                return float("inf")
+
+
+def _files_in(*folders: Path) -> list[str]:
+    """Return the YAML files in some folders, at any depth: their paths in the folder, without the ending."""
+    found = {
+        path.relative_to(folder).with_suffix("").as_posix() for folder in folders for path in folder.rglob("*.yaml")
+    }
+    return sorted(found)
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
@@ -226,60 +317,6 @@ def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[s
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items() if key not in ("hydra", *other_keys)}
-
-
-def run_job(
-    command: str,
-    config: DictConfig,
-    run: Callable[[dict[str, Any], Collection[str]], float],
-    other_keys: Sequence[str] = (),
-) -> float:
-    """Run one Hydra job and return the result of `run`.
-
-    A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each combination.
-    Without a sweep, there is only one job.
-
-    If a job of a sweep fails, for example because its settings are invalid, the function prints the error and returns
-    infinity for this job, and the sweep continues with the next job. Only a full or read-only disk ends a sweep, unless
-    its jobs are Slurm jobs.
-
-    Args:
-        command: name of the command, for messages.
-        config: configuration of the job.
-        run: function that does the work of the job. Its arguments are a mapping of all settings, and the names of the
-            settings that the user typed. It returns a number, which is lower for a better result.
-        other_keys: keys in the configuration that are not settings.
-    """
-    with print_errors(command):
-        hydra = HydraConfig.get()
-        typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
-        is_slurm_job = "SUBMITIT_EXECUTOR" in os.environ
-        values = setting_values(config, other_keys)
-        if hydra.mode == RunMode.MULTIRUN:
-            # Hydra has chosen and created a separate folder inside out= for each job.
-            out = Path(hydra.runtime.output_dir)
-            (out / ERROR_FILE).unlink(missing_ok=True)
-            # For provenance.json: the command of this job alone. It can be given again as it is.
-            sys.argv = [command, *job_arguments(hydra.overrides.task, out)]
-        else:
-            out = Path(str(values["out"])).absolute()
-        missing = missing_folders(out)
-        try:
-            return run({**values, "out": str(out)}, typed)
-        except Exception as error:
-            remove_empty(missing)
-            is_disk_error = isinstance(error, OSError) and not is_slurm_job
-            if hydra.mode != RunMode.MULTIRUN or is_disk_error or _is_of_submitit(error):
-                raise
-            if not isinstance(error, AlmaError):
-                traceback.print_exc()
-            print(f"{command}: {error}", file=sys.stderr)
-            # The process that prints the table of the sweep may be another one, and reads this file.
-            (out / ERROR_FILE).write_text(f"{error}\n", encoding="utf-8")
-            if is_slurm_job and isinstance(error, StoppedError):
-                # Slurm ends the job. Without a result, the job is continued when Slurm starts it again.
-                sys.exit(1)
-            return float("inf")
 
 
 def _is_of_submitit(error: Exception) -> bool:
@@ -326,24 +363,23 @@ def stopped_by_signals(command: str, what_happens: str) -> Iterator[list[int]]:
 def print_errors(command: str) -> Iterator[None]:
     """Context manager that handles errors that the user can fix. It prints the message and exits with status 2.
 
-    No traceback is printed. The handled errors are AlmaError, and OSError if the disk is full or read-only or if access
-    is denied. All other errors are raised as usual.
+    No traceback is printed. The handled errors are AlmaError, and those of the operating system that name a file or for
+    which there is an advice, for example that of a full disk. All other errors are raised as usual.
 
     Args:
         command: name of the command, for messages.
     """
     try:
         yield
-    except AlmaError as error:
-        print(f"{command}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    except BrokenPipeError:
+        # The program that reads the output, for example `head`, has ended. Without this line, Python would write to the
+        # closed pipe when it exits, and would print an error.
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(1)
+    except (AlmaError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno not in ADVICE:
             raise
-        print(
-            f"{command}: {error}: free disk space or fix the permissions, then run the same command again to continue",
-            file=sys.stderr,
-        )
+        print(f"{command}: {message_of(error)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -369,7 +405,10 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
     for run in found:
         what_jobs_do = print_jobs(run)
         holder = holder_of_run(run, ask_slurm=True)
-        if not (run / "settings.json").exists() or not (run / "arrivals.json").exists():
+        if missing := [name for name in ("settings.json", "arrivals.json") if not (run / name).exists()]:
+            if (run / "ledger.jsonl").exists():
+                console.print(f"{run} has a ledger, but no {missing[0]}: restore the file from a backup")
+                continue
             left = "the run has not started yet"
         else:
             settings = read_json(run / "settings.json")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from fairseq_alma.app.arguments import config_folders
 from fairseq_alma.app.script_sources import sources_in_script
 from fairseq_alma.core.errors import AlmaError, SettingError
 
@@ -216,13 +217,8 @@ def plugin_named_by(arguments: Sequence[str]) -> str | None:
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
     if "plugin" in values:
         return None if values["plugin"] in ("", "null") else values["plugin"]
-    folders = [
-        argument.partition("=")[2] or following
-        for argument, following in zip(arguments, [*arguments, ""][1:], strict=True)
-        if argument.partition("=")[0] in ("--config-dir", "-cd")
-    ]
-    for folder in folders:
-        path = Path(folder) / "preset" / f"{values.get('preset', '')}.yaml"
+    for folder in config_folders(arguments):
+        path = folder / "preset" / f"{values.get('preset', '')}.yaml"
         if not path.is_file():
             continue
         try:

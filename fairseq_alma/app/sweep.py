@@ -9,6 +9,7 @@ several seeds, the mean over the seeds is used.
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite, nan
@@ -57,7 +58,7 @@ class BestByValidation(Callback):
             if len({_stream_of(folder / str(summary["run"])) for summary in finished}) > 1:
                 wide_console(sys.stderr).print(
                     "these jobs differ in the stream or in the number of arrivals, so their scores cannot be compared: "
-                    f"`alma-report {folder}` compares those that can"
+                    f"`alma-report {shlex.quote(str(folder))}` compares those that can"
                 )
         failed = [name for name, time in _failed_jobs(folder).items() if time != self._failed_before.get(name)]
         if failed:
@@ -197,6 +198,7 @@ def is_finished(run: Path) -> bool:
     The table leaves out a job with an unfinished run, because scores after fewer arrivals may be misleading.
     """
     try:
+        read_json(run / "settings.json")
         arrivals, summary = read_json(run / "arrivals.json"), read_json(run / "summary.json")
     except FileNotFoundError:
         return False

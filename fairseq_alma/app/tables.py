@@ -1,5 +1,6 @@
 """Format a ledger as a table, and create the console that prints tables on the terminal."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,11 @@ def wide_console(stream: TextIO | None = None) -> Console:
 def title_of(folder: Path | str, learner: str, wait: object, preset: str | None) -> str:
     """Return the title of the table of a run: its folder, and the settings that say most about it."""
     return f"{folder}: learner={learner} wait={wait}" + (f" preset={preset}" if preset else "")
+
+
+def seed_text(run: Path) -> str:
+    """Return "seed N  " for the run folder of one of several seeds, otherwise "", for the start of a progress line."""
+    return f"seed {run.name[5:]}  " if re.fullmatch(r"seed_\d+", run.name) else ""
 
 
 def rows_in(out: Path) -> dict[Path, list[LedgerRow]]:

@@ -1,5 +1,24 @@
 """Errors that the user can fix. Commands print the error message without a traceback."""
 
+import errno
+from os import fsdecode
+
+_PERMISSIONS = "fix the permissions or attributes of the file or of its folder"
+ADVICE = {
+    errno.EACCES: _PERMISSIONS,
+    errno.EPERM: _PERMISSIONS,
+    errno.EROFS: "choose a folder on a file system that is not read-only",
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space, because your disk quota is used up",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "end other programs, because all of them together have too many open files",
+    errno.EIO: "check the disk",
+    errno.ELOOP: "remove one of the links, which form a loop",
+    errno.ENAMETOOLONG: "choose shorter names",
+}
+"""Number of an error of the operating system -> what the user can do."""
+
 
 class AlmaError(Exception):
     """An error that the user can fix. The message says what was found, what was expected and what to do."""
@@ -23,3 +42,12 @@ class StageError(AlmaError):
 
 class StoppedError(StageError):
     """The training of a stage was stopped by SIGTERM, for example by Slurm. It can be continued."""
+
+
+def message_of(error: Exception) -> str:
+    """Return the message of an error for the user. For one of the operating system: cause, file and what to do."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    file = f": {fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+    advice = ADVICE.get(error.errno, "fix the cause")
+    return f"{error.strerror}{file}: {advice}, then run the same command again to continue"

@@ -18,6 +18,26 @@ _counter = itertools.count()
 
 
 @contextmanager
+def file_named(path: str | Path, temporary: Path | None = None) -> Iterator[None]:
+    """Context manager that adds a path to an OSError that names no file, such as that of a write to a full disk.
+
+    Args:
+        path: the file that is written in the block.
+        temporary: another name of the file, which is replaced by `path` in the error.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # If a write fails, torch.save raises a RuntimeError that does not name the cause. The OSError is its context.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        if cause.errno is not None and cause.filename in (None, str(temporary)):
+            cause.filename = str(path)
+        raise cause from (None if cause is error else error)
+
+
+@contextmanager
 def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """Context manager that yields a temporary path and renames it to `path` at the end of the block.
 
@@ -49,12 +69,13 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
     name = f".{path.stem}.{os.getpid()}.tmp{path.suffix}"
     temporary = fence.place / f"{next(_counter)}{name}" if fence and is_fenced else path.with_name(name)
     try:
-        yield temporary
-        if durable:
-            sync(temporary)
-        if fence and not is_fenced:
-            fence.check()
-        os.replace(temporary, path)
+        with file_named(path, temporary):
+            yield temporary
+            if durable:
+                sync(temporary)
+            if fence and not is_fenced:
+                fence.check()
+            os.replace(temporary, path)
     except BaseException as error:
         remove(temporary)
         if fence and isinstance(error, OSError | RuntimeError):  # torch raises a RuntimeError if a folder is missing

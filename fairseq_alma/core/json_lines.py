@@ -8,7 +8,7 @@ from typing import Any
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of
-from fairseq_alma.core.files import write_whole
+from fairseq_alma.core.files import file_named, write_whole
 
 
 class JsonLines:
@@ -39,7 +39,7 @@ class JsonLines:
             self._num_bytes = len(lines.encode())
             return
         fence = fence_of(self.path)
-        with open(self.path, "r+b") as file:
+        with file_named(self.path), open(self.path, "r+b") as file:
             if fence:
                 fence.check()  # after the file was opened, see `fairseq_alma.core.fence`
             # Read the file only if this object did not write its end. Otherwise, n lines would need time O(n^2).

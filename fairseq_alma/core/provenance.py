@@ -22,7 +22,7 @@ MAX_DIFFERENCE = 20_000
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the information needed to reproduce a run: command, commit, package versions, machine and seed."""
     return {
-        "command": [Path(sys.argv[0]).name, *map(_unquoted, sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         **_commit(),
         "versions": {"python": platform.python_version(), **_package_versions()},
         "machine": {
@@ -55,12 +55,6 @@ def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
     continued = before.get("continued", [])
     if now != first and now not in continued:
         write_json(path, {**first, "continued": [*continued, now]})
-
-
-def _unquoted(word: str) -> str:
-    """Return an argument such as `out='a=b'` without the quotes that Hydra needs. The commands add them again."""
-    name, _, value = word.partition("=")
-    return f"{name}={value[1:-1]}" if name == "out" and len(value) > 1 and value[0] == value[-1] == "'" else word
 
 
 @cache

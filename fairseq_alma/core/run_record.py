@@ -380,12 +380,13 @@ class RunRecord:
 def find_runs(folder: Path) -> list[Path]:
     """Return all run folders in `folder`, sorted. If `folder` itself is a run folder, return only `folder`.
 
-    Run folders are found at any depth. A sweep names its run folders after the settings. A slash in a setting, such as
-    the one in preset=table2/gmoe_w1, makes a nested folder.
+    A folder with a ledger, but without settings.json, is a damaged run folder, and is returned too. Run folders are
+    found at any depth. A sweep names its run folders after the settings. A slash in a setting, such as the one in
+    preset=table2/gmoe_w1, makes a nested folder.
     """
     found = []
     for path, folders, files in os.walk(folder):
-        if "settings.json" in files:
+        if not {"settings.json", "ledger.jsonl", "ledger.jsonl.gz"}.isdisjoint(files):
             found.append(Path(path))
             # Do not search the subfolders of a run folder. They contain no other run, but many checkpoints, so the
             # search would take long on a slow file system.

@@ -158,6 +158,8 @@ class SettingDescription:
     """The default value; `dataclasses.MISSING` if the setting must be given."""
     text: str
     """Meaning of the setting. It is the docstring of the field."""
+    is_text: bool
+    """Whether the value may be any text, and nothing else but None."""
 
 
 def describe(cls: type[Settings]) -> list[SettingDescription]:
@@ -167,7 +169,8 @@ def describe(cls: type[Settings]) -> list[SettingDescription]:
         if (group := _group(field)) is not None:
             found += describe(group)
         elif not isinstance(field.default, Settings) and field.metadata.get("is_setting", True):
-            found.append(SettingDescription(field.name, field.default, _docstring(cls, field.name)))
+            is_text = {*_alternatives(_types_of(cls)[field.name])} - {type(None)} == {str}
+            found.append(SettingDescription(field.name, field.default, _docstring(cls, field.name), is_text))
     return found
 
 

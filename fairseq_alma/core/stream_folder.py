@@ -18,6 +18,7 @@ STREAM/mega_batch_1/test.bin, .idx      held-out text of the first period, for t
 
 import itertools
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,7 +266,9 @@ class StreamFolder:
 def _read_description(path: Path) -> dict[str, Any]:
     file = path / STREAM_FILE
     if not file.is_file():
-        raise StreamError(f"no stream at {path} (stream.json is missing): run `alma-prep {path} ...` first")
+        raise StreamError(
+            f"no stream at {path} (stream.json is missing): run `alma-prep {shlex.quote(str(path))} ...` first"
+        )
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
         version = description["format_version"]

@@ -21,7 +21,7 @@ import torch
 
 import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
-from fairseq_alma.core.errors import AlmaError, SettingError, StreamError
+from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
@@ -245,8 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])
         by_source = _by_source(members, stream, arguments.split) if arguments.by_source else {}
-    except AlmaError as error:
-        print(f"alma-eval: {error}", file=sys.stderr)
+    except (AlmaError, OSError) as error:
+        print(f"alma-eval: {message_of(error)}", file=sys.stderr)
         return 2
     expected = stream.counts(arguments.split)["tokens"]
     if result.num_tokens != expected:

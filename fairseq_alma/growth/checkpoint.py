@@ -16,7 +16,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, read_checkpoint, write_checkpoint
-from fairseq_alma.core.errors import AlmaError, SettingError
+from fairseq_alma.core.errors import AlmaError, SettingError, message_of
 from fairseq_alma.core.learner_settings import ExpertChoice
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _grow(arguments)
     except (AlmaError, OSError) as error:
-        print(f"alma-grow: {error}", file=sys.stderr)
+        print(f"alma-grow: {message_of(error)}", file=sys.stderr)
         return 2
     changed = [name for name, value in (("--num-experts", arguments.experts), ("--decoder-layers", arguments.layers))
                if value is not None]  # fmt: skip

@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.app.tables import seed_text
 from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
 
-RESUMED = re.compile(r"Loaded checkpoint \S*checkpoint_last\.pt \(epoch \d+ @ (\d+) updates\)")
+RESUMED = re.compile(r"Loaded checkpoint .*checkpoint_last\.pt \(epoch \d+ @ (\d+) updates\)")
 """Matches the log line that fairseq writes when it resumes from a checkpoint. Group 1 is the checkpoint's update."""
 
 SECONDS_BETWEEN_LINES = 15
@@ -61,7 +62,8 @@ class StageDisplay:
             disable=not console.is_terminal,
             transient=True,
         )
-        title = f"mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
+        seed = seed_text(stage.folder.parents[1])
+        title = f"{seed}mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
         self._members = {}
         for number, total in updates.items():
             name = title if set(updates) == {1} else f"{title}  member {number}"
@@ -180,7 +182,7 @@ class _MemberDisplay:
     ):
         self._record, self._log = record, log
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
-        self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
+        self._training = self._validation = self._speed = ""  # until they are known
         # The time in seconds and the update number of the first log line are used to estimate the remaining time.
         self._first_update: tuple[float, int] | None = None
         self._next_line_seconds = 0.0
@@ -195,28 +197,29 @@ class _MemberDisplay:
             return
         point, values = parsed
         if point.name == "validation_perplexity":
-            self._validation = f"{point.perplexity:.2f}"
+            self._validation = f"valid ppl {point.perplexity:.2f}"
         else:
-            self._loss = f"{float(values['nll_loss']):.3f}"
-            self._perplexity = f"{point.perplexity:.2f}"
-            self._tokens_per_second = f"{float(values.get('wps', 0)):,.0f}"
+            self._training = f"loss {float(values['nll_loss']):.3f} bits  ppl {point.perplexity:.2f}"
         if self._record:
             self._record(point.name, point.perplexity, point.update / self._updates)
-        self._show(point.update)
+        self._show(point.update, values)
 
-    def _show(self, update: int) -> None:
-        """Display the latest values, which belong to optimizer update number `update`."""
-        state = (
-            f"loss {self._loss} bits  ppl {self._perplexity}  valid ppl {self._validation}  "
-            f"{self._tokens_per_second} tokens/s"
-        )
-        self._progress.update(self._task, completed=update, state=state)
+    def _show(self, update: int, values: Mapping[str, Any]) -> None:
+        """Display the latest values, which belong to optimizer update number `update`. Unknown ones are left out."""
         now = time.monotonic()
         if self._first_update is None:
             self._first_update = (now, update)
+        start, first = self._first_update
+        # fairseq measures the speed only from the 10th update of a process on, which a short stage may not reach.
+        speed = float(values.get("wps", 0))
+        if not speed and update > first:
+            speed = float(values.get("wpb", 0)) * (update - first) / (now - start)
+        if speed:
+            self._speed = f"{speed:,.0f} tokens/s"
+        state = "  ".join(filter(None, (self._training, self._validation, self._speed)))
+        self._progress.update(self._task, completed=update, state=state)
         if not self._console.is_terminal and now >= self._next_line_seconds:
             self._next_line_seconds = now + SECONDS_BETWEEN_LINES
-            start, first = self._first_update
             left_text = ""
             if update > first:
                 left_text = f"{(now - start) / (update - first) * (self._updates - update):.0f} s left"

@@ -6,6 +6,7 @@ RUN/launch/*.log            output of the jobs
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -145,7 +146,7 @@ def what_they_do(jobs: JobFolder, queued: Sequence[QueuedJob]) -> str:
     """
     if not queued:
         return ""
-    again = f"when they end, or after alma-lm cancel {jobs.run}, run the training command again"
+    again = f"when they end, or after alma-lm cancel {shlex.quote(str(jobs.run))}, run the training command again"
     if not any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
         return f"the queued jobs train members, but none continues the run: {again}"
     # A pending run job starts when all members of the last array have been trained.
@@ -167,7 +168,8 @@ def refuse_queued(run: str | Path) -> None:
         return
     if queued:
         raise RunError(
-            f"{run} has jobs in Slurm: {in_words(queued)}. To continue it here, first run: alma-lm cancel {run}"
+            f"{run} has jobs in Slurm: {in_words(queued)}. To continue it here, first run: "
+            f"alma-lm cancel {shlex.quote(str(run))}"
         )
 
 

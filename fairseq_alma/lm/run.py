@@ -22,7 +22,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, run_job, store_settings
+from fairseq_alma.app.command import Command, store_settings
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
@@ -170,6 +170,18 @@ def _refuse_other_layout(settings: LanguageModelSettings) -> None:
 
 
 store_settings(LanguageModelSettings)
+COMMAND = Command(
+    "alma-lm",
+    __doc__ or "",
+    LanguageModelSettings,
+    CONFIGS,
+    example_out="runs/sm_w1",
+    other_keys=OTHER_KEYS,
+    when_stopped=WHEN_STOPPED,
+    subcommands={"status": print_status, "cancel": cancel_runs, "logs": follow_logs},
+    groups={"launch": SlurmSettings},
+    data_setting="stream",
+)
 
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
@@ -185,7 +197,7 @@ def hydra_main(config: DictConfig) -> float:
         submit_runs(settings, SlurmSettings(**launch))
         return math.nan  # the result is not known yet
 
-    return run_job("alma-lm", config, run, OTHER_KEYS)
+    return COMMAND.run_job(config, run)
 
 
 def hide_messages_of_libraries(force: bool = True) -> None:
@@ -207,21 +219,7 @@ def main() -> None:
     # If alma-lm is started with `python -m`, it may run in a fork of a server process that has already imported
     # fairseq_cli. That import has configured logging for fairseq-train, so replace this configuration.
     hide_messages_of_libraries(force=__name__ == "__main__")
-    assert __doc__ is not None
-    Command(
-        "alma-lm",
-        __doc__,
-        LanguageModelSettings,
-        CONFIGS,
-        hydra_main,
-        example_out="runs/sm_w1",
-        other_keys=OTHER_KEYS,
-        when_stopped=WHEN_STOPPED,
-        subcommands={"status": print_status, "cancel": cancel_runs, "logs": follow_logs},
-        groups={"launch": SlurmSettings},
-        texts=("launch.sbatch", "launch.setup"),
-        data_setting="stream",
-    ).main()
+    COMMAND.main(hydra_main)
 
 
 if __name__ == "__main__":

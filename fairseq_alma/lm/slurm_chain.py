@@ -269,9 +269,10 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
         write_json(Path(settings.out) / SEEDS, seeds)
         with suppress(RunError):  # a job is writing the summary just now
             summarize_seeds(Path(settings.out), seeds)
-    print(f"alma-lm status {settings.out}    show the ledger and the jobs")
-    print(f"alma-lm logs {settings.out}      print and follow the logs")
-    print(f"alma-lm cancel {settings.out}    cancel the jobs")
+    out = shlex.quote(settings.out)
+    print(f"alma-lm status {out}    show the ledger and the jobs")
+    print(f"alma-lm logs {out}      print and follow the logs")
+    print(f"alma-lm cancel {out}    cancel the jobs")
 
 
 def summarize_seeds(folder: Path, seeds: Sequence[int]) -> None:
@@ -337,7 +338,7 @@ def _check_same_chain(chain: Chain, queued: Sequence[QueuedJob]) -> None:
         raise RunError(
             f"{run} has jobs already, which were submitted with other settings: {in_words(queued)}\n  "
             + "\n  ".join(differing)
-            + f"\nTo use the new settings, first run: alma-lm cancel {run}"
+            + f"\nTo use the new settings, first run: alma-lm cancel {shlex.quote(run)}"
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fairseq_alma.app.command import stopped_by_signals
-from fairseq_alma.core.errors import AlmaError, StageError
+from fairseq_alma.core.errors import AlmaError, StageError, message_of
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
@@ -71,10 +71,8 @@ class SlurmJob:
                 done = str(handed_over)
             except KeyboardInterrupt:
                 return self._stopped(signals)
-            except AlmaError as error:
-                return self._failed(str(error))
-            except OSError as error:
-                return self._failed(f"{error}: free space on the disk or fix the cause, then run the command again")
+            except (AlmaError, OSError) as error:
+                return self._failed(message_of(error))
             except BaseException as error:
                 self._failed(f"{type(error).__name__}: {error}")
                 raise

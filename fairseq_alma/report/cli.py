@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq_alma.core.errors import AlmaError, RunError
+from fairseq_alma.core.errors import AlmaError, RunError, message_of
 from fairseq_alma.report.reading import is_any_run_held, read_runs
 from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
@@ -51,7 +51,7 @@ def main() -> None:
         # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
         sys.stdout = None
     except OSError as error:
-        sys.exit(_print_error(f"{error}: free disk space or allow access, then run the same command"))
+        sys.exit(_print_error(message_of(error)))
     except KeyboardInterrupt:
         sys.exit("alma-report: stopped")
 

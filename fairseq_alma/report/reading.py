@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_alma.core.error_matrix import TRANSFER_METRICS
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, message_of
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of_run
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
@@ -122,6 +122,8 @@ def read_run(folder: Path, until: int | None = None) -> Run:
     Raises:
         RunError: if the settings or the ledger are damaged. The message names the file and, for the ledger, the line.
     """
+    if not (folder / "settings.json").exists():
+        raise RunError(f"{folder} has a ledger, but no settings.json: restore the file from a backup")
     settings = read_json(folder / "settings.json")
     if not isinstance(settings, dict):
         raise RunError(f"{folder / 'settings.json'} is not a JSON object with settings: restore it or remove {folder}")
@@ -181,7 +183,7 @@ def _read_or_explain(folder: Path) -> Run | str:
     try:
         return read_run(folder)
     except (RunError, OSError) as error:
-        return str(error)
+        return message_of(error)
     except Exception as error:  # damaged files can cause any exception, which must not stop the report
         return f"{folder} cannot be read ({error!r}): restore its files"
 

@@ -11,6 +11,7 @@ from fairseq_alma.core.settings import describe
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import SlurmSettings
 from tests.commands import ROOT
+from tests.fairseq_alma.report.browser import ARGUMENTS, CHROMIUM
 from vision.settings import VisionSettings
 
 pytest.importorskip("material", reason="needs the extra `docs`")
@@ -43,6 +44,20 @@ def test_the_search_finds_a_term_of_the_glossary_and_a_class(site):
     index = (site / "search/search_index.json").read_text(encoding="utf-8")
     assert "mega-batch" in index
     assert "StreamSettings" in index
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_search_box_works_on_a_page_that_is_opened_as_a_file(site):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_context(offline=True).new_page()
+        page.goto(f"file://{site}/api/launch.html")
+        page.click("label.md-header__button[for=__search]")
+        page.fill("input.md-search__input", "renewed its lease")
+        found = page.wait_for_selector(".md-search-result__link[href*='troubleshooting.html']")
+        assert "renewed its lease" in found.inner_text()
+        browser.close()
 
 
 def test_the_settings_reference_has_every_key_of_both_commands(site):

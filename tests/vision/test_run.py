@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -497,8 +498,61 @@ def test_a_job_of_a_sweep_records_the_command_that_repeats_it_alone(alma_vision,
     assert "nothing was left to do" in alma_vision(*command[1:]).out
 
 
+@pytest.mark.parametrize("name", ["Fotos für Müller; #1", "it's [a], b=${x}", '"quoted"\\', " 写真 "])
+def test_a_folder_of_any_name_is_taken_recorded_continued_and_shown(alma_vision, tmp_path, name):
+    words = [*as_arguments(epochs=1), f"out={tmp_path}/{name}/run", f"data_root={tmp_path}/{name}"]
+    said = alma_vision(*words)
+    assert said.status == 0, said.err
+    run = tmp_path / name / "run"
+    command = json.loads((run / "provenance.json").read_text())["command"]
+    assert command == ["alma-vision", *words]
+    assert "nothing was left to do" in alma_vision(*command[1:]).out
+    assert "finished" in alma_vision("status", run).out
+    assert json.loads((run / "settings.json").read_text())["data_root"] == str(tmp_path / name)
+
+
+def test_a_sweep_over_folders_of_any_name_can_be_repeated_and_each_job_alone(alma_vision, tmp_path):
+    for name in ("für, 1", "b"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
+    words = [*as_arguments(epochs=1, mega_batches=2, batch_size=2, backbone="mlp"), f"out={tmp_path}/Zürich"]
+    words[0] = f"dataset='{tmp_path}/für, 1.npz',{tmp_path}/b.npz"
+    said = alma_vision("-m", *words)
+    assert said.status == 0, said.err
+    runs = list((tmp_path / "Zürich").rglob("provenance.json"))
+    assert len(runs) == 2
+    for run in runs:
+        command = json.loads(run.read_text())["command"]
+        assert not any("'" in word for word in command if word.startswith("dataset="))
+        assert "nothing was left to do" in alma_vision(*command[1:]).out
+
+
+def test_a_word_that_is_no_setting_is_named(alma_vision):
+    said = alma_vision("dataset=Fotos", "für", "Müller")
+    assert (said.status, "'für' is no setting: settings are written NAME=VALUE" in said.err) == (2, True)
+    said = alma_vision("lr=Zürich", "out=x")
+    assert (said.status, "lr=Zürich cannot be read: give a number" in said.err) == (2, True)
+
+
+def test_an_unknown_preset_is_refused_with_the_most_similar_one_and_all_others(alma_vision, tmp_path):
+    said = alma_vision("preset=original", f"out={tmp_path}/x")
+    assert said.status == 2
+    assert (
+        "preset=original does not exist: did you mean original_code? They are anytime, original_code, paper" in said.err
+    )
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset/für mich.yaml").write_text("# @package _global_\nepochs: 1\n")
+    said = alma_vision("--config-dir", tmp_path, "preset=für mich", "mega_batches=2", f"out={tmp_path}/x")
+    assert said.status == 0, said.err
+    assert json.loads((tmp_path / "x/settings.json").read_text())["epochs"] == 1
+
+
 def test_usage(alma_vision):
-    assert "usage:" in alma_vision("status").err
+    for words in (["status"], ["status", "--all", "x"], ["status", "--all"]):
+        assert "usage: alma-vision status RUN" in (said := alma_vision(*words)).err
+        assert said.status == 2
+    said = alma_vision("status", "--help")
+    assert (said.status, said.out.splitlines()[0]) == (0, "usage: alma-vision status RUN")
+    assert "the ledger so far" in said.out
     assert "best run first" in alma_vision("--help").out
     assert alma_vision("--version").out.startswith(f"alma-vision {metadata.version('fairseq-alma')} (Hydra 1.")
 

@@ -1,16 +1,18 @@
 """The default of `out=`, the command of a job, units of FLOPs, and what a settings class says about several errors."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 
-from fairseq_alma.app.arguments import checked_out, default_out, job_arguments, name_and_value
+from fairseq_alma.app.arguments import TextSettings, check_out, default_out, job_arguments, name_and_value
+from fairseq_alma.app.command import setting_values
 from fairseq_alma.app.tables import flops_unit
 from fairseq_alma.core import provenance
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.lm.settings import LanguageModelSettings
+from vision.presets import CONFIGS
 from vision.settings import VisionSettings
 
 
@@ -49,9 +51,76 @@ def test_a_prefix_of_hydra_is_no_part_of_a_name():
 
 def test_a_folder_that_cannot_be_created_is_refused_and_one_that_can_is_not_left(tmp_path):
     with pytest.raises(SettingError, match="out=/proc/x cannot be created"):
-        checked_out("/proc/x", "runs/x")
-    assert checked_out(f"'{tmp_path}/a/b'", "runs/x") == f"{tmp_path}/a/b"
+        check_out("/proc/x", "runs/x")
+    check_out(f"{tmp_path}/a/b", "runs/x")
     assert not any(tmp_path.iterdir())
+
+
+def test_an_out_that_is_a_dangling_link_is_refused_by_name(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for out in (tmp_path / "link", tmp_path / "link/run"):
+        with pytest.raises(SettingError, match=f"{tmp_path}/link is a link to {tmp_path}/gone, which does not exist"):
+            check_out(str(out), "runs/x")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SettingError, match="loop is a link to"):
+        check_out(f"{tmp_path}/loop/run", "runs/x")
+
+
+ODD = [
+    "r/Zürich", "Fotos für Müller", "/home/josé/x", "写真", "🙂", "e\u0301", "a#1", "a & b", "a;b", "a,b", "it's",
+    'say "x"', "'x' or \"y\"", "a=b", "[a]", "{a: b}", "(a)", "f(x)", "glob(*)", "a\\b", "a\\", "a\\'", "\\", "a\\,b",
+    " a", "a ", "a\tb", "a\nb", "$HOME", "${", "${x}", "a${b", "\\${", "$", "~", "~/x", "-x", "+x", "@x", "a:b",
+    "hf:a/b", "100%", "1", "007", "1e3", "true", "nan", "a|b", "*.npz", "?", "!", "<x>", "^", "`x`", "a//b", ".",
+    "..", "", "x" * 300,
+]  # fmt: skip
+"""Texts that a path or another setting may have."""
+TEXTS = TextSettings({"dataset", "out", "launch.setup"}, {"learner", "dataset"})
+
+
+def read_by_hydra(*words: str, name: str = "dataset") -> object:
+    """Return the value of a setting after Hydra and OmegaConf have read the command line."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.1"):
+        return setting_values(compose("alma_vision", overrides=[*words, *(["out=x"] if name != "out" else [])]))[name]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_text_is_taken_as_it_is_typed(text):
+    word = TEXTS.for_hydra(f"dataset={text}", in_sweep=False)
+    assert read_by_hydra(word) == text
+    assert TEXTS.texts(word) == [text]
+    assert TEXTS.as_typed(word) == f"dataset={text}"
+    # In a sweep, what is typed in quotes is one text.
+    assert read_by_hydra(TEXTS.for_hydra(word, in_sweep=True)) == text or "," not in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "texts"),
+    [
+        ("mnist,cifar10", ["mnist", "cifar10"]),
+        ("Zürich,'a,b',\"c, d\",it's", ["Zürich", "a,b", "c, d", "it's"]),
+        ("a b, c", ["a b", " c"]),
+        ("choice(a,b)", ["a", "b"]),
+        ("[a,b]", ["[a", "b]"]),
+        ("1,2", ["1", "2"]),
+    ],
+)
+def test_in_a_sweep_a_comma_separates_texts_unless_it_is_in_quotes(typed, texts):
+    assert TEXTS.texts(TEXTS.for_hydra(f"dataset={typed}", in_sweep=True)) == texts
+
+
+def test_a_name_that_hydra_can_read_gets_no_quotes_because_the_folders_of_a_sweep_are_named_after_it():
+    for word in ("dataset=mnist,/data/a-b_c.npz", "out=runs/x", "wait=1,10", "dataset=null", "dataset='a b'", "-m"):
+        assert TEXTS.for_hydra(word, in_sweep=True) == word
+
+
+def test_a_reference_to_a_setting_or_variable_is_replaced_and_can_be_escaped(monkeypatch):
+    monkeypatch.setenv("CITY", "Zürich")
+    word = TEXTS.for_hydra("out=r/${dataset}/${oc.env:CITY}, ü", in_sweep=False)
+    assert read_by_hydra(word, "dataset=mnist", name="out") == "r/mnist/Zürich, ü"
+    assert TEXTS.texts(word) == []
+    assert read_by_hydra(TEXTS.for_hydra("out=r/\\${dataset}", in_sweep=False), name="out") == "r/${dataset}"
+    setup = "export X=${HOME} dataset=${dataset}"  # for the shell
+    assert TEXTS.texts(TEXTS.for_hydra(f"launch.setup={setup}", in_sweep=False)) == [setup]
 
 
 def test_the_command_of_a_job_names_its_folder(tmp_path, monkeypatch):
@@ -85,11 +154,6 @@ def test_provenance_shows_what_differed_from_the_commit(tmp_path, monkeypatch):
     assert dirty["commit"] == f"{clean['commit']}-dirty"
     assert dirty["uncommitted"]["files"] == [" M fairseq_alma/core/provenance.py"]
     assert "-a = 1\n+a = 2" in dirty["uncommitted"]["difference"]
-
-
-def test_the_quotes_that_hydra_needs_are_not_recorded(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/bin/alma-vision", "out='runs/wait=1'", "plugin='x'"])
-    assert provenance.provenance({})["command"] == ["alma-vision", "out=runs/wait=1", "plugin='x'"]
 
 
 def test_several_errors_are_one_message():

@@ -76,7 +76,7 @@ def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_ru
     settings, out = (*GMOE, f"mega_batches={stages}"), tmp_path / "a run"  # with a space
     result = submit(stream, out, *settings)
     assert result.returncode == 0, result.stderr
-    assert f"alma-lm status {out}" in result.stdout
+    assert f"alma-lm status '{out}'" in result.stdout
     again = submit(stream, out, *settings)
     assert (again.returncode, "has jobs already" in again.stdout) == (0, True), again.stderr
     wait_until_no_job_is_left(slurm, out)
