@@ -172,6 +172,11 @@ class Command:
                 for path in [""] if is_empty else texts.texts(word):
                     errors.collect(partial(check_out, path, self._example_out))
             errors.collect(partial(self._check_value, word, words))
+        if "${" in str(Path.cwd()) or (in_sweep and any(re.match(r"[^.]*=.*\\\$\{", word) for word in words)):
+            errors.messages.append(
+                "Hydra cannot use ${ in the name of the current folder, or of the folder of a job of a sweep: give the "
+                "file or folder another name"
+            )
         if errors.messages and not in_sweep:
             errors.collect(lambda: self._check_values(words))
         errors.raise_all()
