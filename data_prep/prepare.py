@@ -49,7 +49,7 @@ def prepare(settings: PrepSettings) -> dict:
         PrepError: if the stream cannot be made; the message says what to do.
     """
     if getattr(current_process(), "_inheriting", False):
-        sys.exit("alma-prep: this script calls prepare() when a worker imports it: see the next message")
+        sys.exit("alma-prep: the script calls prepare() when a worker process imports it")
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
         # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.

@@ -207,7 +207,7 @@ def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
                 f"a worker process ended with {', '.join({*died.values()})}, and was not killed: see the messages "
                 f"above. A Python script must call prepare() under `if __name__ == '__main__':`, because each worker "
                 f"imports the script."
-            ) from error
+            ) from None
         places = [f"{step.place_of(pid)}, ended by {what}" for pid, what in died.items()]
         if not places:
             raise

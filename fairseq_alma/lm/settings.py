@@ -192,6 +192,12 @@ class LanguageModelSettings(RunSettings):
             )
 
     def _check_values(self) -> None:
+        for name, mark in (("stream", ":"), ("stream", "${"), ("out", "${")):
+            if mark in str(getattr(self, name)):
+                raise SettingError(
+                    f"{name}={getattr(self, name)}: fairseq cannot use a path that contains {mark} (rename the folder, "
+                    f"or give a link to it)"
+                )
         check_wait(self.wait, self.wait_ratio)
         if self.replay_memory is not None and self.replay_memory < self.tokens_per_sample:
             raise SettingError(

@@ -43,6 +43,20 @@ def test_the_server_has_a_single_thread():
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
 
 
+def test_a_script_without_a_main_guard_is_refused_with_the_line_that_it_lacks(tmp_path):
+    (tmp_path / "text.txt").write_text("some words\n" * 100)
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path\nfrom data_prep.prepare import prepare\nfrom data_prep.settings import PrepSettings\n"
+        "from data_prep.sources import Source\n"
+        "prepare(PrepSettings(Path('out'), (Source.parse('text:text.txt'),), num_mega_batches=2, workers=1))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert "under `if __name__ == '__main__':`, because each worker imports the script" in done.stderr
+    assert "memory" not in done.stderr
+
+
 def compute(seconds):
     """Use the CPU for some seconds. Return the process id of the server."""
     end = time.process_time() + seconds

@@ -162,6 +162,33 @@ def test_a_stream_that_moved_is_the_same_stream(run, own_stream):
     assert result.returncode == 0, result.stderr
 
 
+def test_each_subcommand_says_what_it_does():
+    for name, text in (
+        ("status", "the ledger and the jobs"),
+        ("logs", "until the run ends"),
+        ("cancel", "end the run"),
+    ):
+        result = run_command("alma-lm", name, "--help")
+        assert (result.returncode, result.stdout.splitlines()[0]) == (0, f"usage: alma-lm {name} RUN")
+        assert text in result.stdout
+        result = run_command("alma-lm", name, "--all")
+        assert (result.returncode, f"usage: alma-lm {name} RUN" in result.stderr) == (2, True)
+
+
+def test_folders_of_any_name_are_trained_on_scored_and_grown(stream, tmp_path):
+    folder = tmp_path / "Zürich, 'x' #1; a & b"
+    shutil.copytree(stream, folder / "stream")
+    words = [f"stream={folder}/stream", f"out={folder}/run\\", *RUN, "updates=2", "validations=1", "mega_batches=1"]
+    result = run_command("alma-lm", *words)
+    assert result.returncode == 0, result.stderr[-2000:]
+    run = folder / "run\\"
+    assert json.loads((run / "provenance.json").read_text())["command"] == ["alma-lm", *words]
+    assert "nothing was left to do" in run_command("alma-lm", *words).stdout
+    assert run_command("alma-eval", run).returncode == 0
+    best = run / "stages/stage_001/member_1/checkpoint_best.pt"
+    assert run_command("alma-grow", best, folder / "grown.pt", "--experts", 1).returncode == 0
+
+
 def test_status_shows_how_far_a_run_is(run, tmp_path):
     result = run_command("alma-lm", "status", run)
     assert result.returncode == 0
@@ -374,6 +401,13 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
         (("updates=5", "warmup_updates=-1"), "warmup_updates=-1"),
         (("updates=5", "fairseq='--disable-validation'"), "--disable-validation is refused"),
         (("updates=5", "colour=red"), "colour"),
+        (
+            ("preset=table2/gmoe",),
+            "preset=table2/gmoe does not exist: did you mean table2/gmoe_w1? They are anytime, paper",
+        ),
+        (("preset=table2/gmoe",), "table2/sm_w4_4x"),
+        (("launch=slrm",), "launch=slrm does not exist: did you mean slurm?"),
+        (("stream=a:b", "updates=5"), "stream=a:b: fairseq cannot use a path that contains :"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(stream, tmp_path, settings, message):

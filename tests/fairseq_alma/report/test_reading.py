@@ -142,6 +142,19 @@ def test_files_that_a_report_can_do_without_may_be_damaged(tmp_path):
     assert "wall_seconds" not in group.runs[0].summary
 
 
+@pytest.mark.parametrize("ledger", ["ledger.jsonl", "ledger.jsonl.gz"])
+def test_a_run_without_settings_is_skipped_and_named(tmp_path, ledger):
+    write_vision(tmp_path / "good", ERRORS)
+    bad = write_vision(tmp_path / "bad/seed_0", ERRORS, wait=2)
+    (bad / "settings.json").unlink()
+    (bad / "ledger.jsonl").rename(bad / ledger)
+    assert len(only_comparison(tmp_path).groups) == 1
+    message = f"{bad} has a ledger, but no settings.json: restore the file from a backup"
+    assert read_runs([tmp_path]).errors == [message]
+    with pytest.raises(RunError, match="has a ledger, but no settings"):
+        read_runs([bad])
+
+
 def test_damaged_settings_are_named(tmp_path):
     write_vision(tmp_path / "good", ERRORS)
     for name, content in (("b", "{"), ("c", "[1]"), ("d", "\x00")):
