@@ -36,6 +36,7 @@ from tests.vision.tiny_runs import (
     summary,
     taken,
 )
+from vision import display
 from vision.learners import LEARNERS
 from vision.settings import VisionSettings
 
@@ -524,6 +525,20 @@ def test_a_sweep_over_folders_of_any_name_can_be_repeated_and_each_job_alone(alm
         command = json.loads(run.read_text())["command"]
         assert not any("'" in word for word in command if word.startswith("dataset="))
         assert "nothing was left to do" in alma_vision(*command[1:]).out
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [({"seeds": 2}, "seeds 0 to 1  sm "), ({"seed": 3}, "sm "), ({"learner": "ff", "seeds": 2}, "")],
+)
+def test_the_progress_line_says_which_seeds_are_trained(alma_vision, tmp_path, monkeypatch, settings, start):
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_REFRESHES", 0)
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0)
+    lines = alma_vision(*as_arguments(epochs=1, **settings), f"out={tmp_path}").err.splitlines()
+    if start:
+        assert {line.startswith(start) for line in lines if "stage" in line} == {True}
+    else:  # the networks of this learner are trained one after the other
+        assert [line[:10] for line in lines if "stage 1/" in line] == ["seed 0  ff", "seed 1  ff"]
 
 
 def test_a_word_that_is_no_setting_is_named(alma_vision):
