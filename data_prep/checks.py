@@ -7,6 +7,7 @@ was it made with the settings and from the files of this call of alma-prep?
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,8 +109,8 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
 
     Also raise it if the cache is inside the folder of a source.
     """
-    out = settings.out.resolve()
-    if settings.cache and Path(settings.cache).resolve().is_relative_to(out):
+    out = Path(os.path.realpath(settings.out))  # Path.resolve raises an error for a loop of links
+    if settings.cache and Path(os.path.realpath(settings.cache)).is_relative_to(out):
         raise PrepError(f"the cache {settings.cache} is in the stream folder {settings.out}: choose another folder.")
     for source, found in files.items():
         if any(isinstance(file.path, Path) and file.path.resolve().is_relative_to(out) for file in found):
@@ -122,7 +123,7 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
         if not KINDS[source.kind].wants_path or source.kind == "hf" or is_remote(source.path):
             continue
         for name, folder in inside.items():
-            if folder.resolve().is_relative_to(Path(source.path).resolve()):
+            if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source.path)):
                 raise PrepError(
                     f"the {name} {folder} is inside the source {source}: the next call of alma-prep would read its "
                     "files as input text. Choose a folder outside the source."

@@ -60,7 +60,7 @@ class Slurm:
     def __init__(self, cluster: Cluster, workers: int, stall_seconds: float, out: Path):
         self._cluster, self._workers, self._stall_seconds = cluster, workers, stall_seconds
         # The comment of each job begins with this text, so that the jobs of a stream folder can be found again.
-        self._owner = f"alma-prep#{hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:16]}#"
+        self._owner = f"alma-prep#{hashlib.sha256(os.fsencode(os.path.realpath(out))).hexdigest()[:16]}#"
         self._array_size = MAX_ARRAY
         for program in ("sbatch", "squeue", "scancel", "scontrol"):
             if shutil.which(program) is None:

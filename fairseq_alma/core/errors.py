@@ -14,6 +14,8 @@ ADVICE = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "end other programs, because all of them together have too many open files",
     errno.EIO: "check the disk",
+    errno.EEXIST: "remove this file or broken link, or choose another name",
+    errno.ENOTDIR: "choose another folder, because a part of this path is a file",
     errno.ELOOP: "remove one of the links, which form a loop",
     errno.ENAMETOOLONG: "choose shorter names",
 }
@@ -49,5 +51,5 @@ def message_of(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     file = f": {fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
-    advice = ADVICE.get(error.errno, "fix the cause")
+    advice = ADVICE.get(error.errno, "check the path")
     return f"{error.strerror}{file}: {advice}, then run the same command again to continue"

@@ -169,7 +169,8 @@ def describe(cls: type[Settings]) -> list[SettingDescription]:
         if (group := _group(field)) is not None:
             found += describe(group)
         elif not isinstance(field.default, Settings) and field.metadata.get("is_setting", True):
-            is_text = {*_alternatives(_types_of(cls)[field.name])} - {type(None)} == {str}
+            hint = _types_of(cls)[field.name]  # type: ignore[arg-type]
+            is_text = {*_alternatives(hint)} - {type(None)} == {str}
             found.append(SettingDescription(field.name, field.default, _docstring(cls, field.name), is_text))
     return found
 

@@ -6,6 +6,7 @@ tensorboard --logdir RUN                              the numbers of a run while
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -96,7 +97,7 @@ def _refuse_run_folder(runs: list[str], out: Path) -> None:
         runs: run folders, or folders that contain run folders.
         out: folder for the report.
     """
-    is_given = out.resolve() in [Path(run).resolve() for run in runs]
+    is_given = os.path.realpath(out) in map(os.path.realpath, runs)  # Path.resolve raises an error for loops of links
     if is_given or any((out / name).exists() for name in ("settings.json", "ledger.jsonl", "stages", "stream.json")):
         what = "is a folder with runs" if is_given else "is a run folder or a stream folder"
         raise RunError(f"--out {out} {what}: give another folder for the report, for example --out report")

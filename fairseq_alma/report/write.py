@@ -40,8 +40,8 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
         RunError: if `out` is a file.
         OSError: if the disk is full or `out` is not writable.
     """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file: give a folder for the report")
+    if (out.exists() or out.is_symlink()) and not out.is_dir():
+        raise RunError(f"{out} is a file, or a link to a missing folder: give a folder for the report")
     out.mkdir(parents=True, exist_ok=True)
     count = 1
     figures: dict[str, list[str]] = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 
 import pytest
@@ -47,6 +48,26 @@ def stream_copy(finished, tmp_path):
 def test_a_missing_path(tmp_path, refused):
     assert "missing does not exist" in refused(tmp_path / "out", f"text:{tmp_path}/missing")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("target", "message"), [("gone", "File exists"), ("out", "Too many levels of symbolic links")])
+def test_a_broken_link_as_stream_folder(tmp_path, refused, target, message):
+    (tmp_path / "a.txt").write_text("one two three\n" * 100)
+    (tmp_path / "out").symlink_to(tmp_path / target)
+    assert refused(tmp_path / "out", f"text:{tmp_path}/a.txt").startswith(f"alma-prep: {message}: {tmp_path}/out")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs the limits of Linux")
+def test_a_limit_on_the_size_of_files_is_named_with_the_file(tmp_path, refused):
+    (tmp_path / "a.txt").write_text("one two three four five\n" * 1000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert message.startswith(f"alma-prep: File too large: {tmp_path}/out/.alma-prep/")
+    assert "ulimit -f" in message
 
 
 def test_no_documents(tmp_path, refused):

@@ -80,7 +80,12 @@ def test_a_damaged_run_is_skipped_with_a_message_and_the_rest_is_reported(tmp_pa
     [
         (["nowhere", "--out", "report"], "nowhere is not a folder: give run folders"),
         (["empty", "--out", "report"], "empty contains no run: there is no settings.json in it"),
-        (["good", "--out", "good/settings.json"], "is a file: give a folder for the report"),
+        (["good", "--out", "good/settings.json"], "is a file, or a link to a missing folder: give a folder"),
+        (["good", "--out", "broken"], "is a file, or a link to a missing folder: give a folder"),
+        (["good", "--out", "broken/report"], "File exists: broken: remove this file or broken link"),
+        (["good", "--out", "loop"], "is a file, or a link to a missing folder: give a folder"),
+        (["good", "--out", "loop/report"], "loop"),
+        (["loop", "--out", "report"], "loop is not a folder"),
         (["good"], "the following arguments are required: --out"),
         (["--out", "report"], "the following arguments are required: RUN"),
         (["good", "--out", "report", "--watch", "0"], "give at least 1 second"),
@@ -90,6 +95,8 @@ def test_a_damaged_run_is_skipped_with_a_message_and_the_rest_is_reported(tmp_pa
 def test_bad_input_gives_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").symlink_to("gone")
+    (tmp_path / "loop").symlink_to("loop")
     write_vision(tmp_path / "good", [0.9, 0.5])
     assert alma_report(monkeypatch, *arguments) == 2
     assert message in capsys.readouterr().err
