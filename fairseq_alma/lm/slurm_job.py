@@ -20,7 +20,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from fairseq_alma.app.command import stopped_by_signals
+from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.core.errors import AlmaError, StageError, message_of
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.failures import failure_message

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fairseq_alma.core.errors import AlmaError, message_of
 from tests.vision.tiny_runs import as_arguments, small_run
@@ -100,11 +101,14 @@ def test_a_disk_that_is_read_only_is_named(alma_vision, tmp_path):
     assert (said.status, "cannot be created (Read-only file system)" in said.err) == (2, True)
 
 
-def test_a_dangling_link_in_a_run_folder_is_named(alma_vision, tmp_path):
-    out = tmp_path / "run"
-    assert alma_vision(*SETTINGS, "arrivals=1", f"out={out}").status == 0
-    (out / "stages").rename(tmp_path / "moved")
-    (out / "stages").symlink_to(tmp_path / "gone")
-    said = alma_vision(*SETTINGS, f"out={out}")
+def test_a_dangling_link_as_the_folder_of_data_is_named(alma_vision, tmp_path):
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(9):
+                Image.new("L", (8, 8), number).save(tmp_path / split / name / f"{number}.png")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    words = as_arguments(dataset=tmp_path, data_root=tmp_path / "link", mega_batches=2, backbone="mlp", batch_size=4)
+    said = alma_vision(*words, f"out={tmp_path}/run")
     assert said.status == 2
-    assert str(out / "stages") in said.err
+    assert f"alma-vision: File exists: {tmp_path}/link: remove this file or broken link" in said.err

@@ -376,7 +376,7 @@ def test_runs_are_found_at_any_depth_and_not_below_a_run(tmp_path):
     for name in ("a/settings.json", "b/deep/er/settings.json", "b/deep/er/stages/settings.json", "c/ledger.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert find_runs(tmp_path) == [tmp_path / "a", tmp_path / "b/deep/er"]
+    assert find_runs(tmp_path) == [tmp_path / "a", tmp_path / "b/deep/er", tmp_path / "c"]
 
 
 def test_a_run_from_before_a_setting_existed_had_its_default(tmp_path):

@@ -1,6 +1,7 @@
 """launch=slurm on a real Slurm, which the fixture `slurm` starts; skipped where it cannot start."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
@@ -73,10 +74,10 @@ def logs(out: Path) -> str:
 def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_run_without_slurm(
     slurm, stream, tmp_path, stages
 ):
-    settings, out = (*GMOE, f"mega_batches={stages}"), tmp_path / "a run"  # with a space
+    settings, out = (*GMOE, f"mega_batches={stages}"), tmp_path / "für 'x', #1 & 100%j"
     result = submit(stream, out, *settings)
     assert result.returncode == 0, result.stderr
-    assert f"alma-lm status '{out}'" in result.stdout
+    assert f"alma-lm status {shlex.quote(str(out))}" in result.stdout
     again = submit(stream, out, *settings)
     assert (again.returncode, "has jobs already" in again.stdout) == (0, True), again.stderr
     wait_until_no_job_is_left(slurm, out)
