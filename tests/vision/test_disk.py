@@ -104,11 +104,13 @@ def test_a_disk_that_is_read_only_is_named(alma_vision, tmp_path):
 def test_a_dangling_link_as_the_folder_of_data_is_named(alma_vision, tmp_path):
     for split in ("train", "test"):
         for name in ("a", "b"):
-            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / "images" / split / name).mkdir(parents=True)
             for number in range(9):
-                Image.new("L", (8, 8), number).save(tmp_path / split / name / f"{number}.png")
+                Image.new("L", (8, 8), number).save(tmp_path / "images" / split / name / f"{number}.png")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    words = as_arguments(dataset=tmp_path, data_root=tmp_path / "link", mega_batches=2, backbone="mlp", batch_size=4)
+    words = as_arguments(
+        dataset=tmp_path / "images", data_root=tmp_path / "link", mega_batches=2, backbone="mlp", batch_size=4
+    )
     said = alma_vision(*words, f"out={tmp_path}/run")
     assert said.status == 2
     assert f"alma-vision: File exists: {tmp_path}/link: remove this file or broken link" in said.err
