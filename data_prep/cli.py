@@ -13,6 +13,7 @@ from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, given_settings, parsed_settings
 from data_prep.sources import Source
 from fairseq_alma.core.errors import AlmaError, message_of
+from fairseq_alma.core.printing import say
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     try:
         if parsed.dry_run is not None:
-            _show(dry_run(settings, parsed.dry_run))
+            say(dry_run(settings, parsed.dry_run))
             return 0
         stream = prepare(settings)
     except (AlmaError, OSError) as error:
@@ -48,9 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
-    _show(summary(stream))
+    say(summary(stream))
     words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
-    _show(f"The stream is in {settings.out}. To train on it: {words} ...")
+    say(f"The stream is in {settings.out}. To train on it: {words} ...")
     return 0
 
 
@@ -64,15 +65,9 @@ def _inspect(argv: list[str]) -> int:
         return _fail(message_of(error))
 
 
-def _show(text: str) -> None:
-    """Print a text on stdout. Characters that cannot be encoded, as in some file names, are printed as \\x escapes."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
-
-
 def _fail(message: str) -> int:
     """Print an error message on stderr, and return 2, the exit code for errors."""
-    print(f"alma-prep: {message}", file=sys.stderr)
+    say(f"alma-prep: {message}", sys.stderr)
     return 2
 
 

@@ -19,13 +19,12 @@ from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
 from data_prep.running.publish import publish
-from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes, recorded_shards
+from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes, read_manifest, recorded_shards
 from data_prep.running.tasks import READ_HERE_BYTES, Executor, digests_of
 from data_prep.running.work_folder import WorkFolder, full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint
-from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
 
 
@@ -105,8 +104,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             _check_finished_extension(settings, stream, extension, digests)
             return stream
     _check_inherited_files(settings, stream, digests)
-    _check_new_files(settings, files, read_json(out / MANIFEST), len(stream.get("extensions", [])))
     what_to_do = f"Restore it, or remove {out} and make it again."
+    _check_new_files(settings, files, read_manifest(out, what_to_do), len(stream.get("extensions", [])))
     # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
     is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
     if is_small:
@@ -122,7 +121,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
                 _check_with_tasks(out, what_to_do, work, executor)
             added = build_stream(settings, files, work, executor, base)
             work.add_digests(executor)
-        manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
+        manifest = _extended_manifest(read_manifest(out, what_to_do), stream["num_mega_batches"], number)
         manifest["extensions"].append(inputs(settings, files))
         stream = _extended(settings, stream, added, fingerprints, digests)
         publish(out, work, stream, manifest)

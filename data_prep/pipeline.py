@@ -41,7 +41,7 @@ from data_prep.sources import Files
 from data_prep.tokenization.dictionary import dictionary_size
 from data_prep.tokenization.tokenizers import TOKENIZERS
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import FORMAT_VERSION
+from fairseq_alma.core.stream_description import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from data_prep.copies.duplicates import Duplicates

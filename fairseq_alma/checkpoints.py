@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import remove, unfinished_files, written_aside
+from fairseq_alma.core.files import check_zip, remove, unfinished_files, written_aside
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,11 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
             open files or a missing permission. The file itself may be undamaged.
     """
     try:
+        check_zip(path)
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (FileNotFoundError, IsADirectoryError):
         return None
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
             raise
         # Of all OSErrors, only EINVAL means a damaged file. EINVAL occurs if the file is truncated, because torch then

@@ -11,9 +11,9 @@ import numpy as np
 
 from fairseq_alma.app.plugins import function_name
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.ledger import LedgerRow
-from fairseq_alma.core.metrics import mean_and_standard_error
+from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from vision.dataset_names import GIVEN, kind_of
 from vision.datasets import Dataset
 from vision.predictor import Predictor, load_predictor
@@ -66,7 +66,7 @@ class Run:
 
         With several seeds, it has the keys "mean", "stderr" (standard errors) and "per_seed".
         """
-        return read_json(self.folder / "summary.json")
+        return read_summary(self.folder)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -128,7 +128,7 @@ def run(
     ledgers = run_learner(settings, given)
     result = Run(settings, folder, ledgers)
     if len(ledgers) > 1:
-        summaries = [read_json(folder / "summary.json") for folder in result.folders]
+        summaries = [read_summary(folder) for folder in result.folders]
         write_json(result.folder / "summary.json", mean_and_standard_error(summaries))
     return result
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fairseq_alma.core.errors import SettingError, StageError
-from fairseq_alma.core.files import written_aside
+from fairseq_alma.core.files import check_zip, written_aside
 from vision.networks import GatedModuleStack, MixtureStack, MLPStack, ModuleStack, Stack
 from vision.networks.architectures import backbone_names
 
@@ -54,6 +54,7 @@ def read_checkpoint(path: Path, device: torch.device, backbone: str | None = Non
         SettingError: if the file names another network, or if the function that returned the network is not found.
     """
     try:
+        check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format_version"] != FORMAT_VERSION:
             raise ValueError(f"the file has format version {state['format_version']}, expected {FORMAT_VERSION}")

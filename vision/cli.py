@@ -7,7 +7,6 @@ alma-vision status RUN                                             the ledger so
 alma-vision --help                                                 every setting
 """
 
-import logging
 import os
 import sys
 import warnings
@@ -23,6 +22,7 @@ from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
+from fairseq_alma.core.printing import log_to_stderr
 from vision.api import run
 from vision.presets import CONFIGS
 from vision.settings import VisionSettings
@@ -110,7 +110,7 @@ def hydra_main(config: DictConfig) -> float:
 
 def main() -> None:
     """Entry point of the command alma-vision."""
-    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
+    log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch")
     if len(sys.argv) == 1:

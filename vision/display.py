@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.app.tables import SafeConsole
 from vision.training import Watcher
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -50,7 +51,7 @@ class RunDisplay(Watcher):
         scalars: Sequence[RunScalars] = (),
     ):
         self._scalars, self._next_scalars = scalars, 0.0
-        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
         self._title, self._num_mega_batches, self._epochs, self._is_exact = title, num_mega_batches, epochs, is_exact
         self._index = self._arrival = self._num_epochs = 0
         """Stage that is trained now, the arrival at which it is trained, and its number of epochs."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.error_matrix import ErrorFile
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
@@ -151,9 +152,17 @@ def _num_experts_before(stages: Path, k: int) -> int:
 
     A new routing.npz is written if the number of experts has grown since the last one. After an interruption, a new
     process reads that number from the last file, so that it writes the same files as a run without interruption.
+
+    Raises:
+        RunError: if this file is damaged.
     """
     written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
     if not written:
         return 0
-    with np.load(written[-1]) as routing:
-        return routing["weights"].shape[1]
+    try:
+        with np.load(written[-1]) as routing:
+            return routing["weights"].shape[1]
+    except Exception as error:  # zipfile, zlib and numpy raise many types of errors for a damaged file
+        raise RunError(
+            f"{written[-1]} cannot be read ({error!r}): remove the file to continue without its routing map"
+        ) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import read_json, sealed, write_json
+from fairseq_alma.core.settings import Count
 from vision.datasets import Dataset, Pixels
 from vision.datasets.decoding import as_shown, image_values
 from vision.datasets.resizing import resized
@@ -27,6 +28,19 @@ LAYOUTS = {4: ("nhwc", "nchw"), 3: ("hwc", "chw", "nhw"), 2: ("hw", "nf"), 1: ("
 c, or all f = c * h * w values of an image."""
 ROUNDING = 1e-4
 """Floats of pixels may be outside 0 and 1 by this much, because of rounding errors."""
+
+
+class _Inputs(TypedDict):
+    """The content of inputs.json, as far as it is read."""
+
+    image_shape: tuple[Count, Count, Count]
+    dtype: Literal["uint8", "float32"]
+    largest: float
+    mean: float | list[float]
+    deviation: float | list[float]
+    class_names: list[str] | None
+    image_size: NotRequired[Count | None]
+    decoded: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class ImageFormat:
         return cls(dataset.image_shape, is_bytes, dataset.pixels, names, image_size, is_decoded)
 
     def write(self, folder: Path, read: Mapping[str, Any]) -> None:
-        """Write the format to a run folder, unless the folder has it already.
+        """Write the format to a run folder.
 
         Args:
             folder: the run folder.
@@ -71,9 +85,7 @@ class ImageFormat:
             "decoded": self.is_decoded,
             "read": dict(read),
         }
-        path = folder / FILE
-        if not path.exists() or read_json(path) != content:
-            write_json(path, content)
+        write_json(folder / FILE, sealed(content))
 
     @classmethod
     def read(cls, folder: Path) -> "ImageFormat":
@@ -88,12 +100,13 @@ class ImageFormat:
                 f"{path} is missing, because an earlier version of alma-vision wrote the run: run its command again; "
                 f"this writes the file and does not repeat the training"
             )
-        content = read_json(path)
+        content = read_json(path, _Inputs, advice="run the training command again, which writes the file")
         mean, deviation = (
             tuple(value) if isinstance(value, list) else value for value in (content["mean"], content["deviation"])
         )
         pixels = Pixels(content["largest"], mean, deviation)
-        shape, is_bytes, names = tuple(content["image_shape"]), content["dtype"] == "uint8", content["class_names"]
+        channels, height, width = content["image_shape"]
+        shape, is_bytes, names = (channels, height, width), content["dtype"] == "uint8", content["class_names"]
         return cls(shape, is_bytes, pixels, names, content.get("image_size"), content.get("decoded", False))
 
     def to_tensor(self, images: Any, is_one: bool = False) -> Tensor:

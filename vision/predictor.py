@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import function_name, source_digest
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.files import read_json, sha256_of
-from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
+from fairseq_alma.core.predictors import (
+    VisionPredictor,
+    checked_file,
+    predictor_file,
+    read_predictor,
+    stages_with_predictor,
+)
+from fairseq_alma.core.recorded_settings import read_settings
 from vision.checkpoints import read_checkpoint
 from vision.image_format import ImageFormat
 from vision.networks.architectures import backbone_names, find_architecture
@@ -111,22 +117,21 @@ def load_predictor(
     """
     folder = Path(folder)
     description = _description(folder, stage)
-    image_format = ImageFormat.read(folder)
-    settings = read_json(folder / "settings.json")
+    settings, image_format = read_settings(folder), ImageFormat.read(folder)
     if backbone is not None and not isinstance(backbone, str):
         backbone = function_name("backbone", backbone)
     _check_backbone(settings, folder, backbone)
     modules, takes_vectors = [], False
     for checkpoint in description["checkpoints"]:
-        path = folder / checkpoint["path"]
-        if path.exists() and sha256_of(path) != checkpoint["sha256"]:
-            raise RunError(
-                f"{path} has changed since {folder / 'predictor.json'} was written: wait until the run has finished "
-                f"its stage, or give its command again"
-            )
+        path = checked_file(folder, checkpoint)
         # Creating a module draws random initial parameters, but torch's random state must not change.
         with torch.random.fork_rng(devices=[]):
             stack = read_checkpoint(path, torch.device(device), settings.get("backbone") or backbone)
+            if not checkpoint["networks"] or max(checkpoint["networks"]) >= len(stack):
+                raise RunError(
+                    f"{folder / predictor_file(stage)} names the networks {checkpoint['networks']} of {path}, which "
+                    f"has {len(stack)}: restore the file from a backup"
+                )
             modules += [stack.to_module(number).to(device) for number in checkpoint["networks"]]
         takes_vectors = len(stack.module_input_shape) == 1
     is_bfloat16 = settings.get("precision") == "bfloat16"
@@ -164,11 +169,11 @@ def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None
         )
 
 
-def _description(folder: Path, stage: int | None) -> Mapping[str, Any]:
+def _description(folder: Path, stage: int | None) -> VisionPredictor:
     """Return the content of predictor.json, or of that of a stage. For the errors, see `load_predictor`."""
     path = folder / predictor_file(stage)
     if path.exists():
-        return read_json(path)
+        return read_predictor(folder, stage, VisionPredictor)
     if stage is not None and (folder / "predictor.json").exists():
         raise RunError(
             f"{folder} has no predictor of stage {stage}: {stages_with_predictor(folder)}. alma-vision keeps the "

@@ -17,6 +17,7 @@ from fairseq_alma.app.tables import seed_text
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stack_record import StackRecord
@@ -130,7 +131,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         ]
         image_format = ImageFormat.of(dataset, settings.image_size)
         read = what_was_read(dataset, streams[0], settings.order)
-        print(line_of(read, dataset), file=sys.stderr)
+        say(line_of(read, dataset), sys.stderr)
         for folder in folders:
             image_format.write(folder, read)
         first = settings.seeding.first("data")

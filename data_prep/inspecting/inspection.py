@@ -20,6 +20,7 @@ from data_prep.reading.read import source_name
 from data_prep.running.stream_folder import read_stream
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import load_tokenizer
+from fairseq_alma.core.printing import say
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder
 
 LANGUAGE_SAMPLES = 300
@@ -239,10 +240,10 @@ def main(argv: Sequence[str]) -> int:
     """
     parsed = _parser().parse_args(argv)
     report = inspect(Path(parsed.out), parsed.mega_batch, parsed.source, parsed.samples, parsed.seed)
-    print(as_text(report))
+    say(as_text(report))
     if parsed.page:
         Path(parsed.page).write_text(as_html(report), encoding="utf-8", errors="backslashreplace")
-        print(f"The page is {parsed.page}.")
+        say(f"The page is {parsed.page}.")
     return 0
 
 

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any, Self
 
+from fairseq_alma.core.printing import say
+
 
 class Bar:
     """A context manager that shows the progress of one step of alma-prep.
@@ -53,4 +55,4 @@ def _terminal_bar(name: str, total: int, unit: str) -> Any:
 
 def note(text: str) -> None:
     """Print a line with information or a warning on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    say(text, sys.stderr)

@@ -7,7 +7,7 @@ from pathlib import Path
 from data_prep.running.stream_folder import MANIFEST
 from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.files import sync, sync_folder, write_json, write_whole
-from fairseq_alma.core.stream_folder import STREAM_FILE
+from fairseq_alma.core.stream_description import STREAM_FILE
 
 
 def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:

@@ -15,10 +15,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from data_prep.errors import Passing, PrepError
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_whole
+from fairseq_alma.core.settings import NonNegative
 
 NUMBERS = "numbers.json"
 FAILED = ".failed"
@@ -47,11 +49,21 @@ class Failure(NamedTuple):
         return cls(message, is_final, error.errno if isinstance(error, OSError) else None, place, node)
 
 
+class _StoredFailure(TypedDict):
+    """The same as `Failure`, as JSON."""
+
+    message: str
+    is_final: bool
+    errno: int | None
+    place: str
+    node: str
+
+
 def read_failure(folder: Path, index: int) -> Failure | None:
     """Return why the task of the job with this index has failed; None if there is no complete record."""
     try:
-        return Failure(**json.loads((folder / f"{index}{FAILED}").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Failure(**read_json(folder / f"{index}{FAILED}", _StoredFailure))
+    except (OSError, RunError):
         return None
 
 
@@ -66,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads != "1" else "false"
     from data_prep.running.tasks import remove_leftovers, run_task, worker_of
 
-    number = read_json(array_folder / NUMBERS)[index]
+    number = read_json(array_folder / NUMBERS, list[NonNegative])[index]
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     print(f"task {number} on {os.environ.get('SLURMD_NODENAME')}, started again {restarts} times by Slurm", flush=True)
     # Slurm may have killed an earlier start of this job.

@@ -9,11 +9,14 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypedDict
 
 from data_prep.errors import PrepError
-from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import STREAM_FILE, StreamFolder
+from fairseq_alma.core.errors import RunError, StreamError
+from fairseq_alma.core.files import read_json, sha256_of
+from fairseq_alma.core.settings import Count, NonNegative
+from fairseq_alma.core.stream_description import STREAM_FILE
+from fairseq_alma.core.stream_folder import StreamFolder
 
 MANIFEST = "manifest.json"
 WORK = ".alma-prep"
@@ -27,6 +30,45 @@ SHARD_NAME = re.compile(
 )
 """Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except
 stream.json."""
+
+
+class Recorded(TypedDict, total=False):
+    """The settings of an unfinished call, as far as they are read."""
+
+    extension: Count
+    sources: list[str]
+
+
+class Output(TypedDict):
+    """The size and the digest of a file that alma-prep has written."""
+
+    bytes: NonNegative
+    sha256: str
+
+
+class _Inputs(TypedDict):
+    """The input files of a call of alma-prep: for each source, the name, size and time of each file."""
+
+    inputs: dict[str, list[tuple[str, NonNegative, Any]]]
+
+
+class Manifest(_Inputs):
+    """The content of manifest.json, as far as it is read."""
+
+    outputs: dict[str, Output]
+    extensions: list[_Inputs]
+
+
+def read_manifest(out: Path, what_to_do: str) -> dict[str, Any]:
+    """Return the content of manifest.json of a finished stream. For the arguments, see `check_bytes`.
+
+    Raises:
+        PrepError: if the file cannot be read.
+    """
+    try:
+        return dict(read_json(out / MANIFEST, Manifest))
+    except RunError as error:
+        raise PrepError(f"{out / MANIFEST} cannot be read: {error}. {what_to_do}") from error
 
 
 def read_stream(out: Path) -> StreamFolder | None:
@@ -79,17 +121,11 @@ def recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
         if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):
             raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
         return {}
-    try:
-        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        outputs = {name: (output["bytes"], output["sha256"]) for name, output in manifest["outputs"].items()}
-        # Raise an error if "extensions" is missing or cannot be sliced like a list, because --extend needs a list.
-        _ = manifest["extensions"][:0]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
+    outputs = read_manifest(out, what_to_do)["outputs"]
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
     num_extensions = len(stream.get("extensions", []))
     shards = {}
-    for name, (num_bytes, digest) in outputs.items():
+    for name, output in outputs.items():
         if SHARD_NAME.fullmatch(name) and not belongs_to_stream(name, stream["num_mega_batches"], num_extensions):
             # Skip the shards of an interrupted call of alma-prep --extend. The manifest lists them if alma-prep was
             # killed after it wrote the manifest and before it wrote stream.json.
@@ -99,9 +135,9 @@ def recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
             continue  # users may delete the documents that were removed
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
-        if path.stat().st_size != num_bytes:
+        if path.stat().st_size != output["bytes"]:
             raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
-        shards[path] = digest
+        shards[path] = output["sha256"]
     return shards
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.running.progress import note
-from data_prep.running.tasks import Step
+from data_prep.running.tasks import Step, StoredResult
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, sealed
 
 _MARK = "mark.json"
 """Name of the file of an entry that contains the result of the task, and the sizes and digests of the other files."""
@@ -81,7 +83,7 @@ class TaskStore(ABC):
             for name, stored in names.items():
                 _link(step.folder / name, aside / stored)
             files = {names[name]: digest for name, digest in mark["files"].items()}
-            (aside / _MARK).write_text(json.dumps({"files": files, "result": mark["result"]}))
+            (aside / _MARK).write_text(json.dumps(sealed({"files": files, "result": mark["result"]})))
             # If the entry exists, its files differ from those of the finished task, so they are damaged. Another
             # process may replace the same entry at the same time. Then that entry is as good as this one.
             shutil.rmtree(entry, ignore_errors=True)
@@ -108,15 +110,15 @@ class TaskStore(ABC):
         prefix = step.prefix(number)
         for entry in self._entries(task):
             try:
-                mark = json.loads((entry / _MARK).read_text())
+                mark = read_json(entry / _MARK, StoredResult)
                 names = {stored: f"{prefix.name}.{stored}" for stored in mark["files"]}
                 for stored, name in names.items():
                     _link(entry / stored, step.folder / name)
-            except (OSError, ValueError, KeyError):
-                # There is no such entry, or another process is just replacing it.
+            except (OSError, RunError):
+                # There is no such entry, it is damaged, or another process is just replacing it.
                 continue
             files = {names[stored]: digest for stored, digest in mark["files"].items()}
-            done = {"task": json.loads(task.description()), "files": files, "result": mark["result"]}
+            done = sealed({"task": json.loads(task.description()), "files": files, "result": mark["result"]})
             prefix.with_name(f"{prefix.name}.done").write_text(json.dumps(done))
             return True
         return False

@@ -24,12 +24,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypedDict
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
+from data_prep.running.stream_folder import Output
 from data_prep.running.task_list import read_task, write_tasks
-from fairseq_alma.core.files import file_named, sha256_of, write_whole
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole
 
 _LISTED_TASKS = 25
 """Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
@@ -86,6 +88,19 @@ def _task_from(description: dict) -> Task:
     module, _, name = description["class"].partition(":")
     task_class = getattr(importlib.import_module(module), name)
     return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
+
+
+class StoredResult(TypedDict):
+    """What a task has returned, and its output files by name."""
+
+    files: dict[str, Output]
+    result: dict[str, Any]
+
+
+class DoneMark(StoredResult):
+    """The content of a done mark."""
+
+    task: dict[str, Any]
 
 
 class Executor(Protocol):
@@ -204,15 +219,15 @@ class Step:
         return path, mark["files"][path.name]
 
     def mark(self, number: int) -> dict | None:
-        """Return the content of a task's done mark, or None if the done mark is missing or describes another task.
+        """Return the content of a task's done mark; None if the mark is missing, damaged or describes another task.
 
         This method does not check whether the task's output files (shards) match the done mark.
         """
         try:
-            mark = json.loads(self._path(number, "done").read_text())
-        except (OSError, ValueError):
+            mark = dict(read_json(self._path(number, "done"), DoneMark))
+        except (OSError, RunError):
             return None
-        return mark if mark.get("task") == json.loads(self.tasks[number].description()) else None
+        return mark if mark["task"] == json.loads(self.tasks[number].description()) else None
 
     def done_among(self, numbers: Collection[int]) -> list[int]:
         """Return those of `numbers` whose tasks have a done mark.
@@ -267,7 +282,7 @@ class Step:
 
 def mark_of(folder: Path, number: int) -> dict:
     """Return the content of the done mark of a finished task of the step in `folder`."""
-    return json.loads((folder / f"{number:06d}.done").read_text())
+    return read_json(folder / f"{number:06d}.done", advice="run the same command again")
 
 
 def digests_of(paths: Sequence[Path], folder: Path, executor: Executor) -> list[str]:
@@ -358,7 +373,7 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
             for path in sorted(temporary.iterdir()):
                 files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path, heartbeat)}
                 os.replace(path, Path(folder) / path.name)
-        mark = {"task": description, "files": files, "result": result}
+        mark = sealed({"task": description, "files": files, "result": result})
         write_whole(Path(folder) / f"{stem}.done", json.dumps(mark), durable=False)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from data_prep.errors import NothingNew, PrepError, Unworkable
 from data_prep.running.interrupts import interrupts_delayed
 from data_prep.running.progress import note
-from data_prep.running.stream_folder import SHARD_NAME, WORK, belongs_to_stream, files_beside_work
+from data_prep.running.stream_folder import SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
 from data_prep.running.tasks import Executor, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.stream_folder import STREAM_FILE
+from fairseq_alma.core.stream_description import STREAM_FILE
 
 SETTINGS = "settings.json"
 _DIGESTS = "digests.jsonl"
@@ -300,10 +300,9 @@ def _remove_if_empty(folder: Path) -> None:
 def _previous_settings(out: Path) -> dict:
     """Return the settings that are stored in the work folder, or {} if there are no readable settings."""
     try:
-        found = json.loads((out / WORK / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(read_json(out / WORK / SETTINGS, Recorded))
+    except (OSError, RunError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _has_read(work: WorkFolder) -> bool:

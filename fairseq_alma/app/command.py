@@ -38,11 +38,13 @@ from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.app.sweep import ERROR_FILE
 from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wide_console
+from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import ADVICE, AlmaError, RunError, SettingError, StoppedError, message_of
-from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of_run
-from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.metrics import checked_rows
+from fairseq_alma.core.printing import say
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.settings import SettingErrors, Settings, describe, nearest_key, refuse_unknown_keys
 
@@ -181,7 +183,7 @@ class Command:
         errors.raise_all()
         sys.argv[1:] = words
         if needs_out:
-            print(f"{self.name}: no out= is given: using {out}", file=sys.stderr)
+            say(f"{self.name}: no out= is given: using {out}", sys.stderr)
 
     def _check_value(self, word: str, words: Sequence[str]) -> None:
         """Raise SettingError if Hydra cannot read the value in an argument, or if the value is an unknown file."""
@@ -275,7 +277,7 @@ class Command:
                     raise
                 if not isinstance(error, AlmaError | OSError):
                     traceback.print_exc()
-                print(f"{self.name}: {message_of(error)}", file=sys.stderr)
+                say(f"{self.name}: {message_of(error)}", sys.stderr)
                 # The process that prints the table of the sweep may be another one, and reads this file.
                 (out / ERROR_FILE).write_text(f"{message_of(error)}\n", encoding="utf-8")
                 if is_slurm_job and isinstance(error, StoppedError):
@@ -348,7 +350,7 @@ def print_errors(command: str) -> Iterator[None]:
     except (AlmaError, OSError) as error:
         if isinstance(error, OSError) and error.filename is None and error.errno not in ADVICE:
             raise
-        print(f"{command}: {message_of(error)}", file=sys.stderr)
+        say(f"{command}: {message_of(error)}", sys.stderr)
         sys.exit(2)
 
 
@@ -380,9 +382,8 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
                 continue
             left = "the run has not started yet"
         else:
-            settings = read_json(run / "settings.json")
-            digests = read_json(run / "arrivals.json")["digests"]
-            rows = Ledger(run / "ledger.jsonl").rows()
+            settings, digests = read_settings(run, ("learner", "wait")), read_arrivals(run)["digests"]
+            rows = checked_rows(run, settings.get("cer_from", 1))
             title = title_of(run, settings["learner"], settings["wait"], settings.get("preset"))
             console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)

@@ -21,9 +21,16 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from fairseq_alma.app.tables import flops_unit, wide_console
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.arrivals import read_arrivals
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.metrics import AVERAGE_VALIDATION_KEY, PREQUENTIAL_KEYS, average_validation_error
+from fairseq_alma.core.metrics import (
+    AVERAGE_VALIDATION_KEY,
+    PREQUENTIAL_KEYS,
+    average_validation_error,
+    read_summary,
+)
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_record import find_runs
 
 FINAL_KEY = "final_validation"
@@ -85,7 +92,7 @@ def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[
     for run, seeds in seeds_of.items():
         name = str(run.relative_to(folder))
         if all(is_finished(seed) for seed in seeds):
-            summary = read_json(run / "summary.json")
+            summary = read_summary(run)
             summary = summary.get("mean", summary)
             if ("cer" in summary) == of_images:
                 finished.append({"run": name, **summary})
@@ -108,7 +115,7 @@ def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[
 def _stream_of(run: Path) -> tuple:
     """Return what must be equal for two finished jobs, so that their scores can be compared."""
     seed = next(iter(find_runs(run)))
-    settings, num_arrivals = read_json(seed / "settings.json"), len(read_json(seed / "arrivals.json")["digests"])
+    settings, num_arrivals = read_settings(seed), len(read_arrivals(seed)["digests"])
     names = ("dataset", "split", "order", "drift_overlap", "mega_batches", "cer_from", "test_digest", "evaluated_on")
     return num_arrivals, *(json.dumps(settings.get(name)) for name in names)
 
@@ -198,8 +205,7 @@ def is_finished(run: Path) -> bool:
     The table leaves out a job with an unfinished run, because scores after fewer arrivals may be misleading.
     """
     try:
-        read_json(run / "settings.json")
-        arrivals, summary = read_json(run / "arrivals.json"), read_json(run / "summary.json")
+        read_settings(run)
+        return read_summary(run).get("num_arrivals") == len(read_arrivals(run)["digests"])
     except FileNotFoundError:
         return False
-    return summary["num_arrivals"] == len(arrivals["digests"])

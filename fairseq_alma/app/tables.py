@@ -2,14 +2,16 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.waiting import DEFAULT_RATIO, Wait, num_missing
 
@@ -20,6 +22,14 @@ FLOPS_UNITS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
 """Units of training cost, the largest first."""
 
 
+class SafeConsole(Console):
+    """A console that prints foreign text without the characters that a terminal interprets."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def wide_console(stream: TextIO | None = None) -> Console:
     """Return a console of the library rich that never breaks a long path into two lines.
 
@@ -28,7 +38,7 @@ def wide_console(stream: TextIO | None = None) -> Console:
     """
     output = stream or sys.stdout
     is_terminal = Console(file=output).is_terminal
-    return Console(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
+    return SafeConsole(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
 
 
 def title_of(folder: Path | str, learner: str, wait: object, preset: str | None) -> str:

@@ -10,12 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_whole
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.ledger import Prequential
+from fairseq_alma.core.settings import Count
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,23 @@ class Decision:
     """Score of the predictor on the validation data of the mega-batch that arrived; None if it was not measured."""
     reason: str | None = None
     """With wait=auto: why the stage starts or not, in words for the user."""
+
+
+class StoredArrivals(TypedDict):
+    """The content of arrivals.json."""
+
+    digests: list[str]
+    decisions: NotRequired[dict[str, bool]]
+    """Earlier versions: for each arrival, whether a stage starts."""
+
+
+def read_arrivals(folder: Path) -> StoredArrivals:
+    """Return the content of arrivals.json in a run folder.
+
+    Raises:
+        RunError: if the file is damaged.
+    """
+    return read_json(folder / "arrivals.json", StoredArrivals, advice="restore the file from a backup")
 
 
 class Arrivals:
@@ -44,18 +63,25 @@ class Arrivals:
     def __init__(self, folder: Path, durable: bool):
         self._path = folder / "arrivals.json"
         self._lines = JsonLines(folder / "decisions.jsonl", durable)
-        self._stored: dict[str, Any] = read_json(self._path) if self._path.exists() else {"digests": []}
+        self._stored = read_arrivals(folder) if self._path.exists() else StoredArrivals(digests=[])
         self.digests: list[str] = list(self._stored["digests"])
         """Digest of each mega-batch of the stream, in order."""
         # Earlier versions stored the decisions in arrivals.json. They stay there.
-        self._decisions = {int(t): Decision(due) for t, due in self._stored.get("decisions", {}).items()}
+        earlier = self._stored.get("decisions", {})
+        self._decisions = {int(t): Decision(due) for t, due in earlier.items() if t.isdecimal()}
         self.unwritten: list[dict[str, Any]] = []
         """Lines for decisions.jsonl that `write` will append."""
         for number, line in enumerate(self._lines.values(), start=1):
             try:
-                self._decisions.update([_decision_of(line)])
-            except (KeyError, TypeError, ValueError) as error:
-                raise RunError(f"{self._lines.path}, line {number} is damaged ({error!r}): restore the file") from error
+                t, decision = decision_of(line)
+            except ValueError as error:
+                raise RunError(f"{self._lines.path}, line {number} is damaged ({error}): restore the file") from error
+            if not 0 <= t - len(self._decisions) <= 1:
+                raise RunError(
+                    f"{self._lines.path}, line {number} is damaged (t is {t} after {len(self._decisions)} decisions): "
+                    f"restore the file"
+                )
+            self._decisions[t] = decision
 
     def use(self, digests: Sequence[str]) -> None:
         """Write the digests of the stream to arrivals.json. Mega-batches may have been added since the run started."""
@@ -77,7 +103,7 @@ class Arrivals:
 
     def restore(self, lines: Sequence[dict[str, Any]]) -> None:
         """Add those decisions that are not stored yet. `lines` are lines of decisions.jsonl."""
-        for t, decision in map(_decision_of, lines):
+        for t, decision in map(decision_of, lines):
             stored = self._decisions.get(t)
             if stored is None or (decision.due and not stored.due):  # see `RunRecord.decision`
                 self.add(t, decision)
@@ -90,6 +116,19 @@ class Arrivals:
             self.unwritten = []
 
 
-def _decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
-    ahead = Prequential.from_json(line)
-    return int(line["t"]), Decision(bool(line["due"]), ahead, line.get("reason"))
+class _Line(TypedDict):
+    """A line of decisions.jsonl, besides the prequential score."""
+
+    t: Count
+    due: bool
+    reason: NotRequired[str]
+
+
+def decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
+    """Return the arrival and what was recorded there, for a line of decisions.jsonl.
+
+    Raises:
+        ValueError: if the line is damaged.
+    """
+    value_of(line, _Line)
+    return line["t"], Decision(line["due"], Prequential.from_json(line), line.get("reason"))

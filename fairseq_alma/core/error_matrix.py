@@ -11,14 +11,18 @@ Between stages the predictor does not change. So the file has no line for an arr
 repeats the line of the last stage.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.declarations import Fraction
 from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.settings import NonNegative
+
+logger = logging.getLogger(__name__)
 
 FILE = "errors.jsonl"
 TRANSFER_METRICS = ("forgetting", "backward_transfer", "forward_transfer")
@@ -76,7 +80,15 @@ class ErrorFile:
             **names,
         }
         if not self._is_checked:
-            self._lines.keep_if(lambda before: before.get("stage", stage) < stage)
+            existed = self._lines.path.exists()
+            kept = self._lines.keep_if(lambda before: before["stage"] < stage, _Line)
+            if existed and stage and (not kept or kept[-1]["stage"] < stage - 1):
+                logger.warning(
+                    "%s has no line for stage %d: it is damaged, or error_matrix=true was off in this stage. The error "
+                    "rates there count as not measured",
+                    self._lines.path,
+                    stage - 1,
+                )
             self._is_checked = True
         self._lines.append(line)
 
@@ -94,9 +106,9 @@ def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
     path = folder / FILE
     if not path.exists():
         return None
-    lines = {line.get("stage"): line for line in JsonLines(path).values()}
-    by_mega_batch = [_row(path, lines.get(stage), "by_mega_batch") for stage in stages]
-    by_class = [_row(path, lines.get(stage), "by_class") for stage in stages]
+    lines = {line["stage"]: line for line in JsonLines(path).values(_Line)}
+    by_mega_batch = [_row(lines.get(stage), "by_mega_batch") for stage in stages]
+    by_class = [_row(lines.get(stage), "by_class") for stage in stages]
     trained_at: list[int] = []
     for t, stage in enumerate(stages):
         if t and stage != stages[t - 1]:
@@ -110,18 +122,18 @@ def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
     )
 
 
-def _row(path: Path, line: dict[str, Any] | None, key: str) -> list[float]:
-    """Return the error rates in a line, with NaN for null. Return an empty list if there is no line.
+class _Line(TypedDict):
+    """A line of the file."""
 
-    Raises:
-        RunError: if a value is not a number.
-    """
-    if line is None:
-        return []
-    values = line.get(key)
-    if not isinstance(values, list) or not set(map(type, values)) <= {int, float, type(None)}:
-        raise RunError(f"{path}, stage {line['stage']}: {key} is not a list of numbers: restore the file")
-    return [math.nan if value is None else float(value) for value in values]
+    stage: NonNegative
+    by_mega_batch: list[Fraction]
+    by_class: list[Fraction | None]
+    class_names: NotRequired[list[str]]
+
+
+def _row(line: dict[str, Any] | None, key: str) -> list[float]:
+    """Return the error rates in a line, with NaN for null. Return an empty list if there is no line."""
+    return [math.nan if value is None else float(value) for value in (line or {}).get(key, [])]
 
 
 def _padded(rows: list[list[float]], at_least: int = 0) -> list[list[float]]:

@@ -6,11 +6,14 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
+from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of, held_fences
 
@@ -35,6 +38,9 @@ def file_named(path: str | Path, temporary: Path | None = None) -> Iterator[None
         if cause.errno is not None and cause.filename in (None, str(temporary)):
             cause.filename = str(path)
         raise cause from (None if cause is error else error)
+
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -159,17 +165,69 @@ def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
     write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
 
 
-def read_json(path: str | Path) -> Any:
-    """Return the value in a JSON file.
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its own digest as an additional key, which `read_json` compares and removes."""
+    value = json.loads(json.dumps(value))  # so that keys and lists are as they are when the file is read
+    return {**value, _SEAL: _digest_of_value(value)}
+
+
+_SEAL = "sha256_of_this_file"
+
+
+def _digest_of_value(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
 
     Raises:
-        RunError: if the file is not valid JSON. The message contains the path.
+        ValueError: if the text is not valid JSON, if an object has a key twice, or if lists are nested too deeply.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
+
+
+@overload
+def read_json(path: str | Path, *, advice: str = ...) -> Any: ...
+@overload
+def read_json(path: str | Path, kind: type[T], *, advice: str = ...) -> T: ...
+def read_json(path: str | Path, kind: Any = Any, *, advice: str = "restore the file or remove it") -> Any:
+    """Return the value in a JSON file.
+
+    Args:
+        path: the file.
+        kind: the declared type of the value (see `fairseq_alma.core.declarations`). For a dataclass, an object of this
+            class is returned.
+        advice: what the user can do if the file is damaged, for the message.
+
+    Raises:
+        RunError: if the file is not valid JSON, if the value does not have the declared type, or if it has changed
+            since it was `sealed`. The message contains the path.
+    """
+    try:
+        value = parse_json(Path(path).read_bytes())
+        if isinstance(value, dict) and (seal := value.pop(_SEAL, None)) not in (None, _digest_of_value(value)):
+            raise RunError(f"{path} is damaged ({_SEAL} is {seal}, expected {_digest_of_value(value)}): {advice}")
     # Catch ValueError, because it is the base class of the two possible errors, JSONDecodeError and UnicodeDecodeError.
     except ValueError as error:
-        raise RunError(f"{path} is not valid JSON ({error}): restore the file or remove it") from error
+        raise RunError(f"{path} is not valid JSON ({error}): {advice}") from error
+    try:
+        return value_of(value, kind)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}): {advice}") from error
 
 
 def sha256_of(path: str | Path) -> str:
@@ -179,6 +237,39 @@ def sha256_of(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_once(path: str | Path) -> str:
+    """Return what `sha256_of` returns. This process reads the file only once, as long as nobody replaces it."""
+    return _once(sha256_of, str(path), _state_of(path))
+
+
+def check_zip(path: str | Path) -> None:
+    """Compare the checksums of the parts of a zip file, such as a checkpoint: torch does not compare them.
+
+    This process reads the file only once, as long as nobody replaces it.
+
+    Raises:
+        ValueError: if a part is damaged.
+        BadZipFile: if the file is not a zip file.
+    """
+    if damaged := _once(_damaged_part, str(path), _state_of(path)):
+        raise ValueError(f"the checksum of {damaged} is wrong")
+
+
+@cache
+def _once(compute: Callable[[str], Any], path: str, state: tuple[int, ...]) -> Any:
+    return compute(path)
+
+
+def _state_of(path: str | Path) -> tuple[int, ...]:
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _damaged_part(path: str) -> str | None:
+    with zipfile.ZipFile(path) as file:
+        return file.testzip()
 
 
 def digest_of_code(parts: Sequence[str]) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of
-from fairseq_alma.core.files import file_named, write_whole
+from fairseq_alma.core.files import file_named, parse_json, write_whole
 
 
 class JsonLines:
@@ -54,17 +55,17 @@ class JsonLines:
             elif fence:
                 fence.unsynced.add(self.path.absolute())
 
-    def keep_if(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-        """Remove the objects for which `is_kept` returns False. The new file replaces the old one in one step.
+    def keep_if(self, is_kept: Callable[[dict[str, Any]], bool], kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
+        """Remove the objects for which `is_kept` returns False. Return the others.
 
-        Raises:
-            RunError: if a line is damaged. The message contains file and line number.
+        The new file replaces the old one in one step. For `kind` and the errors, see `values`.
         """
-        values = self.values()
+        values = self.values(kind)
         kept = [value for value in values if is_kept(value)]
         if len(kept) < len(values):
             write_whole(self.path, "".join(json.dumps(value) + "\n" for value in kept), self._durable)
             self._num_bytes = -1
+        return kept
 
     def complete_lines(self) -> bytes:
         """Return the content of the file without an incomplete last line; empty if the file does not exist."""
@@ -73,8 +74,11 @@ class JsonLines:
         content = self.path.read_bytes() if self.path.exists() else b""
         return content[: content.rfind(b"\n") + 1]
 
-    def values(self) -> list[dict[str, Any]]:
+    def values(self, kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
         """Return the objects of all complete lines, in order.
+
+        Args:
+            kind: the declared type of each object (see `fairseq_alma.core.declarations`).
 
         Raises:
             RunError: if a line is damaged. The message contains file and line number.
@@ -82,10 +86,7 @@ class JsonLines:
         values = []
         for number, line in enumerate(self.complete_lines().split(b"\n")[:-1], start=1):
             try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
-            if not isinstance(value, dict):
-                raise RunError(f"{self.path}, line {number} is damaged (no JSON object): restore the file")
-            values.append(value)
+                values.append(value_of(parse_json(line), kind))
+            except ValueError as error:
+                raise RunError(f"{self.path}, line {number} is damaged ({error}): restore the file") from error
         return values

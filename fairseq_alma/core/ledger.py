@@ -5,30 +5,32 @@ the untrained learner.
 """
 
 import gzip
-import json
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from fairseq_alma.core.declarations import Amount, Fraction, Loss, Perplexity, value_of
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.settings import NonNegative
 
 
 @dataclass(frozen=True)
 class Spent:
     """Cost of one step that grows or trains a learner, summed over all members (networks) of the learner."""
 
-    train_flops: int = 0
+    train_flops: NonNegative = 0
     """Number of floating-point operations (FLOPs) in the forward and backward passes of all updates. The paper's metric
     Comp is the sum of this number over all rows of the ledger."""
-    num_updates: int = 0
+    num_updates: NonNegative = 0
     """Number of optimizer updates."""
-    train_seconds: float = 0.0
+    train_seconds: Amount = 0.0
     """Wall-clock time of training, in seconds."""
-    validation_flops: int = 0
+    validation_flops: NonNegative = 0
     """FLOPs of validation, which are not part of the metric Comp. For a growing mixture of experts, the FLOPs for
     ranking the experts before a growth are included."""
 
@@ -43,41 +45,41 @@ class Scores:
     A field that does not apply to the learner is None and is not written to the ledger.
     """
 
-    num_params: int
+    num_params: NonNegative
     """Number of parameters of the predictor, which is the network or ensemble that makes the current prediction."""
-    forward_flops: int
+    forward_flops: NonNegative
     """FLOPs of one prediction. In vision, this is a prediction for one example. For language models, it is a prediction
     for one sequence of tokens_per_sample tokens."""
-    error_rate: float | None = None
+    error_rate: Fraction | None = None
     """Test error rate, a fraction between 0 and 1."""
-    perplexity: float | None = None
+    perplexity: Perplexity | None = None
     """Test perplexity per token."""
-    word_perplexity: float | None = None
+    word_perplexity: Perplexity | None = None
     """Test perplexity per word."""
-    validation_loss: float | None = None
+    validation_loss: Loss | None = None
     """Validation loss in nats, per token for language models and per example in vision."""
-    validation_error_rate: float | None = None
+    validation_error_rate: Fraction | None = None
     """Validation error rate, a fraction between 0 and 1."""
-    validation_perplexity: float | None = None
+    validation_perplexity: Perplexity | None = None
     """Validation perplexity per token."""
-    num_experts: int | None = None
+    num_experts: NonNegative | None = None
     """Number of experts in each mixture of experts."""
-    num_members: int | None = None
+    num_members: NonNegative | None = None
     """Number of networks whose outputs are combined into one prediction."""
-    num_stored: int | None = None
+    num_stored: NonNegative | None = None
     """With replay: number of examples (vision) or tokens (language models) that are kept for replay by later stages."""
-    expert_load: list[list[float]] | None = None
+    expert_load: list[list[Amount]] | None = None
     """For learners with mixtures of experts: expert_load[layer][expert] is the fraction of the validation tokens or
     examples that are routed to this expert. For an ensemble, the list contains first the layers of the first member,
     then the layers of the second member, and so on."""
-    overflow: float | None = None
+    overflow: Fraction | None = None
     """For mixtures of experts: fraction of the routed tokens that were dropped because their expert was full."""
-    scored_tokens: int | None = None
+    scored_tokens: NonNegative | None = None
     """Number of tokens on which an untrained language model was scored; None if all tokens were scored.
 
     To save time, such a model is scored only on the first tokens of the test set and of the validation set. If the
     number differs between the two sets, because one of them is very small, this is the larger number."""
-    period_perplexities: list[float] | None = None
+    period_perplexities: list[Perplexity] | None = None
     """Chronological streams: perplexity per token on the test text of each period, also of those that arrive later.
 
     None if an untrained model was scored on the first tokens only."""
@@ -94,9 +96,9 @@ class Prequential:
     No stage that trained the predictor has used these data, neither for training nor for choosing an epoch.
     """
 
-    error_rate: float
+    error_rate: Fraction
     """Error rate, a fraction between 0 and 1."""
-    loss: float
+    loss: Loss
     """Loss per example, in nats."""
 
     def to_json(self) -> dict[str, float]:
@@ -108,11 +110,19 @@ class Prequential:
         """Return the scores in a JSON object that contains the result of `to_json`; None if it contains no scores.
 
         Raises:
-            KeyError: if only one of the two scores is in the object.
+            ValueError: if only one of the two scores is in the object, or if one is no score.
         """
         if "prequential_error_rate" not in value and "prequential_loss" not in value:
             return None
+        value_of(value, _Ahead)
         return cls(value["prequential_error_rate"], value["prequential_loss"])
+
+
+class _Ahead(TypedDict):
+    """The keys of `Prequential.to_json`."""
+
+    prequential_error_rate: Fraction
+    prequential_loss: Loss
 
 
 @dataclass(frozen=True)
@@ -150,18 +160,22 @@ class LedgerRow:
         Keys that this version of ALMA does not know are ignored, because a later version may have written them.
 
         Raises:
-            KeyError, TypeError, ValueError: if the object is not a ledger row.
+            ValueError: if the object is not a ledger row.
         """
-        scores = Scores(**{name: value[name] for name in _SCORES if name in value})
-        spent = Spent(**{name: value[name] for name in _SPENT if name in value})
-        changed = value.get("changed_settings")
-        ahead = Prequential.from_json(value)
-        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent, changed, ahead)
+        head = value_of(value, _Head)
+        if None in value.values():
+            raise ValueError("a value is null, but a row only has the values that are known")
+        scores, spent, ahead = value_of(value, Scores), value_of(value, Spent), Prequential.from_json(value)
+        return cls(head["t"], head["stage"], head["updated"], scores, spent, head.get("changed_settings"), ahead)
 
 
-# Compute the field names only once and not for every row, because a report may read half a million rows.
-_SCORES = tuple(f.name for f in fields(Scores))
-_SPENT = tuple(f.name for f in fields(Spent))
+class _Head(TypedDict):
+    """The keys of a row besides those of the scores and the cost."""
+
+    t: NonNegative
+    stage: NonNegative
+    updated: bool
+    changed_settings: NotRequired[dict[str, list[Any]]]
 
 
 _MAX_LEDGER_BYTES, _MAX_RATIO = 1 << 24, 100
@@ -196,17 +210,16 @@ class Ledger:
         rows: list[LedgerRow] = []
         content = self._read_complete_lines()
         lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
-        # Decode all lines at once. This is faster, because json.loads would detect the encoding of each line
-        # separately. If the decoding fails, `lines` still contains bytes, and the loop below raises an error with the
-        # number of the damaged line.
+        # Decode all lines at once, which is faster. If the decoding fails, `lines` still contains bytes, and the loop
+        # below raises an error with the number of the damaged line.
         with suppress(UnicodeDecodeError):
             lines = content.decode("utf-8").split("\n")[:-1]
         for number, line in enumerate(lines, start=1):
             try:
-                row = LedgerRow.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+                row = LedgerRow.from_json(parse_json(line))
+            except ValueError as error:
                 raise RunError(
-                    f"{self.path}, line {number} is damaged ({error!r}): restore the file from a backup"
+                    f"{self.path}, line {number} is damaged ({error}): restore the file from a backup"
                 ) from error
             if row.t != len(rows):
                 raise RunError(

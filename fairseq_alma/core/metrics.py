@@ -2,9 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
-from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.declarations import Amount, Fraction, Perplexity
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json
+from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.settings import NonNegative
 
 
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
@@ -181,6 +186,94 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
         "num_arrivals": last.t,
         "num_stages": last.stage,
     }
+
+
+class Summary(TypedDict, total=False):
+    """The content of summary.json, as far as it is read. Metrics that a run does not have are missing."""
+
+    cer: Amount
+    average_perplexity: Perplexity
+    average_perplexity_after_first_stage: Perplexity | None
+    final: Perplexity | Fraction
+    final_validation: Perplexity | Fraction | None
+    prequential_error_rate: Fraction
+    prequential_perplexity: Perplexity
+    average_validation_error_rate: Fraction
+    forgetting: float
+    backward_transfer: float
+    forward_transfer: float
+    mem: Amount
+    comp: Amount
+    num_arrivals: NonNegative
+    num_stages: NonNegative
+    wall_seconds: Amount | None
+
+
+class SummaryFile(Summary, total=False):
+    """The content of summary.json of one run, or of the runs of several seeds."""
+
+    mean: dict[str, Any]
+    stderr: dict[str, Any]
+    per_seed: list[Summary]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the content of summary.json in a folder.
+
+    Raises:
+        RunError: if the file is damaged.
+    """
+    advice = "remove the file, and run the training command again, which writes it"
+    found = dict(read_json(folder / "summary.json", SummaryFile, advice=advice))
+    if not found:
+        raise RunError(f"{folder / 'summary.json'} is damaged (it has no metrics): {advice}")
+    return found
+
+
+def check_summary(ledger: Path, rows: Sequence[LedgerRow], summary: Mapping[str, Any], cer_from: int = 1) -> None:
+    """Compare the metrics in summary.json with those of the ledger from which they were computed.
+
+    A row can be damaged in such a way that it is still a row. Then its numbers do not give these metrics. A file that
+    was cut at the end of a line lacks rows.
+
+    Args:
+        ledger: path of the ledger.
+        rows: all rows of the ledger.
+        summary: the content of summary.json, read before the ledger. It may lack metrics, or be older than the ledger.
+        cer_from: see `summarize`.
+
+    Raises:
+        RunError: if they differ.
+    """
+    num_arrivals, last_t = summary.get("num_arrivals", 0), len(rows) - 1
+    if isinstance(num_arrivals, int) and num_arrivals > max(last_t, 0):
+        raise RunError(
+            f"{ledger} has no rows after t={last_t}, but summary.json beside it counts {num_arrivals} arrivals: run "
+            f"the training command again, or restore both from a backup"
+        )
+    if last_t < 1 or num_arrivals != last_t:
+        return
+    for name, value in summarize(rows, cer_from).items():
+        # The logarithm may be computed in another way on another machine.
+        if name in summary and not _is_same(summary[name], value):
+            raise RunError(
+                f"{ledger} gives {name} {value}, but summary.json beside it says {summary[name]}, so one of the two is "
+                f"damaged: restore both from a backup, or, if only summary.json is wrong, remove it"
+            )
+
+
+def checked_rows(folder: Path, cer_from: int = 1) -> list[LedgerRow]:
+    """Return the rows of the ledger in a run folder. For `cer_from` and the errors, see `check_summary`."""
+    summary = read_summary(folder) if (folder / "summary.json").exists() else {}
+    rows = Ledger(folder / "ledger.jsonl").rows()
+    check_summary(folder / "ledger.jsonl", rows, summary, cer_from)
+    return rows
+
+
+def _is_same(a: Any, b: float | None) -> bool:
+    if b is None or type(a) not in (int, float):
+        return a is b
+    return math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
 
 
 def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:

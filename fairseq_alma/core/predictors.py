@@ -1,6 +1,80 @@
 """The files of a run folder that list the checkpoints of a predictor, with digests: now, and after each stage."""
 
 from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar, overload
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, sha256_once
+from fairseq_alma.core.settings import NonNegative
+
+T = TypeVar("T")
+
+
+class Checkpoint(TypedDict):
+    """A checkpoint file of a run, as the files of the run folder name it."""
+
+    path: str
+    """Path of the file, relative to the run folder."""
+    sha256: NotRequired[str]
+    """Digest of the file."""
+
+
+class Predictor(TypedDict):
+    """The content of predictor.json, and of predictors/STAGE.json."""
+
+    checkpoints: list[Checkpoint]
+
+
+class VisionCheckpoint(Checkpoint):
+    """A checkpoint file of alma-vision."""
+
+    networks: list[NonNegative]
+    """Which of the networks in the file belong to the run."""
+
+
+class VisionPredictor(TypedDict):
+    """The same as `Predictor`, of alma-vision."""
+
+    checkpoints: list[VisionCheckpoint]
+    combine: Literal["probability", "logit", "vote", "logit_sum"]
+    """How the predictions of the networks are combined."""
+
+
+@overload
+def read_predictor(folder: Path, stage: int | str | None = None) -> Predictor: ...
+@overload
+def read_predictor(folder: Path, stage: int | str | None, kind: type[T]) -> T: ...
+def read_predictor(folder: Path, stage: int | str | None = None, kind: Any = Predictor) -> Any:
+    """Return which checkpoints predict in a run.
+
+    Args:
+        folder: the run folder.
+        stage: the stage, see `predictor_file`.
+        kind: the declared type of the content.
+
+    Raises:
+        RunError: if the file that says so is damaged.
+    """
+    path = folder / predictor_file(stage)
+    found = read_json(path, kind, advice="restore the file from a backup")
+    if not found["checkpoints"]:
+        raise RunError(f"{path} names no checkpoint: restore the file from a backup")
+    return found
+
+
+def checked_file(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Return the path of a checkpoint file of a run, which may not exist.
+
+    Raises:
+        RunError: if the file has changed since the run recorded it.
+    """
+    path = folder / checkpoint["path"]
+    if "sha256" in checkpoint and path.is_file() and sha256_once(path) != checkpoint["sha256"]:
+        raise RunError(
+            f"{path} cannot be read: it has changed since the run recorded its sha256. If the run is just finishing a "
+            f"stage, wait for it; otherwise restore the file from a backup, or start a new run in another folder (out=)"
+        )
+    return path
 
 
 def predictor_file(stage: int | str | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fairseq_alma.core.files import read_json, write_json
 
@@ -17,6 +17,23 @@ SOURCES = ("fairseq_alma", "vision", "launch", "data_prep", "pyproject.toml")
 """Files of the repository on which the result of a run depends."""
 MAX_DIFFERENCE = 20_000
 """Maximum length of a difference that provenance.json contains, in characters."""
+
+
+class Provenance(TypedDict, total=False):
+    """The content of provenance.json, as far as it is read."""
+
+    command: list[str]
+    continued: list[dict[str, Any]]
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Return the content of provenance.json in a run folder.
+
+    Raises:
+        RunError: if the file is damaged.
+    """
+    advice = "restore the file, or remove it: the next process of the run writes it again"
+    return dict(read_json(folder / "provenance.json", Provenance, advice=advice))
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +67,7 @@ def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         write_json(path, {**now, "continued": []})
         return
-    before = read_json(path)
+    before = read_provenance(path.parent)
     first = {key: value for key, value in before.items() if key != "continued"}
     continued = before.get("continued", [])
     if now != first and now not in continued:

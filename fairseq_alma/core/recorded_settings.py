@@ -2,14 +2,58 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
+from fairseq_alma.core.settings import Count, NonNegative
 
 DATA = {"test_digest": "test set has", "pixels": "normalisation of the images has"}
 """Keys that describe the data of alma-vision, and what has changed if they differ."""
 CODE = ("plugin", "learner", "dataset", "transform", "backbone")
 """What the user can write. settings.json has a digest of its source code, with the key NAME_digest."""
+
+
+class RecordedSettings(TypedDict, total=False):
+    """The keys of settings.json that are used without the command that wrote them."""
+
+    learner: str
+    seed: NonNegative
+    seeds: Count
+    wait: Count | Literal["geometric", "auto"]
+    wait_ratio: float | None
+    preset: str | None
+    arrivals: Count | None
+    mega_batches: Count | None
+    cer_from: NonNegative
+    dataset: str
+    plugin: str | None
+    backbone: str | None
+    backbone_digest: str
+    stream: str
+    evaluated_on: list[str]
+    fairseq: str
+    precision: Literal["auto", "float32", "tf32", "bfloat16"]
+    batch_size: Count | None
+    forks: dict[str, dict[str, list[Any]]]
+
+
+def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the content of settings.json in a run folder.
+
+    Args:
+        folder: the run folder.
+        required: names of settings that the caller needs.
+
+    Raises:
+        RunError: if the file is damaged, or if it lacks one of the settings in `required`.
+    """
+    path = Path(folder) / "settings.json"
+    advice = "restore the file from a backup, or choose another out= for a new run"
+    found = dict(read_json(path, RecordedSettings, advice=advice))
+    if missing := [name for name in required if name not in found]:
+        raise RunError(f"{path} is damaged ({', '.join(missing)} is missing): {advice}")
+    return found
 
 
 def differing_settings(
@@ -19,10 +63,9 @@ def differing_settings(
 
     If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see RunRecord.
     """
-    path = folder / "settings.json"
-    if not path.exists():
+    if not (folder / "settings.json").exists():
         return []
-    before = _flat({**defaults, **read_json(path)})
+    before = _flat({**defaults, **read_settings(folder)})
     now = _flat(settings)
     return [
         f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}{_hint(key)}"

@@ -27,13 +27,13 @@ from fairseq_alma.core.arrivals import Arrivals, Decision
 from fairseq_alma.core.done_marks import mark_of, read_mark, write_mark
 from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, remove, write_json
+from fairseq_alma.core.files import remove, write_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
-from fairseq_alma.core.metrics import summarize
+from fairseq_alma.core.metrics import check_summary, read_summary, summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.provenance import write_provenance
-from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
+from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
 from fairseq_alma.core.waiting import Due
 
 
@@ -89,7 +89,7 @@ class RunRecord:
         settings_file = self.folder / "settings.json"
         # Stage -> name of each setting that was changed at the fork -> old value, new value.
         self._forks: dict[str, dict[str, list[Any]]] = (
-            read_json(settings_file).get("forks", {}) if settings_file.exists() else {}
+            read_settings(self.folder).get("forks", {}) if settings_file.exists() else {}
         )
         self.defers = False
         """Whether new rows and decisions stay in memory until `write` is called. If False, they are written at once."""
@@ -117,8 +117,10 @@ class RunRecord:
             # The run is continued. Report the rows of earlier processes too, so that the reported progress is complete.
             on_rows(self._rows)
         before = self._read_summary()
-        self._seconds_before = float(before.get("wall_seconds", 0.0))
-        self._num_summarized = int(before.get("num_arrivals", 0))
+        self._seconds_before = float(before.get("wall_seconds") or 0.0)
+        self._num_summarized = before.get("num_arrivals", 0)
+        if self._num_summarized < len(self._rows):  # otherwise rows are lost, which the steps will show
+            check_summary(self.ledger.path, self._rows, before, self._cer_from)
         self._arrivals.use(digests)
         self._measured: dict[int, Prequential | None] = {}
         """Prequential scores that `decision` will store."""
@@ -334,7 +336,7 @@ class RunRecord:
             remove(self.stages)
         elif differing:
             k = 1 + len(list(self.stages.glob("*/train.done.json")))
-            before = {**defaults, **read_json(self.folder / "settings.json")}
+            before = {**defaults, **read_settings(self.folder)}
             changed = {name: [before.get(name), settings.get(name)] for name in forkable}
             changed = {name: values for name, values in changed.items() if values[0] != values[1]}
             # A finished run has no stage that could use other settings, unless its last mega-batches still wait.
@@ -374,7 +376,7 @@ class RunRecord:
         # A power failure may leave a file without content. No done mark vouches for it, and it is computed again.
         path = self.folder / "summary.json"
         is_cut = not path.exists() or not path.read_bytes().strip(b"\0")
-        return {} if is_cut else read_json(path)
+        return {} if is_cut else read_summary(self.folder)
 
 
 def find_runs(folder: Path) -> list[Path]:

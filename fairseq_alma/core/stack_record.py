@@ -96,7 +96,8 @@ class StackRecord:
             compressed = record.ledger.path.with_name(f"{record.ledger.path.name}.gz")
             if compressed.exists() and not record.ledger.path.exists():
                 raise RunError(f"{compressed} is compressed, so the run cannot be continued: decompress it with gunzip")
-        for record, log in zip(self.records, read_mark(mark)[1] if mark.exists() else [], strict=False):
+        logs = read_mark(mark, len(self.records))[1] if mark.exists() else []
+        for record, log in zip(self.records, logs, strict=False):
             record.defers = True
             record.restore(log)
         for record in self.records:
@@ -150,7 +151,7 @@ class StackRecord:
             of_row = {"evaluate": lambda row: row.scores, "train": lambda row: row.spent, "grow": lambda row: Spent()}
             return [of_row[name](row) for row in rows]
         if k <= self._saved[0] and self._mark(k, name).exists():
-            return cast(list[Any], read_mark(self._mark(k, name))[0])
+            return cast(list[Any], read_mark(self._mark(k, name), len(self.records))[0])
         # The done mark of the training includes the cost of growth, unless growth has a done mark.
         return [Spent() for _ in self.records] if (k, name) == (self._saved[0], "grow") else None
 

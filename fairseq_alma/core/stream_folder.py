@@ -17,21 +17,21 @@ STREAM/mega_batch_1/test.bin, .idx      held-out text of the first period, for t
 """
 
 import itertools
-import json
-import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.errors import RunError, StreamError
+from fairseq_alma.core.files import read_json, sha256_of, sha256_once
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
+from fairseq_alma.core.stream_description import ADVICE, ITEM_SIZE, read_description, split_names
 
-FORMAT_VERSION = 1
-STREAM_FILE = "stream.json"
-ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
-ADVICE = "copy the whole stream again, or remove the stream folder and run `alma-prep` again"
+IDX_CODE = {"uint16": 8, "uint32": 9, "int32": 4}
+"""fairseq's number of each data type in an .idx file."""
+IDX_SIGNATURE = b"MMIDIDX\0\0" + struct.pack("<Q", 1)
 # Size of the header of an .idx file. The header has four fields: file signature, version, data type, and number of
 # sequences.
 IDX_HEADER_BYTES = 9 + 8 + 1 + 8
@@ -39,9 +39,14 @@ IDX_HEADER_BYTES = 9 + 8 + 1 + 8
 IDX_SEQUENCE_BYTES = 4 + 8
 
 
-def split_names(num_mega_batches: int) -> list[str]:
-    """Return the names of all splits (data sets) of a stream: mega_batch_1, ..., mega_batch_B, valid, test."""
-    return [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
+class _Output(TypedDict):
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    """The content of manifest.json, as far as it is read here."""
+
+    outputs: dict[str, _Output]
 
 
 def split_prefix(root: Path, split: str) -> Path:
@@ -105,6 +110,8 @@ class TrainingView:
     """Number of entries of the fairseq dictionary, V."""
     digests: Mapping[str, str]
     """Mapping from split name to the SHA-256 digest of the .bin file, for the mega-batches and the validation set."""
+    verify_bytes: Callable[[Iterable[str]], None] = field(repr=False)
+    """Check the files of some splits (see `StreamFolder.verify_bytes`)."""
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split.
@@ -129,13 +136,14 @@ class StreamFolder:
     def open(cls, path: str | Path) -> "StreamFolder":
         """Open a stream folder. Check the sizes of its files, and the digests of the dictionary and the tokenizer.
 
-        The digests of the data files are not checked, because this is slow; call `verify_bytes` to check them.
+        The content of the data files is not checked, because this takes time: call `verify_bytes` before a split is
+        used.
 
         Raises:
             StreamError: if the folder contains no stream or one with an unsupported format version, if a file is
                 missing or truncated, or if the data were encoded with another dictionary or tokenizer.
         """
-        folder = cls(Path(path).absolute(), _read_description(Path(path)))
+        folder = cls(Path(path).absolute(), read_description(Path(path)))
         folder._check_dictionary()
         for split in [*folder.splits, *folder.period_splits]:
             folder._check_split(split)
@@ -204,7 +212,7 @@ class StreamFolder:
     def without_test(self) -> TrainingView:
         """Return an object that gives a learner access to the data in this folder, except the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
-        return TrainingView(self.path, self.dictionary_digest, self.dictionary_size, digests)
+        return TrainingView(self.path, self.dictionary_digest, self.dictionary_size, digests, self.verify_bytes)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """Return the stream of all mega-batches, or of the first `num_mega_batches` mega-batches.
@@ -225,16 +233,35 @@ class StreamFolder:
             ]
         )
 
-    def verify_bytes(self) -> None:
-        """Check the digest of every .bin file. This check is slow, but it detects even a single changed bit.
+    def verify_bytes(self, splits: Iterable[str] | None = None) -> None:
+        """Check every byte of the data files of some splits, by default of all. A process checks each file once.
 
         Raises:
             StreamError: if a file has changed since `alma-prep` wrote it.
         """
-        for split in [*self.splits, *self.period_splits]:
-            path = self.prefix(split).with_suffix(".bin")
-            if sha256_of(path) != self.digest(split):
-                raise StreamError(f"{path} has changed since alma-prep wrote it: {ADVICE}")
+        for split in [*self.splits, *self.period_splits] if splits is None else splits:
+            prefix, entry = self.prefix(split), split_entry(self.description, split)
+            if sha256_once(prefix.with_suffix(".bin")) != entry["sha256"]:
+                raise StreamError(f"{prefix.with_suffix('.bin')} has changed since alma-prep wrote it: {ADVICE}")
+            if not _is_whole_index(prefix.with_suffix(".idx"), entry, self.description["dtype"]):
+                raise StreamError(f"{prefix.with_suffix('.idx')} has changed since alma-prep wrote it: {ADVICE}")
+
+    def verify_file(self, name: str) -> None:
+        """Check the digest of a file that `alma-prep` lists in manifest.json. Without this file, nothing is checked.
+
+        Args:
+            name: path of the file, relative to the stream folder.
+
+        Raises:
+            StreamError: if the file has changed since `alma-prep` wrote it, or if manifest.json is damaged.
+        """
+        path = self.path / "manifest.json"
+        try:
+            known = read_json(path, _Manifest)["outputs"].get(name) if path.is_file() else None
+        except RunError as error:
+            raise StreamError(f"{error}; {ADVICE}") from error
+        if known is not None and sha256_once(self.path / name) != known["sha256"]:
+            raise StreamError(f"{self.path / name} has changed since alma-prep wrote it: {ADVICE}")
 
     def _check_dictionary(self) -> None:
         tokenizer = self.description["tokenizer"]
@@ -263,52 +290,14 @@ class StreamFolder:
                 )
 
 
-def _read_description(path: Path) -> dict[str, Any]:
-    file = path / STREAM_FILE
-    if not file.is_file():
-        raise StreamError(
-            f"no stream at {path} (stream.json is missing): run `alma-prep {shlex.quote(str(path))} ...` first"
-        )
-    try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-        version = description["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StreamError(f"{file} cannot be read ({error!r}): run `alma-prep` again") from error
-    if version != FORMAT_VERSION:
-        raise StreamError(
-            f"{file} has format version {version}, but this version of ALMA reads {FORMAT_VERSION}: "
-            f"prepare the stream again with `alma-prep`"
-        )
-    missing = _missing(description)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise StreamError(f"{file} lacks the keys {', '.join(missing[:3])}{more}: run `alma-prep` again")
-    num_mega_batches = description["num_mega_batches"]
-    if type(num_mega_batches) is not int or num_mega_batches < 1:
-        raise StreamError(
-            f"{file} has num_mega_batches={num_mega_batches!r}, expected 1 or more: run `alma-prep` again"
-        )
-    if description["dtype"] not in ITEM_SIZE:
-        known = ", ".join(ITEM_SIZE)
-        raise StreamError(f"{file} has dtype {description['dtype']!r}, expected one of {known}: run `alma-prep` again")
-    return description
+def _is_whole_index(path: Path, entry: Mapping[str, Any], dtype: str) -> bool:
+    """Return True if an .idx file is what fairseq writes for the .bin file beside it.
 
-
-def _missing(description: Mapping[str, Any]) -> list[str]:
-    """Return the required keys that are missing in stream.json, in dotted notation such as splits.valid.tokens."""
-    needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
-    num_mega_batches = description.get("num_mega_batches")
-    if isinstance(num_mega_batches, int):
-        # Name only some of the splits that are missing: the number can be wrong, and as large as the memory.
-        found = description.get("splits")
-        num_found = len(found) if isinstance(found, Mapping) else 0
-        splits = split_names(min(num_mega_batches, num_found + 1))
-        needed += [("splits", split, key) for split in splits for key in ("tokens", "sequences", "sha256")]
-    missing = []
-    for path in needed:
-        value: Any = description
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is None:
-            missing.append(".".join(path))
-    return missing
+    stream.json has no digest of it. But it has two descriptions of the sequences, their lengths and their positions.
+    """
+    content, item_size, lengths, positions = path.read_bytes(), ITEM_SIZE[dtype], array("i"), array("q")
+    lengths.frombytes(content[IDX_HEADER_BYTES:][: 4 * entry["sequences"]])
+    positions.frombytes(content[IDX_HEADER_BYTES + 4 * entry["sequences"] :])
+    starts = array("q", itertools.accumulate((item_size * length for length in lengths), initial=0))
+    header = IDX_SIGNATURE + struct.pack("<BQ", IDX_CODE[dtype], entry["sequences"])
+    return content.startswith(header) and starts[:-1] == positions and starts[-1] == item_size * entry["tokens"]

@@ -14,7 +14,8 @@ def tokens_by_source(stream: StreamFolder, split: str) -> Iterator[tuple[str, np
     Which tokens come from a source is a bool array [number of tokens in the split].
 
     Raises:
-        StreamError: if the stream does not say from which source its passages come.
+        StreamError: if the stream does not say from which source its passages come, or if the file that says so has
+            changed.
     """
     # Import pyarrow only here, because it is rarely needed, and the import takes a tenth of a second.
     import pyarrow.parquet
@@ -22,6 +23,7 @@ def tokens_by_source(stream: StreamFolder, split: str) -> Iterator[tuple[str, np
     path = stream.path / "documents" / f"{split}.parquet"
     if not path.is_file():
         raise StreamError(f"{path} is missing: make the stream again with this release, which writes this file")
+    stream.verify_file(f"documents/{split}.parquet")
     table = pyarrow.parquet.read_table(path, columns=["source", "words"])
     num_sequences = stream.counts(split)["sequences"]
     if len(table) != num_sequences:

@@ -22,8 +22,9 @@ import torch
 import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
-from fairseq_alma.core.files import read_json
-from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
+from fairseq_alma.core.predictors import checked_file, predictor_file, read_predictor, stages_with_predictor
+from fairseq_alma.core.printing import say
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
 from fairseq_alma.evaluation.by_source import tokens_by_source
 from fairseq_alma.evaluation.devices import parse_devices
@@ -156,7 +157,9 @@ def _whole_checkpoint(path: Path) -> dict[str, Any]:
     state = read_checkpoint(path)
     if state is None:
         hint = "train a stage first (alma-lm, or fairseq-train)"
-        if path.is_dir():
+        if path.is_file():
+            hint = "the file is damaged: restore it from a backup, or score another stage (--stage)"
+        elif path.is_dir():
             hint = "give a single run folder, or the checkpoint files that are listed in the predictor.json of each run"
         raise StreamError(f"no complete checkpoint at {path}: {hint}")
     return state
@@ -246,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = combine(members, stream.counts(arguments.split)["words"])
         by_source = _by_source(members, stream, arguments.split) if arguments.by_source else {}
     except (AlmaError, OSError) as error:
-        print(f"alma-eval: {message_of(error)}", file=sys.stderr)
+        say(f"alma-eval: {message_of(error)}", sys.stderr)
         return 2
     expected = stream.counts(arguments.split)["tokens"]
     if result.num_tokens != expected:
@@ -283,12 +286,12 @@ def _print_score(
         print(json.dumps(summary | ({"by_source": parts} if parts else {})))
         return
     members = "1 member" if num_members == 1 else f"{num_members} members"
-    print(f"{members} on {stream.path}, {split} split")
+    say(f"{members} on {stream.path}, {split} split")
     print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
     print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
     print(f"loss              {result.loss:.6f} nats per token")
     for name, score in by_source.items():
-        print(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens")
+        say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens")
 
 
 def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> tuple[list[Path], Path]:
@@ -315,14 +318,14 @@ def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> t
             )
         if not (run / predictor_file(stage)).is_file():
             raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
-        checkpoints = [run / entry["path"] for entry in read_json(run / predictor_file(stage))["checkpoints"]]
+        checkpoints = [checked_file(run, entry) for entry in read_predictor(run, stage)["checkpoints"]]
         if not (run / "settings.json").is_file():
             files = ", ".join(str(path) for path in checkpoints)
             raise StreamError(
                 f"{run} has no settings.json, so it is not a run folder: give the checkpoint files ({files}) and "
                 f"--stream"
             )
-        settings = read_json(run / "settings.json")
+        settings = read_settings(run)
         if "stream" not in settings:
             raise StreamError(
                 f"{run} is not an alma-lm run, because its settings contain no stream: alma-eval scores only language "

@@ -18,6 +18,7 @@ from torch import Tensor
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError, message_of
 from fairseq_alma.core.learner_settings import ExpertChoice
+from fairseq_alma.core.printing import say
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 from fairseq_alma.growth.layers import grow_layers
@@ -128,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _grow(arguments)
     except (AlmaError, OSError) as error:
-        print(f"alma-grow: {message_of(error)}", file=sys.stderr)
+        say(f"alma-grow: {message_of(error)}", sys.stderr)
         return 2
     changed = [name for name, value in (("--num-experts", arguments.experts), ("--decoder-layers", arguments.layers))
                if value is not None]  # fmt: skip

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fairseq_alma.app.scalars import RunScalars
-from fairseq_alma.app.tables import seed_text
+from fairseq_alma.app.tables import SafeConsole, seed_text
 from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
@@ -52,7 +52,7 @@ class StageDisplay:
         console: Console | None = None,
         scalars: RunScalars | None = None,
     ):
-        console = console or Console(file=sys.stderr, highlight=False)
+        console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),

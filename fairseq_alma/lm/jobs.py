@@ -23,7 +23,9 @@ from fairseq_alma.app.tables import wide_console
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import holder_of
+from fairseq_alma.core.printing import say
 from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.settings import NonNegative
 from launch.slurm import QueuedJob, SlurmError, cancel, queue, signal_script
 
 FOLDER = "launch"
@@ -51,7 +53,7 @@ class JobRecord:
     state: JobState = "submitted"
     reason: str = ""
     """Why the job is in this state; empty if there is nothing to say."""
-    starts_without_progress: int = 0
+    starts_without_progress: NonNegative = 0
     """How many times the job has reached its time limit, one after the other, without finishing or saving anything."""
 
 
@@ -87,12 +89,12 @@ class JobFolder:
     def read(self, job: str) -> JobRecord | None:
         """Return the record of a job; None if there is none."""
         path = self.folder / f"job_{job}.json"
-        return JobRecord(**read_json(path)) if path.exists() else None
+        return read_json(path, JobRecord) if path.exists() else None
 
     def records(self) -> list[JobRecord]:
         """Return the records of all jobs, oldest job first."""
-        found = [JobRecord(**read_json(path)) for path in self.folder.glob("job_*.json")]
-        return sorted(found, key=lambda record: [int(part) for part in record.id.split("_")])
+        found = [read_json(path, JobRecord) for path in self.folder.glob("job_*.json")]
+        return sorted(found, key=lambda record: [int(part) for part in record.id.split("_") if part.isdecimal()])
 
 
 def chains(folder: Path) -> list[JobFolder]:
@@ -210,7 +212,7 @@ def cancel_runs(folder: Path) -> int:
     """
     runs = runs_in(folder)
     cancelled = [run for run in runs if _cancel(JobFolder(run))]
-    print(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else f"{folder}: no run is pending or running")
+    say(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else f"{folder}: no run is pending or running")
     return 0
 
 
@@ -283,9 +285,9 @@ def follow_logs(folder: Path) -> int:
             positions[path] = positions.get(path, 0) + len(text)
             if text:
                 if shown != path:
-                    print(f"==> {path} <==")
+                    say(f"==> {path} <==")
                     shown = path
-                sys.stdout.write(text.decode("utf-8", errors="replace"))
+                say(text.decode("utf-8", errors="replace").removesuffix("\n"))
         sys.stdout.flush()
         if is_last:
             return 0

@@ -8,17 +8,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
 from fairseq_alma.core.learner_settings import (
     LanguageModelEnsembleSettings,
     LanguageModelGrowingEnsembleSettings,
     LanguageModelGrowingMixtureSettings,
 )
 from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.predictors import predictor_file
+from fairseq_alma.core.predictors import Checkpoint, checked_file, predictor_file
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
@@ -49,6 +51,8 @@ class LanguageModelLearner:
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
         self._trainees: dict[int, Path] = {}
+        self._recorded: dict[Path, Checkpoint] = {}
+        """What learner.json of an earlier process says about checkpoints."""
         self.num_stored: int | None = 0 if settings.replay else None
         """With replay: number of tokens of earlier mega-batches that are kept for replay."""
         # Let fairseq check the training options now, so that an error is reported before anything is written.
@@ -64,7 +68,12 @@ class LanguageModelLearner:
         """Checkpoints of the models that predict now. The prediction is the mean of their probabilities.
 
         Before the first stage, these are untrained checkpoints.
+
+        Raises:
+            StageError: if a checkpoint is missing.
+            RunError: if a checkpoint has changed since an earlier process recorded it.
         """
+        self._check_files(self._predictor, "the predictor")
         return self._predictor or list(self._untrained().values())
 
     @property
@@ -114,8 +123,8 @@ class LanguageModelLearner:
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         state = {"predictor": predictor, "trainees": trainees, "num_stored": self.num_stored}
-        write_json(folder / "learner.json", state)
-        deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
+        write_json(folder / "learner.json", sealed(state))
+        deployed = sealed({"combine": "mean of probabilities", "checkpoints": predictor})
         write_json(self.run_folder / "predictor.json", deployed)
         if folder.name == "train":
             write_json(self.run_folder / predictor_file(folder.parent.name), deployed)
@@ -125,25 +134,25 @@ class LanguageModelLearner:
 
         Raises:
             StageError: if a checkpoint is missing.
+            RunError: if learner.json is damaged.
         """
-        state = read_json(folder / "learner.json")
-        # The trainees are checked when a stage continues from them. Those of earlier stages were removed.
-        self._check_files([self.run_folder / entry["path"] for entry in state["predictor"]], str(folder))
+        state = read_json(folder / "learner.json", _State, advice="restore the file from a backup")
+        # Whether the files have changed is checked when they are used: those of earlier stages are large, or removed.
+        self._recorded = {self.run_folder / one["path"]: one for one in [*state["predictor"], *state["trainees"]]}
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
         self.num_stored = state.get("num_stored")
+        _existing(self._predictor, str(folder))
 
     def remove_old_trainees(self, stage_index: int) -> None:
         """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
         remove_old_trainees(self.run_folder / "stages", stage_index)
 
     def _check_files(self, checkpoints: Iterable[Path], needed_by: str) -> None:
-        """Raise StageError if a checkpoint file is missing."""
-        for path in checkpoints:
-            if not path.is_file():
-                raise StageError(
-                    f"{path} is missing, but {needed_by} needs it: restore it, or start a new run with another out="
-                )
+        """Raise StageError if a checkpoint file is missing, and RunError if it has changed since it was recorded."""
+        for path in _existing(checkpoints, needed_by):
+            if path in self._recorded:
+                checked_file(self.run_folder, self._recorded[path])
 
     def num_experts(self, stage_index: int) -> int:
         """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
@@ -197,7 +206,30 @@ class LanguageModelLearner:
 
     def _entry(self, path: Path) -> dict[str, str]:
         """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""
-        return {"path": str(path.relative_to(self.run_folder)), "sha256": sha256_of(path)}
+        return {"path": str(path.relative_to(self.run_folder)), "sha256": sha256_once(path)}
+
+
+class _Trainee(Checkpoint):
+    member: Count
+
+
+class _State(TypedDict):
+    """The content of learner.json."""
+
+    predictor: list[Checkpoint]
+    trainees: list[_Trainee]
+    num_stored: NotRequired[NonNegative | None]
+
+
+def _existing(checkpoints: Iterable[Path], needed_by: str) -> list[Path]:
+    """Return the paths of checkpoint files. Raise StageError if one is missing."""
+    found = list(checkpoints)
+    for path in found:
+        if not path.is_file():
+            raise StageError(
+                f"{path} is missing, but {needed_by} needs it: restore it, or start a new run with another out="
+            )
+    return found
 
 
 class SingleModel(LanguageModelLearner):

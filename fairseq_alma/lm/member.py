@@ -35,7 +35,7 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import training_command
 from fairseq_alma.lm.trainee import finish_stage, repair_member
-from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
+from fairseq_alma.lm.training_config import Member, Started, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +146,7 @@ class MemberTraining:
             of the averaged weights), the checkpoint from which the next stage continues, and the cost of the training.
 
         Raises:
+            StreamError: if a data file has changed since `alma-prep` wrote it.
             StageError: after all jobs have ended, if the training of a member failed (the message contains the last
                 error in its log), or if another process is training a member.
         """
@@ -170,6 +171,9 @@ class MemberTraining:
             if (job := self._prepare(stage, member, start, num_devices, updates)) is not None:
                 jobs[member.number] = job
                 log_sizes[member.number] = job[1].stat().st_size if job[1].exists() else 0
+        if jobs:
+            used = [*stage.new, *(stage.past if stage.replay else ())]
+            self._stream.verify_bytes(["valid", *(f"mega_batch_{mega_batch.t}" for mega_batch in used)])
         statuses = self._processes.run(stage, jobs, len(starts), updates) if jobs else {}
         trained = {}
         for member, start in starts.items():
@@ -186,7 +190,7 @@ class MemberTraining:
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
-            trained[member.number] = (folder / BEST, folder / self._trainee, Spent(**read_json(done)))
+            trained[member.number] = (folder / BEST, folder / self._trainee, read_json(done, Spent))
         if failures:
             raise _error_for(failures, statuses.values(), bool(busy))
         return trained
@@ -247,7 +251,7 @@ class MemberTraining:
                     f"trains with {OPTIMIZER}: finish the stage with the earlier version, or remove {folder} to "
                     f"restart this stage"
                 )
-            before = read_json(path)
+            before: dict[str, Any] = dict(read_json(path, Started, advice=f"remove {folder} to restart this stage"))
             if {**now, **before} == {**before, **now}:
                 return before["key"]
             # The result depends slightly on the devices, so the member is not shared if they have changed.
@@ -269,7 +273,7 @@ class MemberTraining:
         """
         if not self._shared or not (folder / STARTED).exists():
             return
-        if key := read_json(folder / STARTED)["key"]:
+        if key := read_json(folder / STARTED, Started)["key"]:
             try:
                 self._shared.publish(folder, key)
             except OSError as error:  # only warn, because this run does not need the copy in the shared folder

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fairseq_alma.core.files import read_json
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.lm.settings import LanguageModelSettings, Precision
 
 SPEEDUP = 1.2
@@ -27,7 +27,7 @@ def as_recorded(settings: LanguageModelSettings) -> LanguageModelSettings:
     file, because earlier versions stored a value that depended on `arch`.
     """
     path = Path(settings.out) / "settings.json"
-    recorded = read_json(path) if path.exists() else None
+    recorded = read_settings(path.parent) if path.exists() else None
     precision, batch_size = settings.precision, settings.batch_size
     if precision == "auto":
         precision = recorded.get("precision", "float32") if recorded else _of_other_seed(path) or fastest_precision()
@@ -44,7 +44,8 @@ def _of_other_seed(path: Path) -> Precision | None:
     """
     if re.fullmatch(r"seed_\d+", path.parent.name):
         for other in sorted(path.parents[1].glob("seed_*/settings.json")):
-            return read_json(other).get("precision", "float32")  # an earlier version, without the setting, used float32
+            # An earlier version, without the setting, used float32.
+            return read_settings(other.parent).get("precision", "float32")
     return None
 
 

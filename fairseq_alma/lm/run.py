@@ -9,7 +9,6 @@ alma-lm cancel RUN                                                  end the run;
 alma-lm --help                                                      every setting
 """
 
-import logging
 import math
 import os
 import warnings
@@ -28,10 +27,11 @@ from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
-from fairseq_alma.core.metrics import mean_and_standard_error
+from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
+from fairseq_alma.core.printing import log_to_stderr
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -140,16 +140,16 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
-        summary = read_json(Path(settings.out) / "summary.json")
+        summary = read_summary(Path(settings.out))
         return summary[score_key([summary])]
     out, summaries = Path(settings.out), []
     with Lease(out):
         for seed in range(settings.seed, settings.seed + settings.seeds):
             one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(out / f"seed_{seed}")}
             run_seeds(LanguageModelSettings.from_mapping(one))
-            summaries.append(read_json(out / f"seed_{seed}" / "summary.json"))
+            summaries.append(read_summary(out / f"seed_{seed}"))
             write_json(out / "summary.json", mean_and_standard_error(summaries))
-    summary = read_json(out / "summary.json")["mean"]
+    summary = read_summary(out)["mean"]
     return summary[score_key([summary])]
 
 
@@ -206,7 +206,7 @@ def hide_messages_of_libraries(force: bool = True) -> None:
     Args:
         force: whether to replace an existing configuration of logging.
     """
-    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), force=force)
+    log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper(), force)
     if "PYTHONWARNINGS" not in os.environ:
         # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
         # alma-lm cannot change the code of fairseq and fairscale.

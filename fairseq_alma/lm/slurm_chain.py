@@ -18,15 +18,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import is_finished
 from fairseq_alma.core.catalogue import FORK_SETTINGS
-from fairseq_alma.core.errors import RunError, StageError
+from fairseq_alma.core.errors import RunError, SettingError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.metrics import mean_and_standard_error
+from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
+from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import LastGroup, Stage
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -44,6 +46,15 @@ SEEDS = "seeds.json"
 
 class HandedOver(Exception):  # noqa: N818 (not an error)
     """Other jobs continue the run. This process has submitted them, or found them in the queue."""
+
+
+class _StoredChain(TypedDict):
+    """The content of chain.json."""
+
+    settings: dict[str, Any]
+    slurm: dict[str, Any]
+    command: list[str]
+    group: tuple[str, list[int]] | None
 
 
 @dataclass(frozen=True)
@@ -67,13 +78,15 @@ class Chain:
     @classmethod
     def load(cls, run: str | Path) -> "Chain":
         """Return the chain of a run folder."""
-        stored = read_json(JobFolder(run).chain)
-        return cls(
-            LanguageModelSettings.from_mapping(stored["settings"]),
-            SlurmSettings(**stored["slurm"]),
-            tuple(stored["command"]),
-            (stored["group"][0], tuple(stored["group"][1])) if stored["group"] else None,
-        )
+        path = JobFolder(run).chain
+        stored = read_json(path, _StoredChain)
+        try:
+            settings = LanguageModelSettings.from_mapping(stored["settings"])
+            slurm = SlurmSettings.from_mapping(stored["slurm"])
+        except SettingError as error:
+            raise RunError(f"{path} is damaged ({error}): give the training command again") from error
+        group = (stored["group"][0], tuple(stored["group"][1])) if stored["group"] else None
+        return cls(settings, slurm, tuple(stored["command"]), group)
 
     def store(self) -> None:
         """Write the chain to the run folder."""
@@ -270,9 +283,9 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
         with suppress(RunError):  # a job is writing the summary just now
             summarize_seeds(Path(settings.out), seeds)
     out = shlex.quote(settings.out)
-    print(f"alma-lm status {out}    show the ledger and the jobs")
-    print(f"alma-lm logs {out}      print and follow the logs")
-    print(f"alma-lm cancel {out}    cancel the jobs")
+    say(f"alma-lm status {out}    show the ledger and the jobs")
+    say(f"alma-lm logs {out}      print and follow the logs")
+    say(f"alma-lm cancel {out}    cancel the jobs")
 
 
 def summarize_seeds(folder: Path, seeds: Sequence[int]) -> None:
@@ -287,10 +300,10 @@ def summarize_seeds(folder: Path, seeds: Sequence[int]) -> None:
     """
     with Lease(folder):
         if (folder / SEEDS).exists():
-            seeds = read_json(folder / SEEDS)
+            seeds = read_json(folder / SEEDS, list[int])
         finished = [run for run in (folder / f"seed_{seed}" for seed in seeds) if is_finished(run)]
         if finished:
-            summaries = [read_json(run / "summary.json") for run in finished]
+            summaries = [read_summary(run) for run in finished]
             write_json(folder / "summary.json", mean_and_standard_error(summaries))
 
 
@@ -308,20 +321,20 @@ def _submit_one(chain: Chain, num_mega_batches: int, last_group: LastGroup) -> N
     rows = Ledger(run / "ledger.jsonl").rows() if (run / "summary.json").exists() else []
     # There must be a row for each arrival, and one for t = 0. A job that is killed may have written a row, and not yet
     # the summary.
-    has_all = len(rows) > num_mega_batches and read_json(run / "summary.json")["num_arrivals"] >= num_mega_batches
+    has_all = len(rows) > num_mega_batches and read_summary(run).get("num_arrivals", 0) >= num_mega_batches
     _check_same_settings(chain.settings, has_all and rows[-1].updated)
     # If the last mega-batches have waited so far, and should be trained on now, there is something to do.
     if has_all and (rows[-1].updated or (last_group == "wait" and not chain.settings.fork)):
-        print(f"{run} is finished")
+        say(f"{run} is finished")
         return
     try:
         if queued := chain.jobs.queued():
             _check_same_chain(chain, queued)
-            print(f"{run} has jobs already: {in_words(queued)}; {what_they_do(chain.jobs, queued)}")
+            say(f"{run} has jobs already: {in_words(queued)}; {what_they_do(chain.jobs, queued)}")
             return
         with Lease(run):
             chain.store()
-            print(f"{run}: submitted job {chain.submit_run()}")
+            say(f"{run}: submitted job {chain.submit_run()}")
     except SlurmError as error:
         raise StageError(f"{run} cannot be submitted: {error}") from error
 

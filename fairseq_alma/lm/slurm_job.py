@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.core.errors import AlmaError, StageError, message_of
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.printing import say
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
 from fairseq_alma.lm.run import WHEN_STOPPED, hide_messages_of_libraries, run_seeds
@@ -125,12 +126,12 @@ class SlurmJob:
         return False
 
     def _failed(self, reason: str) -> int:
-        print(f"alma-lm: {reason}", file=sys.stderr)
+        say(f"alma-lm: {reason}", sys.stderr)
         self._end("failed", reason)
         return 2
 
     def _end(self, state: JobState, reason: str) -> None:
-        print(f"job {self._record.id}: {state}{f': {reason}' if state != 'failed' else ''}", flush=True)
+        say(f"job {self._record.id}: {state}{f': {reason}' if state != 'failed' else ''}")
         self._chain.jobs.write(replace(self._record, state=state, reason=reason))
 
 

@@ -30,6 +30,11 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 Without it, if a user starts alma-lm in a folder with another copy of this repository, the training processes would
 import the code of that copy."""
 
+STREAM_IS_CHECKED = {"ALMA_STREAM_IS_CHECKED": "1"}
+"""Environment variable with which the task alma_lm does not check the bytes of a split (see `CHECKED` there).
+
+MemberTraining has checked them once, for all training processes."""
+
 STOP_SECONDS = 60.0
 """Time in seconds that a training process has after SIGTERM to finish its update and to write a checkpoint."""
 
@@ -127,7 +132,12 @@ class LocalProcesses:
         return Job(
             command,
             log,
-            environment={**ON_THIS_MACHINE, **SAFE_PATH, JOB_VARIABLE: os.environ.get("SLURM_JOB_ID")},
+            environment={
+                **ON_THIS_MACHINE,
+                **SAFE_PATH,
+                **STREAM_IS_CHECKED,
+                JOB_VARIABLE: os.environ.get("SLURM_JOB_ID"),
+            },
             start=self._start,
             grace_seconds=self.stop_seconds,
         )

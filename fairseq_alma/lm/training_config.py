@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from omegaconf import DictConfig
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import read_json
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
@@ -22,6 +22,12 @@ MEMBER_SEED_STRIDE = 10_000_000
 For update number u of a member, fairseq uses the seed (seed of the member) + u. Two updates with the same seed would
 have the same dropout masks. To avoid this, the difference is larger than any number of updates. It is also larger than
 any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
+
+
+class Started(TypedDict):
+    """The content of started.json in the folder of a member, as far as it is read."""
+
+    key: str | None
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class TrainingConfigs:
     def check_fork(self, member: Member) -> None:
         """Raise SettingError if the run is forked with another `fairseq=` that changes the shape of its model."""
         out = Path(self.settings.out)
-        before = read_json(out / "settings.json").get("fairseq", "") if (out / "settings.json").exists() else ""
+        before = read_settings(out).get("fairseq", "") if (out / "settings.json").exists() else ""
         is_trained = any(out.glob("stages/*/*.done.json"))
         if not self.settings.fork or not is_trained or before == self.settings.fairseq:
             return

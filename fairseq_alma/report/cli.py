@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from fairseq_alma.core.errors import AlmaError, RunError, message_of
+from fairseq_alma.core.printing import say
 from fairseq_alma.report.reading import is_any_run_held, read_runs
 from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
@@ -76,17 +77,17 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
     data = read_runs(runs)
     num_files = write_report(data, out, page_only, reload_seconds)
     for error in data.errors:
-        print(f"alma-report: skipped: {error}", file=sys.stderr)
+        say(f"alma-report: skipped: {error}", sys.stderr)
     for note in data.notes:
-        print(f"alma-report: {note}", file=sys.stderr)
+        say(f"alma-report: {note}", sys.stderr)
     num_groups = sum(len(comparison.groups) for comparison in data.comparisons)
     seconds = time.monotonic() - start
     comparisons = f"{_count(len(data.comparisons), 'comparison')} of runs on the same stream"
     print(f"{_count(num_groups, 'run')} in {comparisons}, {seconds:.1f} s; several seeds of a setting count as one run")
     for comparison in data.comparisons:
         num_finished = len(comparison.finished_groups)
-        print(f"  {comparison.name}: {_count(len(comparison.groups), 'run')}, {num_finished} finished")
-    print(f"wrote {_count(num_files, 'file')}: open {out / 'index.html'} in a browser", flush=True)
+        say(f"  {comparison.name}: {_count(len(comparison.groups), 'run')}, {num_finished} finished")
+    say(f"wrote {_count(num_files, 'file')}: open {out / 'index.html'} in a browser")
     return data
 
 
@@ -126,7 +127,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         except AlmaError as error:
             # Continue after an error, because it may be temporary. For example, `make` raises an error as long as no
             # run has recorded a result.
-            print(f"alma-report: {error}", file=sys.stderr, flush=True)
+            say(f"alma-report: {error}", sys.stderr)
             is_any_running = is_any_run_held(runs)
         idle_polls = 0 if is_any_running else idle_polls + 1
         if idle_polls >= MAX_IDLE_POLLS:
@@ -138,7 +139,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
 
 def _print_error(message: str) -> int:
     """Print an error message on standard error. Return 2, the exit code of the command."""
-    print(f"alma-report: {message}", file=sys.stderr)
+    say(f"alma-report: {message}", sys.stderr)
     return 2
 
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, UNRECORDED, Half, takes
 from fairseq_alma.core.datasets import entry_of
-from fairseq_alma.report.labels import MAX_CHARACTERS, printable, sort_key
+from fairseq_alma.core.printing import printable
+from fairseq_alma.report.labels import MAX_CHARACTERS, sort_key
 from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
 
 

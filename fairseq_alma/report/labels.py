@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq_alma.core import catalogue
+from fairseq_alma.core.printing import printable
 from fairseq_alma.report.runs import RunGroup, has_effect
 
 MAX_CHARACTERS = 60
@@ -57,15 +58,6 @@ def sort_key(group: RunGroup) -> tuple:
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
     return (position, group.learner, size, group.wait, bool(group.replay), repr(group.replay), others, group.repeat)
-
-
-def printable(text: str) -> str:
-    """Return the text in a form that can be encoded as UTF-8.
-
-    Lone surrogates, which UTF-8 cannot encode, are replaced by escapes such as `\\udcff`. Python puts lone surrogates
-    into a path if the bytes of the path are not valid UTF-8.
-    """
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _sortable(value: Any) -> tuple:

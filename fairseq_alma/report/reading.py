@@ -7,22 +7,23 @@ that cannot be read is skipped, and the report contains an error message with th
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.error_matrix import TRANSFER_METRICS
 from fairseq_alma.core.errors import RunError, message_of
-from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of_run
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
-from fairseq_alma.core.metrics import period_losses, summarize
+from fairseq_alma.core.metrics import check_summary, period_losses, read_summary, summarize
+from fairseq_alma.core.provenance import read_provenance
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.report.grouping import (
     first_charged_arrival,
@@ -80,6 +81,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
             data.notes.append(f"{path} has no arrival yet")
         else:
             runs.append(run)
+            data.notes += run.notes
     runs, beginnings = _with_shared_arrivals(with_numbered_test_sets(runs))
     data.notes += beginnings
     if not runs:
@@ -124,38 +126,37 @@ def read_run(folder: Path, until: int | None = None) -> Run:
     """
     if not (folder / "settings.json").exists():
         raise RunError(f"{folder} has a ledger, but no settings.json: restore the file from a backup")
-    settings = read_json(folder / "settings.json")
-    if not isinstance(settings, dict):
-        raise RunError(f"{folder / 'settings.json'} is not a JSON object with settings: restore it or remove {folder}")
-    if not isinstance(settings.get("learner", ""), str):
-        raise RunError(
-            f"{folder / 'settings.json'}: learner is {settings['learner']!r}, expected the name of a learner: "
-            f"restore the file"
-        )
+    settings = read_settings(folder, required=("learner",) if (folder / "ledger.jsonl").exists() else ())
     path = folder / "ledger.jsonl"
     ledger = Ledger(path if path.exists() or not path.with_name("ledger.jsonl.gz").exists() else f"{path}.gz")
+    notes: list[str] = []
+    written = _read_optional(lambda: read_summary(folder), notes)
     rows = ledger.rows()
     last_t = len(rows) - 1
     if until is not None:
         rows = rows[: until + 1]
     is_language_model = bool(rows) and rows[0].scores.error_rate is None
     columns = _columns(ledger.path, rows, "perplexity" if is_language_model else "error_rate")
-    losses = _period_losses(ledger.path, rows)
-    summary = dict(summarize(rows, first_charged_arrival(settings))) if len(rows) > 1 else {}
+    first = first_charged_arrival(settings)
+    summary = dict(summarize(rows, first)) if len(rows) > 1 else {}
     # What summary.json adds is about the complete run.
-    written = _read_optional_json(folder / "summary.json") if len(rows) - 1 == last_t else {}
+    if len(rows) - 1 == last_t:
+        check_summary(ledger.path, rows, written, first)
+    else:
+        written = {}
     for name in ("wall_seconds", *TRANSFER_METRICS):
-        if isinstance(value := written.get(name), int | float) and isfinite(value):
+        if (value := written.get(name)) is not None:
             summary[name] = value
     return Run(
         folder=folder,
-        seed=settings.get("seed") if isinstance(settings.get("seed"), int) else None,
+        seed=settings.get("seed"),
         num_arrivals=_num_arrivals(folder, settings, last_t) if until is None else until,
-        expert_load=_expert_load(ledger.path, rows),
-        period_losses=losses,
+        expert_load={row.t: row.scores.expert_load for row in rows if row.updated and row.scores.expert_load},
+        period_losses={row.t: period_losses(row) for row in rows if row.t >= 1 and row.scores.period_perplexities},
         summary=summary,
         settings=settings,
-        provenance=_read_optional_json(folder / "provenance.json"),
+        provenance=_read_optional(lambda: read_provenance(folder), notes),
+        notes=tuple(notes),
         is_running=holder_of_run(folder) is not None,
         longest=0,
         test_set=0,
@@ -188,13 +189,15 @@ def _read_or_explain(folder: Path) -> Run | str:
         return f"{folder} cannot be read ({error!r}): restore its files"
 
 
-def _read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or {} if the file is missing or damaged."""
+def _read_optional(read: Callable[[], dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    """Return what `read` returns; {} if the file that it reads is missing. Of a damaged file, add a note."""
     try:
-        value = read_json(path)
-    except (RunError, OSError):
+        return read()
+    except FileNotFoundError:
         return {}
-    return value if isinstance(value, dict) else {}
+    except (RunError, OSError) as error:
+        notes.append(f"without this file: {error}")
+        return {}
 
 
 def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
@@ -206,8 +209,8 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
     path = folder / "arrivals.json"
     if path.exists():
         try:
-            return max(len(read_json(path)["digests"]), last_t)
-        except (RunError, KeyError, TypeError):
+            return max(len(read_arrivals(folder)["digests"]), last_t)
+        except RunError:
             # arrivals.json is incomplete, or another release of ALMA wrote it. Ignore the error, and read the number
             # of arrivals from the settings below.
             pass
@@ -215,59 +218,6 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
         if isinstance(value := settings.get(name), int) and value >= last_t:
             return value
     return last_t
-
-
-def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[float]]]:
-    """Return `Run.expert_load`: for arrival t, the load of each expert as a list [layer][expert].
-
-    The load of an expert is the fraction of the validation data that it received. An arrival t is left out if the
-    learner was not updated at this arrival, or if the ledger contains no loads for it.
-
-    Args:
-        path: path of the ledger, for error messages.
-        rows: the rows of the ledger.
-
-    Raises:
-        RunError: if the load of a layer is not a list of numbers.
-    """
-    load_by_t: dict[int, list[list[float]]] = {}
-    for row in rows:
-        layers = row.scores.expert_load
-        if not row.updated or not layers:
-            continue
-        # If `layers` is not a list, the ledger is damaged. Then loop over [None], so that the error below is raised.
-        for layer in layers if isinstance(layers, list) else [None]:
-            if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
-                raise RunError(
-                    f"{path}, line {row.t + 1}: expert_load contains {layer!r}, expected a list of numbers: "
-                    f"restore the file"
-                )
-        load_by_t[row.t] = layers
-    return load_by_t
-
-
-def _period_losses(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[float]]:
-    """Return `Run.period_losses`: for arrival t, the loss on the test text of each period.
-
-    Args:
-        path: path of the ledger, for error messages.
-        rows: the rows of the ledger.
-
-    Raises:
-        RunError: if the perplexities of a row are not a list of positive numbers.
-    """
-    losses: dict[int, list[float]] = {}
-    for row in rows:
-        if row.t < 1 or not row.scores.period_perplexities:
-            continue
-        try:
-            losses[row.t] = period_losses(row)
-        except (TypeError, ValueError) as error:
-            raise RunError(
-                f"{path}, line {row.t + 1}: period_perplexities is {row.scores.period_perplexities!r}, expected a list "
-                f"of positive numbers: restore the file"
-            ) from error
-    return losses
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
@@ -279,7 +229,7 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
         quality: name of the score that is stored in `Run.quality`: "error_rate" or "perplexity".
 
     Raises:
-        RunError: if a value is not a number, or if it is infinite or NaN and its column allows only finite numbers.
+        RunError: if a value is missing.
     """
     scores, spent = [row.scores for row in rows], [row.spent for row in rows]
     sources: dict[str, tuple[Sequence[Scores | Spent], str]]
@@ -288,13 +238,7 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     sources |= {name: (spent, name) for name in SPENT_COLUMNS}
     columns = {"stage": np.array([row.stage for row in rows])}
     for column, (objects, name) in sources.items():
-        values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
-        # Optional columns contain NaN for missing values. The error rate or perplexity of a run that diverged may be
-        # infinite or NaN. All other columns must be finite; otherwise the ledger is damaged.
-        if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
-            t = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")
-        columns[column] = values
+        columns[column] = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
     ahead = [None if row.prequential is None else row.prequential.error_rate for row in rows]
     columns["prequential"] = _column(path, "prequential_error_rate", ahead, may_be_missing=True)
     return columns
@@ -304,16 +248,14 @@ def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> A
     """Return the values of one ledger column as float64. If `may_be_missing`, each None is replaced by NaN.
 
     Raises:
-        RunError: if a value is not a number, or is too large for float64.
+        RunError: if a value is missing or too large for float64.
     """
-    # A ledger can have many thousand rows, and a loop over them is slow. Check the types of all values at once, and
-    # start the loop only if this check fails.
-    if not set(map(type, values)) <= {int, float}:
-        for t, value in enumerate(values):
-            if value is None and may_be_missing:
-                values[t] = float("nan")
-            elif type(value) not in (int, float):
-                raise RunError(f"{path}, line {t + 1}: {name} is {value!r}, expected a number: restore the file")
+    if None in values:
+        if not may_be_missing:
+            raise RunError(
+                f"{path}, line {values.index(None) + 1}: {name} is None, expected a number: restore the file"
+            )
+        values = [float("nan") if value is None else value for value in values]
     try:
         return np.array(values, np.float64)
     except OverflowError as error:

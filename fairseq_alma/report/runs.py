@@ -87,6 +87,8 @@ class Run:
 
     Such a process holds the lease (the lock) of the run folder or of its parent folder.
     """
+    notes: tuple[str, ...] = ()
+    """One message for each damaged file without which the run could be read."""
     longest: int = 0
     """Number of arrivals of the longest run on the same stream, if it is larger than `num_arrivals`; otherwise 0."""
     test_set: int = 0
@@ -318,7 +320,8 @@ class ReportData:
     errors: list[str] = field(default_factory=list)
     """One message for each folder or file that could not be read. It names the file and, if possible, the line."""
     notes: list[str] = field(default_factory=list)
-    """One message for each run that is left out because its ledger is still empty. This is not an error."""
+    """One message for each run that is left out because its ledger is still empty, and for each file of a run that is
+    damaged and not needed."""
     is_any_running: bool = False
     """True if a process was working on any of the runs when they were read. Runs with an empty ledger count too."""
 

@@ -48,7 +48,8 @@ class Table:
     def csv(self) -> str:
         """Return the table as CSV, without title and note."""
         file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+        rows = [[_without_formula(cell) for cell in row] for row in (self.columns, *self.rows)]
+        csv.writer(file, lineterminator="\n").writerows(rows)
         return file.getvalue()
 
     def markdown(self) -> str:
@@ -354,5 +355,12 @@ def _without_empty_columns(
     return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
 
 
+def _without_formula(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula. Text from a foreign run could open files and addresses."""
+    is_number = re.fullmatch(r"[+-][\d.,]+(e[+-]?\d+)?( ± [\d.,]+)?", cell)
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) and not is_number else cell
+
+
 def _escape_markdown(text: str) -> str:
-    return text.replace("|", r"\|").replace("\n", " ").replace("<", "&lt;")
+    # Without "[", the text cannot contain a link or an image.
+    return text.replace("|", r"\|").replace("[", r"\[").replace("\n", " ").replace("<", "&lt;")

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_whole, written_aside
+from fairseq_alma.core.printing import printable
 from fairseq_alma.report.figures import figures_or_errors
-from fairseq_alma.report.labels import printable
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page
 from fairseq_alma.report.runs import ReportData

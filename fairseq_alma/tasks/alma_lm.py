@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,10 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
     )
     train_subset: str = II("dataset.train_subset")
     valid_subset: str = II("dataset.valid_subset")
+
+
+CHECKED = "ALMA_STREAM_IS_CHECKED"
+"""Environment variable of processes that need not check the bytes of a split: alma-lm has checked them for all."""
 
 
 @register_task("alma_lm", dataclass=AlmaLanguageModelingConfig)
@@ -358,7 +363,13 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return found
 
     def _load(self, split: str) -> Any:
-        """Return the documents of a split as a memory-mapped dataset."""
+        """Return the documents of a split as a memory-mapped dataset.
+
+        Raises:
+            StreamError: if a file of the split has changed since `alma-prep` wrote it.
+        """
+        if CHECKED not in os.environ:
+            self.stream.verify_bytes([split])
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
 
 

@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
 from fairseq_alma.core.learner_settings import Combine
 from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.predictors import predictor_file
+from fairseq_alma.core.predictors import checked_file, predictor_file
 from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners import files as saved
 from vision.learners.average import AveragedPredictor, average_of
-from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile
+from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile, State
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
 from vision.reservoir import num_kept_examples
@@ -313,8 +313,12 @@ class VisionLearner:
 
         If the folder belongs to the training of a stage, also write predictor.json.
         """
+        written = self._write_networks(folder)
+        files = [path for path in self._needed_files(folder) if path.name != STATE and path.is_file()]
+        out = self.settings.out
         state = {
-            **self._write_networks(folder),
+            **written,
+            "files": [{"path": os.path.relpath(path, out), "sha256": sha256_once(path)} for path in files],
             "stage": self.stage_index,
             "stage_length": self.stage_length,
             "validation": self.validation,
@@ -324,7 +328,7 @@ class VisionLearner:
         }
         if folder.name == "train":
             self._write_predictor(None)
-        write_json(folder / STATE, state, durable=False)
+        write_json(folder / STATE, sealed(state), durable=False)
         self._saved_files.saved(self._needed_files(folder))
 
     def _write_networks(self, folder: Path) -> dict[str, Any]:
@@ -355,9 +359,11 @@ class VisionLearner:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
 
         Raises:
-            RunError: if learner.json is damaged.
+            RunError: if learner.json is damaged, or if a file with networks has changed.
         """
-        state = read_json(folder / STATE)
+        state: dict[str, Any] = dict(read_json(folder / STATE, State, advice="restore the file from a backup"))
+        for file in state.get("files", []):
+            checked_file(Path(self.settings.out), file)
         self._stack = None
         self._file.current = saved.file_of_run(Path(self.settings.out), state["networks"])
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)

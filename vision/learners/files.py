@@ -8,17 +8,38 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import torch
 
+from fairseq_alma.core.declarations import Amount, Fraction, Loss
 from fairseq_alma.core.errors import RunError, StageError
-from fairseq_alma.core.files import read_json, remove, sha256_of, write_json
-from fairseq_alma.core.predictors import predictor_file
+from fairseq_alma.core.files import remove, sealed, sha256_once, write_json
+from fairseq_alma.core.predictors import Checkpoint, predictor_file, read_predictor
+from fairseq_alma.core.settings import NonNegative
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.networks import Stack
 
 NETWORKS, AVERAGED, STATE = "networks.pt", "predictor.pt", "learner.json"
 """Names of the files in a folder in which a learner was saved."""
+
+
+class State(TypedDict):
+    """The content of learner.json."""
+
+    networks: str
+    """File with the networks, relative to the folder given by `out=`."""
+    files: NotRequired[list[Checkpoint]]
+    """All files that the learner and its predictor need."""
+    stage: NonNegative
+    stage_length: NotRequired[NonNegative]
+    validation: list[tuple[Loss, Fraction] | None]
+    validated_on: NotRequired[tuple[NonNegative, NonNegative]]
+    num_stored: NotRequired[NonNegative | None]
+    averaged_networks: NotRequired[str]
+    num_averaged: NotRequired[NonNegative]
+    num_frozen: NotRequired[NonNegative]
+    expert_load: NotRequired[list[list[list[Amount]]] | None]
 
 
 class StackFile:
@@ -112,7 +133,7 @@ def files_of_predictors(run_folder: Path) -> set[Path]:
     return {
         Path(os.path.normpath(run_folder / entry["path"]))
         for path in run_folder.glob(predictor_file("stage_*"))
-        for entry in read_json(path)["checkpoints"]
+        for entry in read_predictor(run_folder, path.stem)["checkpoints"]
     }
 
 
@@ -150,8 +171,8 @@ class PredictorFile:
             dataset: name of the dataset.
         """
         for path in paths[len(self._digests) :]:
-            self._digests.append(sha256_of(path))
-        self._digests[-1] = sha256_of(paths[-1])
+            self._digests.append(sha256_once(path))
+        self._digests[-1] = sha256_once(paths[-1])
         for number, folder in enumerate(self._run_folders):
             first = number * self._networks_per_seed
             networks = list(range(first, first + self._networks_per_seed))
@@ -160,4 +181,4 @@ class PredictorFile:
                 for path, digest in zip(paths, self._digests, strict=True)
             ]
             description = {"combine": combine, "dataset": dataset, "checkpoints": checkpoints}
-            write_json(folder / name, description, durable=False)
+            write_json(folder / name, sealed(description), durable=False)

@@ -133,6 +133,7 @@ def test_a_damaged_row_is_named(tmp_path, damaged):
     lines[2] = json.dumps({**json.loads(lines[2]), "period_perplexities": damaged})
     (folder / "ledger.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(
-        RunError, match=r"ledger\.jsonl, line 3: period_perplexities is .*, expected a list of positive"
+        RunError,
+        match=r"ledger\.jsonl, line 3 is damaged \(period_perplexities.* is .*, expected a (list|number)",
     ):
         read_run(folder)

@@ -81,7 +81,7 @@ def test_a_gzipped_ledger_is_read(tmp_path):
         ),
         (
             '{"t": 2, "stage": 2, "updated": true, "num_params": 1, "forward_flops": 1, "error_rate": "low"}',
-            "line 3: error_rate is 'low', expected a number",
+            "line 3 is damaged (error_rate is 'low', expected a number",
         ),
         (
             '{"t": 2, "stage": 2, "updated": true, "num_params": 1, "forward_flops": 1, "perplexity": 5.0}',
@@ -104,10 +104,10 @@ def test_a_run_with_a_damaged_line_is_skipped_and_the_message_names_file_and_lin
     ("values", "message"),
     [
         ({"stage": float("inf")}, "line 2 is damaged"),
-        ({"num_params": float("nan")}, "line 2: num_params is nan, expected a finite number"),
+        ({"num_params": float("nan")}, "line 2 is damaged (num_params is nan, expected a finite number"),
         ({"num_params": 10**400}, "num_params contains a number that is too large for float64"),
-        ({"expert_load": [0.5, 0.5]}, "line 2: expert_load contains 0.5, expected a list of numbers"),
-        ({"expert_load": [["a"]]}, "line 2: expert_load contains ['a'], expected a list of numbers"),
+        ({"expert_load": [0.5, 0.5]}, "line 2 is damaged (expert_load[0] is 0.5, expected a list"),
+        ({"expert_load": [["a"]]}, "line 2 is damaged (expert_load[0][0] is 'a', expected a number"),
     ],
 )
 def test_a_run_with_impossible_values_is_skipped_and_the_others_are_read(tmp_path, values, message):
@@ -128,9 +128,10 @@ def test_settings_of_unexpected_types_do_not_stop_the_report(tmp_path):
     write_vision(tmp_path / "d", ERRORS, dataset="emnist", split=["a"])
     (write_vision(tmp_path / "e", ERRORS) / "settings.json").write_text("{}")
     data = read_runs([tmp_path])
-    [error] = data.errors
-    assert "learner is ['sm'], expected the name of a learner" in error
-    assert len(data.comparisons) == 4
+    wrong, missing = data.errors
+    assert "learner is ['sm'], expected a text" in wrong
+    assert "settings.json is damaged (learner is missing)" in missing
+    assert len(data.comparisons) == 3
     assert all(len(comparison.slug) < 100 for comparison in data.comparisons)
 
 

@@ -163,3 +163,17 @@ def test_durations():
 def test_all_tables_of_a_comparison(tmp_path):
     write_text(tmp_path / "a", [900.0, 50.0])
     assert [table.name for table in tables_of(*compare(tmp_path))] == ["summary", "table2"]
+
+
+@pytest.mark.parametrize("start", ["=", "@", "+", "-", "\t", "\r"])
+def test_a_learner_of_a_foreign_run_cannot_begin_a_formula(start):
+    """A spreadsheet computes cells that begin with these characters."""
+    cells = (f'{start}HYPERLINK("http://a.example")', "-0.25", "+1.50 ± 0.10", "-1e+05", "-")
+    csv_text = Table("name", "title", ("run", "a", "b", "c", "d"), (cells,)).csv()
+    ((first, *others),) = list(csv.reader(io.StringIO(csv_text, newline="")))[1:]
+    assert first == f"'{cells[0]}"
+    assert others == ["-0.25", "+1.50 ± 0.10", "-1e+05", "'-"]
+
+
+def test_a_foreign_run_adds_no_link_to_a_table_in_markdown():
+    assert r"\[a](http://a.example)" in Table("name", "title", ("run",), (("[a](http://a.example)",),)).markdown()

@@ -1,0 +1,37 @@
+"""Print texts that contain names from files, folders and settings, which may come from somebody else.
+
+A terminal interprets some characters as commands: they move the cursor, hide text or change the title of the window.
+"""
+
+import logging
+import re
+import sys
+from typing import TextIO
+
+_UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than tab and line feed, characters that change the direction of the text, and lone
+surrogates, which cannot be encoded: Python puts them into a path if the bytes of the path are not valid UTF-8."""
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes such as `\\x1b` for the characters that a terminal or UTF-8 would not show."""
+    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print a text and a line feed, by default on stdout. Characters that cannot be printed are shown as escapes."""
+    file = file or sys.stdout
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    print(printable(str(text)).encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+
+
+def log_to_stderr(level: str, force: bool = False) -> None:
+    """Let the root logger write messages of at least this level on stderr, as `logging.basicConfig` does."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable(logging.BASIC_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler], force=force)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))

@@ -1,0 +1,48 @@
+"""Foreign text is printed without the characters that a terminal interprets."""
+
+import io
+import logging
+import sys
+
+import pytest
+from rich.table import Table
+
+from fairseq_alma.app.tables import wide_console
+from fairseq_alma.core.printing import log_to_stderr, printable, say
+
+HOSTILE = "run\x1b]0;title\x07\x1b[2J\r\x9b1A\u202e\udcff"
+SHOWN = r"run\x1b]0;title\x07\x1b[2J\r\x9b1A\u202e\udcff"
+
+
+def test_characters_that_a_terminal_interprets_become_escapes():
+    assert printable(HOSTILE) == SHOWN
+    assert printable("Zürich\tπ 日本\n\u200d") == "Zürich\tπ 日本\n\u200d"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_text_is_printed_in_any_encoding(encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    say(f"{HOSTILE} ö", stream)
+    said = stream.buffer.getvalue().decode(encoding)
+    assert said == f"{SHOWN} {'ö' if encoding == 'utf-8' else chr(92) + 'xf6'}\n"
+
+
+def test_tables_and_their_titles_are_safe():
+    stream = io.StringIO()
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    wide_console(stream).print(table)
+    wide_console(stream).print(HOSTILE)
+    assert not set(HOSTILE) & set(stream.getvalue()) - set("run]0;title[2J1A")
+
+
+def test_messages_in_logs_are_safe(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    before = logging.root.handlers[:], logging.root.level
+    try:
+        log_to_stderr("WARNING", force=True)
+        logging.getLogger("alma").warning("%s", HOSTILE)
+    finally:
+        logging.root.handlers[:], logging.root.level = before
+    assert stream.getvalue() == f"WARNING:alma:{SHOWN}\n"
