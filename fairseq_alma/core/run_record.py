@@ -119,8 +119,7 @@ class RunRecord:
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds") or 0.0)
         self._num_summarized = before.get("num_arrivals", 0)
-        if self._num_summarized < len(self._rows):  # otherwise rows are lost, which the steps will show
-            check_summary(self.ledger.path, self._rows, before, self._cer_from)
+        check_summary(self.ledger.path, self._rows, before, self._cer_from)
         self._arrivals.use(digests)
         self._measured: dict[int, Prequential | None] = {}
         """Prequential scores that `decision` will store."""

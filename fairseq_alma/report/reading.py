@@ -141,6 +141,11 @@ def read_run(folder: Path, until: int | None = None) -> Run:
     summary = dict(summarize(rows, first)) if len(rows) > 1 else {}
     # What summary.json adds is about the complete run.
     if len(rows) - 1 == last_t:
+        if isinstance(count := written.get("num_arrivals"), int) and count > max(last_t, 0):
+            raise RunError(
+                f"{ledger.path} ends at t={last_t}, but summary.json beside it counts {count} arrivals: run the "
+                f"training command again, or restore both from a backup"
+            )
         check_summary(ledger.path, rows, written, first)
     else:
         written = {}

@@ -43,6 +43,8 @@ def report(run: Path):
 def shown_status(run: Path) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         status(run)
+    if " left: run" in shown.getvalue():
+        raise RunError(f"{run}: rows of the ledger are missing")  # status has said how many
     return shown.getvalue().partition("\n")[2]  # without the title, which repeats what settings.json says
 
 
