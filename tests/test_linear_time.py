@@ -34,7 +34,7 @@ from data_prep.tokenization.words import split_words as split_training_words
 from data_prep.words import count_words, split_words, word_starts
 from fairseq_alma.core import holder
 from fairseq_alma.lm.failures import _last_error
-from fairseq_alma.report.tables import Table
+from fairseq_alma.report.tables import Table, _without_formula
 from tests.commands import ROOT
 from tests.linear_time import MOST_GROWTH, growth
 from vision.dataset_names import natural_key
@@ -179,9 +179,10 @@ PATTERNS = {
         "| INFO | valid | {}",
     ),
     "fairseq_alma.lm.display:RESUMED": search(
-        "Loaded checkpoint ", "Loaded checkpoint checkpoint_last.pt", ("checkpoint_last.pt", "Loaded checkpoint "),
-        ("1", "Loaded checkpoint checkpoint_last.pt (epoch "), ("a", "Loaded checkpoint "),
+        "checkpoint_last.pt", "checkpoint_last.pt (epoch 1 @ ", ("1", "checkpoint_last.pt (epoch "),
+        ("1", "checkpoint_last.pt (epoch 1 @ "),
     ),
+    "fairseq_alma.core.printing:_UNSAFE": search("\x1b", "a\x1b", "a"),
     "fairseq_alma.lm.failures:RANK": match(("1", "[rank"), "[rank"),
     "fairseq_alma.lm.failures:AFTER_ANOTHER": search("connection ", "Connection rese", "Broken pip", "NCC", "c"),
     "launch.slurm:_NO_ANSWER": search("timed ou", "unable to contac", "connection ", "connection rese", "c"),
@@ -189,13 +190,16 @@ PATTERNS = {
 """Each pattern with its worst inputs: the method that ALMA calls, and functions that return texts of a given length."""
 
 OWN = {
+    "fairseq_alma.app.arguments:_INTERPOLATION": "an argument",
+    "fairseq_alma.app.arguments:_PART": "an argument",
+    "fairseq_alma.app.command:_run_subcommand": "an argument",
+    "fairseq_alma.app.tables:seed_text": "the name of a folder",
     "data_prep.cleaning.filters:_FILTER_NAME": "an option",
     "data_prep.running.stream_folder:belongs_to_stream": "a name that SHARD_NAME matches",
     "data_prep.sources.remote:list_remote": "an option",
     "data_prep.sources.bounded:_peak_kib": "a file of the system",
     "fairseq_alma.app.arguments:name_and_value": "an argument",
     "fairseq_alma.app.arguments:_plain": "an argument",
-    "fairseq_alma.app.arguments:quoted": "an argument",
     "fairseq_alma.app.command:_check_arguments": "an argument",
     "fairseq_alma.app.command:run_job": "an argument",
     "fairseq_alma.app.sweep:_runs_of": "the name of a folder",
@@ -271,6 +275,9 @@ TEXTS += [
     repeated(f"a{MARKS}"),
 ]
 FUNCTIONS = {
+    "fairseq_alma.report.tables:_without_formula": (_without_formula, [
+        repeated("1", "+"), repeated("1", "+1e"), repeated("1", "+1 ± "), repeated("a", "="),
+    ]),
     # Addresses of documents, and lists of addresses
     "data_prep.cleaning.filters:_names_of": (names_of, [
         repeated("a", "https://", "/"), repeated("ä", "https://", "/"), repeated("a.", "https://", "/"),

@@ -28,10 +28,13 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         name = path.relative_to(work.stream).as_posix()
         manifest["outputs"][name] = digests[name]
     sync(work.stream)
+    # Move the folder to the place of this process first. If the lease was lost, this fails, or the moves below do.
+    source = (work.place or work.folder) / "publish"
+    os.replace(work.stream, source)
     for path in shards:
-        target = out / path.relative_to(work.stream)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
+        name = path.relative_to(work.stream)
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, out / name)
     for folder in {(out / name).parent for name in manifest["outputs"]}:
         if folder.is_dir():
             sync_folder(folder)

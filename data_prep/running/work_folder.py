@@ -21,7 +21,7 @@ from data_prep.running.stream_folder import SHARD_NAME, WORK, Recorded, belongs_
 from data_prep.running.tasks import Executor, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, remove, write_json
+from fairseq_alma.core.files import read_json, remove, write_json, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.stream_description import STREAM_FILE
 
@@ -60,8 +60,8 @@ class WorkFolder(NamedTuple):
     @property
     def stream(self) -> Path:
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
-        OUT is the stream folder. Who takes over the lease removes the folder, so that only the holder can move it."""
-        return (self.place or self.folder) / "stream"
+        OUT is the stream folder."""
+        return self.folder / "stream"
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
         """Add a task's output file to the stream, as a hard link.
@@ -75,11 +75,11 @@ class WorkFolder(NamedTuple):
             digest: its size and digest, {"bytes": ..., "sha256": ...}.
         """
         target = self.stream / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, target)
-        except OSError:
-            shutil.copyfile(path, target)
+        with written_aside(target, durable=False) as temporary:
+            try:
+                os.link(path, temporary)
+            except OSError:
+                shutil.copyfile(path, temporary)
         self._record(name, digest)
 
     def add_digests(self, executor: Executor) -> None:
@@ -137,6 +137,7 @@ def work_folder(
             resumes = _can_resume(out, settings, reading)
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
+            remove(work.stream)
             remove(work.folder / _DIGESTS)
             work.spool.mkdir(exist_ok=True)
             work.stream.mkdir()

@@ -19,7 +19,7 @@ STREAM/mega_batch_1/test.bin, .idx      held-out text of the first period, for t
 import itertools
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -110,8 +110,10 @@ class TrainingView:
     """Number of entries of the fairseq dictionary, V."""
     digests: Mapping[str, str]
     """Mapping from split name to the SHA-256 digest of the .bin file, for the mega-batches and the validation set."""
-    verify_bytes: Callable[[Iterable[str]], None] = field(repr=False)
-    """Check the files of some splits (see `StreamFolder.verify_bytes`)."""
+    entries: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    """Mapping from split name to its entry in stream.json, for the same splits."""
+    dtype: str
+    """Type of the stored tokens."""
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split.
@@ -122,6 +124,11 @@ class TrainingView:
         if split not in self.digests:
             raise StreamError(f"a learner has no access to split {split!r}: only to {', '.join(self.digests)}")
         return self.digests[split]
+
+    def verify_bytes(self, splits: Iterable[str]) -> None:
+        """Check the files of some splits. See `StreamFolder.verify_bytes`."""
+        for split in splits:
+            _verify_split(split_prefix(self.path, split), self.entries[split], self.dtype)
 
 
 @dataclass(frozen=True)
@@ -212,7 +219,9 @@ class StreamFolder:
     def without_test(self) -> TrainingView:
         """Return an object that gives a learner access to the data in this folder, except the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
-        return TrainingView(self.path, self.dictionary_digest, self.dictionary_size, digests, self.verify_bytes)
+        entries = {split: split_entry(self.description, split) for split in digests}
+        dictionary = self.dictionary_digest, self.dictionary_size
+        return TrainingView(self.path, *dictionary, digests, entries, self.description["dtype"])
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """Return the stream of all mega-batches, or of the first `num_mega_batches` mega-batches.
@@ -240,11 +249,7 @@ class StreamFolder:
             StreamError: if a file has changed since `alma-prep` wrote it.
         """
         for split in [*self.splits, *self.period_splits] if splits is None else splits:
-            prefix, entry = self.prefix(split), split_entry(self.description, split)
-            if sha256_once(prefix.with_suffix(".bin")) != entry["sha256"]:
-                raise StreamError(f"{prefix.with_suffix('.bin')} has changed since alma-prep wrote it: {ADVICE}")
-            if not _is_whole_index(prefix.with_suffix(".idx"), entry, self.description["dtype"]):
-                raise StreamError(f"{prefix.with_suffix('.idx')} has changed since alma-prep wrote it: {ADVICE}")
+            _verify_split(self.prefix(split), split_entry(self.description, split), self.description["dtype"])
 
     def verify_file(self, name: str) -> None:
         """Check the digest of a file that `alma-prep` lists in manifest.json. Without this file, nothing is checked.
@@ -288,6 +293,14 @@ class StreamFolder:
                     f"{path} has {path.stat().st_size:,} bytes, stream.json says {num_bytes:,}: "
                     f"the file was truncated or overwritten; {ADVICE}"
                 )
+
+
+def _verify_split(prefix: Path, entry: Mapping[str, Any], dtype: str) -> None:
+    """Raise StreamError if the files of a split have changed. For the arguments, see `_is_whole_index`."""
+    if sha256_once(prefix.with_suffix(".bin")) != entry["sha256"]:
+        raise StreamError(f"{prefix.with_suffix('.bin')} has changed since alma-prep wrote it: {ADVICE}")
+    if not _is_whole_index(prefix.with_suffix(".idx"), entry, dtype):
+        raise StreamError(f"{prefix.with_suffix('.idx')} has changed since alma-prep wrote it: {ADVICE}")
 
 
 def _is_whole_index(path: Path, entry: Mapping[str, Any], dtype: str) -> bool:

@@ -23,8 +23,8 @@ from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
 
-RESUMED = re.compile(r"Loaded checkpoint .*checkpoint_last\.pt \(epoch \d+ @ (\d+) updates\)")
-"""Matches the log line that fairseq writes when it resumes from a checkpoint. Group 1 is the checkpoint's update."""
+RESUMED = re.compile(r"checkpoint_last\.pt \(epoch \d{1,20} @ (\d{1,20}) updates\)")
+"""Matches a part of the line that fairseq logs when it resumes from a checkpoint. Group 1 is the number of its update."""
 
 SECONDS_BETWEEN_LINES = 15
 """If the output is not a terminal, the minimum time in seconds between two printed lines about the same member."""
@@ -189,7 +189,7 @@ class _MemberDisplay:
         self._task = progress.add_task(title, total=updates, state="starting")
 
     def __call__(self, line: str) -> None:
-        if self._record and (resumed := RESUMED.search(line)):
+        if self._record and "Loaded checkpoint " in line and (resumed := RESUMED.search(line)):
             for point in _points_in(self._log, up_to=int(resumed[1])):
                 self._record(point.name, point.perplexity, point.update / self._updates)
         parsed = _point_in(line)

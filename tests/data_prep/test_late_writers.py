@@ -1,6 +1,7 @@
 """A process of alma-prep that sleeps while another one finishes its stream, and wakes up: it changes nothing."""
 
 import sys
+from multiprocessing import forkserver
 
 import pytest
 
@@ -12,6 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="audit events an
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 60])
 def test_a_process_that_wakes_up_late_changes_nothing(tmp_path, books, alma_prep, folder_bytes, every):
     def run(out):
+        forkserver._forkserver.__init__()  # the server that other tests have started is no child of a fork
         if status := alma_prep(out, f"books:{books}"):
             sys.exit(status)
 

@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -58,16 +60,17 @@ def test_a_broken_link_as_stream_folder(tmp_path, refused, target, message):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs the limits of Linux")
-def test_a_limit_on_the_size_of_files_is_named_with_the_file(tmp_path, refused):
-    (tmp_path / "a.txt").write_text("one two three four five\n" * 1000)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
-    try:
-        message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert message.startswith(f"alma-prep: File too large: {tmp_path}/out/.alma-prep/")
-    assert "ulimit -f" in message
+def test_a_limit_on_the_size_of_files_is_named_with_the_file(tmp_path):
+    lines = (f"line {number} of a text\n" for number in range(1000))
+    (tmp_path / "a.txt").write_text("".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep", str(tmp_path / "out"), "--source", f"text:{tmp_path}/a.txt",
+         "--mega-batches", "3", "--workers", "1"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"alma-prep: File too large: {tmp_path}/out/.alma-prep/" in done.stderr
+    assert "ulimit -f" in done.stderr
 
 
 def test_no_documents(tmp_path, refused):

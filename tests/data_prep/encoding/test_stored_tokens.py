@@ -1,6 +1,5 @@
 """The tokens of documents in the cache: other streams with the same tokenizer take them, whatever their order."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from data_prep.encoding.stored_tokens import StoreTokensTask, TokenStore
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import Heartbeat
-from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.files import read_json, sha256_of, write_json
 from tests.data_prep.encoding.test_documents import prose, write_lines
 
 
@@ -31,9 +30,9 @@ def replace_tokens(entry: Path, is_noticed: bool) -> None:
     (entry / "tokens").unlink()  # the finished stream may have a link to it
     tokens.tofile(entry / "tokens")
     if not is_noticed:
-        mark = json.loads((entry / "mark.json").read_text())
+        mark = read_json(entry / "mark.json")
         mark["files"]["tokens"]["sha256"] = sha256_of(entry / "tokens")
-        (entry / "mark.json").write_text(json.dumps(mark))
+        write_json(entry / "mark.json", mark)
 
 
 def num_tokens(out: Path) -> int:

@@ -56,13 +56,13 @@ def test_a_sweep_is_sorted_by_the_measure_of_the_report_and_names_it(tmp_path, c
     runs = {"wait=1": (0.5, 0.1, 0.5), "wait=2": (0.8, 0.2, 0.4), **({"wait=3": (0.1, 0.3, None)} if with_old else {})}
     for name, (first, last, prequential) in runs.items():
         ahead = {} if prequential is None else {"prequential_error_rate": prequential}
-        written = {"num_arrivals": 2, "final_validation": last, "final": 0.5, "cer": 1.0, "comp": 1, **ahead}
+        written = {"num_arrivals": 2, "final_validation": last, "final": 0.5, "cer": 1.0, "comp": 200, **ahead}
         write_vision(
             tmp_path / name, [0.9, 0.5, 0.5], digests=["a", "b"], written=written, validations=[None, first, last],
             prequential=[None, 0.9, prequential], lr=float(name[-1]),
         )  # fmt: skip
 
-    of_text = {"num_arrivals": 2, "final_validation": 1.0, "final": 1.0, "comp": 1}
+    of_text = {"num_arrivals": 2, "final_validation": 1.0, "final": 1.0, "comp": 200}
     other = write_text(tmp_path / "text", [9.0, 5.0, 1.0], digests=["a", "b"], written=of_text)
     BestByValidation().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     shutil.rmtree(other)  # the sweep did not compare it with images, and neither does the report

@@ -17,7 +17,7 @@ import torch
 import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError, StageError
-from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.files import read_json, sha256_of
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -356,7 +356,7 @@ def test_an_ensemble_averages_probabilities_and_is_better_than_its_members(ens, 
 )
 def test_the_run_names_what_it_would_deploy_and_alma_eval_scores_it(runs, learner, checkpoints, capsys):
     out = runs[learner]
-    predictor = json.loads((out / "predictor.json").read_text())
+    predictor = read_json(out / "predictor.json")
     paths = [best(out, stage, member) for stage, member in checkpoints]
     assert predictor == {
         "combine": "mean of probabilities",

@@ -292,6 +292,7 @@ def test_the_summary_has_all_seeds_also_of_a_later_command(stream, tmp_path, mon
     monkeypatch.setattr(slurm_job, "run_seeds", lambda settings, _: finish(Path(settings.out)))
 
     def finish(run: Path) -> None:
+        write_json(run / "settings.json", {})
         write_json(run / "arrivals.json", {"digests": ["a"], "decisions": {}})
         write_json(run / "summary.json", {"final": 9.0, "num_arrivals": 1})
 

@@ -4,6 +4,7 @@ from urllib.parse import quote
 
 import pytest
 
+from fairseq_alma.core.printing import printable
 from fairseq_alma.report.choice import pareto_front
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.page import page as page_of
@@ -172,7 +173,7 @@ def test_hostile_settings_are_text(tab, tmp_path):
         for row in (0, 1):
             view.page.click(f"#runs tr[data-run='{row}']")
             view.frame()
-        assert HOSTILE.replace("\u2028", "") in view.page.text_content("#runs").replace("\u2028", "")
+        assert printable(HOSTILE) in view.page.text_content("#runs")
         assert view.page.locator("img").count() == 0
 
 
