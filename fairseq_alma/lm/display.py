@@ -24,7 +24,7 @@ from fairseq_alma.core.protocol import Stage
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
 
 RESUMED = re.compile(r"checkpoint_last\.pt \(epoch \d{1,20} @ (\d{1,20}) updates\)")
-"""Matches a part of the line that fairseq logs when it resumes from a checkpoint. Group 1 is the number of its update."""
+"""Matches a part of the line that fairseq logs when it resumes from a checkpoint. Group 1 is the update."""
 
 SECONDS_BETWEEN_LINES = 15
 """If the output is not a terminal, the minimum time in seconds between two printed lines about the same member."""
