@@ -32,9 +32,9 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
     source = (work.place or work.folder) / "publish"
     os.replace(work.stream, source)
     for path in shards:
-        name = path.relative_to(work.stream)
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source / name, out / name)
+        target = out / path.relative_to(work.stream)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / path.relative_to(work.stream), target)
     for folder in {(out / name).parent for name in manifest["outputs"]}:
         if folder.is_dir():
             sync_folder(folder)
