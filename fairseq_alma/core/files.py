@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -116,21 +116,25 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sync_unsynced() -> None:
+def sync_unsynced(but: Collection[str] = ()) -> None:
     """Wait until the disk has stored all files that this process has written with durable=False under its leases.
 
     A done mark, which says that other files are complete, must be written after this call.
+
+    Args:
+        but: names of files for which this call does not wait.
     """
     for fence in held_fences():
+        chosen = {path for path in fence.unsynced if path.name not in but}
         folders: set[Path] = set()
-        for path in fence.unsynced:
+        for path in chosen:
             with suppress(FileNotFoundError):  # it was removed again
                 sync(path)
             folders.update(parent for parent in path.parents if parent.is_relative_to(fence.folder))
         for folder in folders:
             with suppress(FileNotFoundError):
                 sync_folder(folder)
-        fence.unsynced.clear()
+        fence.unsynced.difference_update(chosen)
 
 
 def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:

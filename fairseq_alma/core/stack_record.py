@@ -33,6 +33,9 @@ SAVE_SECONDS = 1.0
 """Minimum time between two saves of the learner, in seconds. It is also the most time that a kill costs, in addition to
 the step that was being computed."""
 
+_OF_RECORDS = ("ledger.jsonl", "decisions.jsonl", "summary.json")
+"""The files that the records write. The next done mark vouches for them."""
+
 Step = tuple[int, str]
 """Index of a stage, and "grow" or "train". The names are in alphabetical order, so steps can be compared by `<`."""
 
@@ -200,7 +203,7 @@ class StackRecord:
         if self._unsaved is None and self._last >= self._saved:
             # A row says that the files that its evaluation has written are complete.
             if any(record.has_unwritten for record in self.records):
-                sync_unsynced()
+                sync_unsynced(but=_OF_RECORDS)
             for record in self.records:
                 record.write()
 
