@@ -124,7 +124,7 @@ class LanguageModelLearner:
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         state = {"predictor": predictor, "trainees": trainees, "num_stored": self.num_stored}
         write_json(folder / "learner.json", sealed(state))
-        deployed = sealed({"combine": "mean of probabilities", "checkpoints": predictor})
+        deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         write_json(self.run_folder / "predictor.json", deployed)
         if folder.name == "train":
             write_json(self.run_folder / predictor_file(folder.parent.name), deployed)

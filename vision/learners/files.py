@@ -14,7 +14,7 @@ import torch
 
 from fairseq_alma.core.declarations import Amount, Fraction, Loss
 from fairseq_alma.core.errors import RunError, StageError
-from fairseq_alma.core.files import remove, sealed, sha256_once, write_json
+from fairseq_alma.core.files import remove, sha256_once, write_json
 from fairseq_alma.core.predictors import Checkpoint, predictor_file, read_predictor
 from fairseq_alma.core.settings import NonNegative
 from vision.checkpoints import read_checkpoint, write_checkpoint
@@ -181,4 +181,4 @@ class PredictorFile:
                 for path, digest in zip(paths, self._digests, strict=True)
             ]
             description = {"combine": combine, "dataset": dataset, "checkpoints": checkpoints}
-            write_json(folder / name, sealed(description), durable=False)
+            write_json(folder / name, description, durable=False)
