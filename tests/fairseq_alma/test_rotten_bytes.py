@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from fairseq_alma.app.command import status
 from fairseq_alma.core.errors import RunError, StageError, StreamError
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.metrics import read_summary
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import _resolve, combine, load_member
 from fairseq_alma.evaluation.scoring import score_tokens
@@ -43,8 +44,8 @@ def report(run: Path):
 def shown_status(run: Path) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         status(run)
-    if " left: run" in shown.getvalue():
-        raise RunError(f"{run}: rows of the ledger are missing")  # status has said how many
+    if len(Ledger(run / "ledger.jsonl").rows()) <= read_summary(run)["num_arrivals"]:
+        raise RunError(f"{run}: status says that mega-batches are left")
     return shown.getvalue().partition("\n")[2]  # without the title, which repeats what settings.json says
 
 
