@@ -16,9 +16,9 @@ from data_prep.copies.left_out import load_ranges
 from data_prep.errors import PrepError, Unworkable
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
-from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
 from data_prep.running.publish import publish
+from data_prep.running.slurm import open_executor
 from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes, read_manifest, recorded_shards
 from data_prep.running.tasks import READ_HERE_BYTES, Executor, digests_of
 from data_prep.running.work_folder import WorkFolder, full_disk_reported, remove_finished_work, work_folder

@@ -21,9 +21,9 @@ from data_prep.errors import NothingNew
 from data_prep.extend import extend, with_values_of_stream
 from data_prep.pipeline import build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
-from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
 from data_prep.running.publish import publish
+from data_prep.running.slurm import open_executor
 from data_prep.running.stream_folder import check_bytes, check_free, read_stream
 from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings

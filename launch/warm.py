@@ -2,8 +2,8 @@
 
 The server is the fork server of Python's module `multiprocessing`. It has one thread and uses no GPU, because only such
 a process can be forked safely. alma-prep uses it for its pool of workers (`start_server`), and alma-lm for its training
-processes (`warm_start`), which must be like processes of `python -m`: with their own environment, folder, output, random
-state, number of threads and exit status. A fork ends when the process that asked for it ends.
+processes (`warm_start`), which must be like processes of `python -m`: with their own environment, folder, output,
+random state, number of threads and exit status. A fork ends when the process that asked for it ends.
 
 The server is used on Linux only. If it cannot be started, or its modules start threads, `subprocess` is used instead.
 """
@@ -39,8 +39,8 @@ ENVIRONMENT = {
 }
 """Environment variables of the server. A fork gets those of its job instead.
 
-The server sees no GPU. numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import. Modules
-in the current folder must not replace others."""
+The server sees no GPU. numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import.
+Modules in the current folder must not replace others."""
 
 _inherited: tuple[str, ...] = ()
 """In a fork: the modules that its server has imported. The fork uses this server, too, and starts none of its own."""
@@ -100,10 +100,8 @@ def start_server(server: Any, modules: Sequence[str], environment: Mapping[str, 
     """
     is_new = server._forkserver_pid is None
     before = dict(os.environ)
-    # Without OMP_NUM_THREADS, which OpenMP reads only once, in the server.
-    os.environ.pop("OMP_NUM_THREADS", None)
     os.environ.update({**SPIN, **before, **ENVIRONMENT, **(environment or {}), MODULES: " ".join(modules)})
-    os.environ.pop("OMP_NUM_THREADS", None)
+    os.environ.pop("OMP_NUM_THREADS", None)  # OpenMP reads it only once, and the forks may differ in it
     try:
         server.set_forkserver_preload(["launch.warm_server"])
         server.ensure_running()
@@ -155,6 +153,7 @@ class _Job:
         for number, descriptor in zip((1, 2), forkserver.get_inherited_fds() or [], strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the server has another one)
         # Libraries such as triton check at exit whether their objects were deleted. Frozen ones never are.
         atexit.register(gc.unfreeze)
         os.environ.clear()

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 OURS = ("fairseq_alma", "vision", "data_prep", "launch")
 
 ORDER = (
-    ("fairseq_alma.core", "launch"),  # the standard library only
+    ("fairseq_alma.core",),  # the standard library only
+    ("launch",),
     (
         "fairseq_alma.app",
         "fairseq_alma.report",
@@ -252,7 +253,9 @@ def test_the_core_and_the_launcher_import_the_standard_library_and_core_only():
         if is_inside(name, "fairseq_alma.core", "launch"):
             own = package_of(name)[0]
             assert {
-                module for module in imports_of(name) if not is_standard(module) and not is_inside(module, own)
+                module
+                for module in imports_of(name)
+                if not is_standard(module) and not is_inside(module, own, "fairseq_alma.core")
             } == set()
 
 
@@ -273,14 +276,16 @@ def test_the_mixture_modules_import_torch_and_themselves():
             assert {m for m in others if not is_inside(m, "torch", "fairseq_alma.modules")} == set()
 
 
-def test_only_alma_lm_alma_prep_and_the_demo_use_the_launcher():
+def test_only_these_modules_use_the_launcher():
     assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
         "data_prep.running.slurm",
-        "data_prep.running.slurm_arrays",
+        "data_prep.running.workers",
+        "data_prep.settings.cluster",
+        "fairseq_alma.app.command",
+        "fairseq_alma.app.jobs",
         "fairseq_alma.demo",
-        "fairseq_alma.lm.jobs",
+        "fairseq_alma.lm.run",
         "fairseq_alma.lm.slurm_chain",
-        "fairseq_alma.lm.slurm_job",
         "fairseq_alma.lm.stage_processes",
         "fairseq_alma.lm.train_member",
     }
@@ -290,8 +295,8 @@ def test_only_alma_lm_alma_prep_and_the_demo_use_the_launcher():
     ("package", "others"),
     [
         ("vision", ("fairseq_alma.core", "fairseq_alma.app", "fairseq_alma.report")),
-        ("data_prep", ("fairseq_alma.core", "launch.slurm")),
-        ("fairseq_alma.app", ("fairseq_alma.core",)),
+        ("data_prep", ("fairseq_alma.core", "launch.slurm", "launch.warm")),
+        ("fairseq_alma.app", ("fairseq_alma.core", "launch.slurm")),
         ("fairseq_alma.report", ("fairseq_alma.core",)),
     ],
 )

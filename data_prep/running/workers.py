@@ -25,8 +25,8 @@ from data_prep.running.tasks import Step, run_task
 from launch.warm import end_with_parent, start_server
 
 # This process is not forked, because forking a process in which the tokenizers library runs threads can deadlock.
-# On Linux, workers are forks of a server process (see `launch.warm`), which imports _PRELOADED once. All workers of this
-# process are forks of it, also those of later calls of `prepare`.
+# On Linux, workers are forks of a server process (see `launch.warm`), which imports _PRELOADED once. All workers of
+# this process are forks of it, also those of later calls of `prepare`.
 CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet"]
 """A module that imports all tasks, and the parts of pyarrow that the first and the last of them use. These are names,
@@ -244,4 +244,3 @@ def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> Non
     parent = multiprocessing.parent_process()
     assert parent is not None
     end_with_parent(parent.sentinel)
-
