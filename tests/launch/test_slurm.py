@@ -1,4 +1,4 @@
-"""The scripts in launch/, and leases, on a real Slurm, which the fixture `slurm` starts; skipped where it cannot start."""
+"""The scripts in launch/, and leases, on a real Slurm, which the fixture `slurm` starts; else they are skipped."""
 
 import json
 import os

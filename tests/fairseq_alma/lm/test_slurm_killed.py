@@ -79,9 +79,7 @@ def test_a_chain_that_is_killed_everywhere_at_random_ends_with_the_right_ledger(
 
     ways = {
         # The training processes are forks of a server process of their job.
-        "training": lambda: kill_one(
-            [t for job in processes_of(out, JOB) for t in trainings(job)], choose
-        ),
+        "training": lambda: kill_one([t for job in processes_of(out, JOB) for t in trainings(job)], choose),
         "job": lambda: kill_one(processes_of(out, JOB), choose),
         "requeued": requeue,
         "cancelled": cancel,
