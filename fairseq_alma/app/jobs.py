@@ -3,7 +3,7 @@
 A job of a run is the command itself, with the environment variable ALMA_JOB, which says what the job does: "run"
 continues the run, and "stage K" trains a member of stage K (see fairseq_alma/lm/slurm_chain.py).
 
-RUN/launch/command.json     the command with which the run was submitted
+RUN/launch/command.json     the arguments with which the run was submitted, to compare them with those of later commands
 RUN/launch/job_ID.json      record of one job: what it does, where its log is, how it ended
 RUN/launch/*.log            output of the jobs
 
@@ -108,7 +108,7 @@ class RunJobs:
         Raises:
             SlurmError: if Slurm refuses the job.
         """
-        write_json(self.command, [module, *words])
+        write_json(self.command, words)
         name = step.replace(" ", "_") + ("-member_%a-%A.log" if members else "-%j.log")
         options = [
             f"--job-name=alma-{self.run.name}",
@@ -162,15 +162,9 @@ class RunJobs:
         again = (
             f"when they end, or after the subcommand cancel {shlex.quote(str(self.run))}, give the same command again"
         )
-        run_jobs = [job for job in queued if job.comment.rpartition("#")[2] == RUN_STEP]
-        if not run_jobs:
+        # If a member has failed, Slurm cancels the job that would have continued the run.
+        if not any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
             return f"the queued jobs train members, but none continues the run: {again}"
-        # A pending run job starts when all members of the last array have been trained.
-        members = [record for record in self.records() if "_" in record.id]
-        array = f"{members[-1].id.partition('_')[0]}_" if members else ""
-        ended = {record.id for record in members if record.id.startswith(array) and record.state != "done"}
-        if all(job.state == "PENDING" for job in run_jobs) and ended - {job.id for job in queued}:
-            return f"a member has failed or was cancelled, so the queued jobs do not continue the run: {again}"
         return "the queued jobs continue the run"
 
 
@@ -190,7 +184,7 @@ def submit_run(
     """
     jobs = RunJobs(run)
     before = read_json(jobs.command, list[str]) if jobs.command.exists() else []
-    differing = sorted({*before[1:]} ^ {*words})
+    differing = sorted({*before} ^ {*words})
     runs = sorted(run.glob("seed_*")) if not (run / "settings.json").exists() else [run]
     if (
         runs
@@ -205,7 +199,7 @@ def submit_run(
             if differing:
                 raise RunError(
                     f"{run} has jobs already, which were submitted with other settings: {in_words(queued)}\n"
-                    f"Their settings: {shlex.join(before[1:])}\nDifferences: {shlex.join(differing)}\n"
+                    f"Their settings: {shlex.join(before)}\nDifferences: {shlex.join(differing)}\n"
                     f"To use the new settings, first cancel the jobs (subcommand cancel {shlex.quote(str(run))})"
                 )
             say(f"{run} has jobs already: {in_words(queued)}; {jobs.what_they_do(queued)}")

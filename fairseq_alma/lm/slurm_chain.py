@@ -104,12 +104,11 @@ class SlurmProcesses(LocalProcesses):
             arrays = {job.id.partition("_")[0] for job in self._jobs.queued(step)}
             if numbers is None and not arrays:
                 return
-            module, *words = read_json(self._jobs.command, list[str])
             if not arrays and numbers is not None and len(numbers) > 1:
-                arrays = {self._jobs.submit(module, words, self._slurm, step, members=numbers)}
+                arrays = {self._jobs.submit(MODULE, sys.argv[1:], self._slurm, step, members=numbers)}
             following = [job.id for job in self._jobs.queued(RUN_STEP) if job.id != me]
             if not following:
-                following = [self._jobs.submit(module, words, self._slurm, after=[me, *sorted(arrays)])]
+                following = [self._jobs.submit(MODULE, sys.argv[1:], self._slurm, after=[me, *sorted(arrays)])]
         except SlurmError as error:
             raise StageError(
                 f"the jobs of stage {index} cannot be submitted: {error}. Run the same command again to continue"
