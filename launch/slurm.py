@@ -7,7 +7,6 @@ continue them or be found again by a later command.
 """
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -63,12 +62,6 @@ class SlurmSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        seconds = _seconds(str(self.time))
-        if seconds is not None and seconds <= WARNING_SECONDS:
-            raise SettingError(
-                f"{self.prefix}time={self.time} must be more than {WARNING_SECONDS // 60} minutes, because a job stops "
-                f"{WARNING_SECONDS} seconds before its time limit"
-            )
         try:
             shlex.split(self.options)
         except ValueError as error:
@@ -85,18 +78,6 @@ class SlurmSettings(Settings):
         }  # fmt: skip
         options = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return [*options, "--ntasks-per-node=1", "--requeue", "--open-mode=append", *shlex.split(self.options)]
-
-
-def _seconds(time: str) -> int | None:
-    """Return a time limit of Slurm in seconds; None if it is not a number of minutes, hours or days."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
-    if not found:
-        return None
-    days, *parts = found.groups()
-    numbers = [int(part) for part in parts if part is not None]
-    # The formats are days-hours[:minutes[:seconds]], hours:minutes:seconds, minutes:seconds and minutes.
-    units = (3600, 60, 1) if days is not None or len(numbers) == 3 else (60, 1)
-    return 86400 * int(days or 0) + sum(number * unit for number, unit in zip(numbers, units, strict=False))
 
 
 @dataclass(frozen=True)

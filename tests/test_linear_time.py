@@ -199,7 +199,6 @@ OWN = {
     "fairseq_alma.app.command:run_job": "an argument",
     "fairseq_alma.app.sweep:_runs_of": "the name of a folder",
     "fairseq_alma.lm.precision:_of_other_seed": "the name of a folder",
-    "launch.slurm:_seconds": "a setting",
     "fairseq_alma.report.commands:_new_folder": "the name of a folder",
     "fairseq_alma.report.glossary:key_of": "a page of ours",
     "fairseq_alma.report.runs:routing_files": "the name of a folder",

@@ -27,7 +27,6 @@ import collections
 import errno
 import hashlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -117,9 +116,6 @@ class Slurm:
         workers: number of jobs that run at the same time.
         stall_seconds: seconds without progress after which a worker counts as hung.
         out: the stream folder.
-
-    Raises:
-        PrepError: if Slurm's commands are missing.
     """
 
     def __init__(self, cluster: Cluster, workers: int, stall_seconds: float, out: Path):
@@ -127,19 +123,14 @@ class Slurm:
         # The comment of each job begins with this text, so that the jobs of a stream folder can be found again.
         self._owner = f"alma-prep#{hashlib.sha256(os.fsencode(os.path.realpath(out))).hexdigest()[:16]}#"
         self._array_size = MAX_ARRAY
-        for program in ("sbatch", "squeue", "scancel", "scontrol"):
-            if shutil.which(program) is None:
-                raise PrepError(
-                    f"--executor slurm needs the program {program}, which this machine does not have: run the command "
-                    "on a login node of the cluster."
-                )
 
     def __enter__(self) -> Self:
         try:
             num_cancelled = self._cancel_jobs()
         except SlurmError as error:
             raise PrepError(
-                f"Slurm does not answer ({error}). Check it with sinfo, and run the command again."
+                f"--executor slurm cannot use Slurm ({error}): run the command on a login node of the cluster, and "
+                "check Slurm with sinfo."
             ) from error
         if num_cancelled:
             note(f"cancelled {num_cancelled} Slurm jobs that an earlier alma-prep in the same folder has left")
@@ -315,7 +306,7 @@ class _StepWork:
             if now - array.gone_since.setdefault(index, now) < wait_seconds:
                 return None
             how = _ERRORS.get(state, f"lost its job (Slurm's state: {state})")
-            return f"{how}{_last_line(array.folder / f'{index}.log')}", state in _ERRORS
+            return how, state in _ERRORS
         array.gone_since.pop(index, None)
         if job.state != "RUNNING":
             self._watch.forget(path)
@@ -355,15 +346,6 @@ class _StepWork:
         if self._num_notes <= _MAX_NOTES:
             last = "; further failures of this step are not reported" if self._num_notes == _MAX_NOTES else ""
             note(f"{what}. It is tried again (log: {log}){last}")
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line of a job's log, to be appended to a message; "" if there is none."""
-    try:
-        lines = log.read_text(errors="replace")[-4000:].split("\n")
-    except OSError:
-        return ""
-    return next((f": {line[:300]}" for line in reversed(lines) if line.strip()), "")
 
 
 class Failure(TypedDict):

@@ -18,7 +18,6 @@ from fairseq_alma.core.files import write_json
 from fairseq_alma.lm import slurm_chain
 from fairseq_alma.lm.member import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
-from launch import slurm as slurm_client
 from launch.slurm import QueuedJob, SlurmSettings
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
@@ -185,8 +184,6 @@ def test_a_job_whose_set_up_fails_does_not_train(slurm, stream, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["launch.time=2"], "launch.time=2 must be more than 2 minutes"),
-        (["launch.time=00:01:30"], "must be more than 2 minutes"),
         (["launch.nodes=2", "expert_parallel=2", "launch.gpus=1"], "is not a multiple of 2 x batch_size=8"),
         (["expert_parallel=5"], "expert_parallel=5 needs at least 5 experts, but experts=4"),
     ],
@@ -197,22 +194,6 @@ def test_what_cannot_run_is_refused_when_it_is_submitted(stream, tmp_path, setti
     words = [f"stream={stream}", f"out={tmp_path / 'run'}", *SMALL, *settings, *slurm]
     result = run_command("alma-lm", *words)
     assert (result.returncode, expected in result.stderr) == (2, True), result.stderr
-
-
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("30", 1800),
-        ("1:30", 90),
-        ("1:00:00", 3600),
-        ("1-12", 129600),
-        ("0-00:05", 300),
-        ("2-01:02:03", 176523),
-        ("x", None),
-    ],
-)
-def test_time_limits_are_read_as_slurm_reads_them(time, seconds):
-    assert slurm_client._seconds(time) == seconds
 
 
 def train_member(folder: Path, stream: Path, monkeypatch, do=lambda: None, **values):
