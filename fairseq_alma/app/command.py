@@ -37,7 +37,6 @@ from fairseq_alma.app.help import help_text
 from fairseq_alma.app.jobs import cancel_runs, follow_logs, in_job, status
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.signals import stopped_by_signals
-from fairseq_alma.app.sweep import ERROR_FILE
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say
@@ -88,6 +87,7 @@ class Command:
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
         self._data_setting = data_setting
         self._signals: Sequence[int] = ()
+        self._failed: list[str] = []
 
     def main(self, hydra_main: Callable[[], Any]) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2.
@@ -98,6 +98,7 @@ class Command:
         # provenance.json records sys.argv. Without this line, argv[0] would be run.py for a command that was started
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
+        self._failed.clear()
         arguments = sys.argv[1:]
         with print_errors(self.name):
             if arguments and arguments[0] in SUBCOMMANDS:
@@ -115,6 +116,9 @@ class Command:
         try:
             with stopped_by_signals(self.name, self._when_stopped) as self._signals:
                 hydra_main()
+            if self._failed:
+                say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
+                sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
 
@@ -248,7 +252,6 @@ class Command:
             if hydra.mode == RunMode.MULTIRUN:
                 # Hydra has chosen and created a separate folder inside out= for each job.
                 out = Path(hydra.runtime.output_dir)
-                (out / ERROR_FILE).unlink(missing_ok=True)
                 words = job_arguments(hydra.overrides.task, out)
             else:
                 out, words = Path(str(values["out"])).absolute(), sys.argv[1:]
@@ -268,9 +271,8 @@ class Command:
                 if not isinstance(error, AlmaError | OSError):
                     traceback.print_exc()
                 say(f"{self.name}: {message_of(error)}", sys.stderr)
-                # The process that prints the table of the sweep may be another one, and reads this file.
-                (out / ERROR_FILE).write_text(f"{message_of(error)}\n", encoding="utf-8")
-                return float("inf")
+                self._failed.append(out.name)
+                return math.inf
 
 
 def _files_in(*folders: Path) -> list[str]:
