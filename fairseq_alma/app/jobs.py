@@ -159,9 +159,7 @@ class RunJobs:
         """Return what jobs that are pending or running will do; "" if there are none."""
         if not queued:
             return ""
-        again = (
-            f"when they end, or after the subcommand cancel {shlex.quote(str(self.run))}, give the same command again"
-        )
+        again = f"when they end, or after {_subcommand('cancel', self.run)}, run the training command again"
         # If a member has failed, Slurm cancels the job that would have continued the run.
         if not any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
             return f"the queued jobs train members, but none continues the run: {again}"
@@ -200,12 +198,13 @@ def submit_run(
                 raise RunError(
                     f"{run} has jobs already, which were submitted with other settings: {in_words(queued)}\n"
                     f"Their settings: {shlex.join(before)}\nDifferences: {shlex.join(differing)}\n"
-                    f"To use the new settings, first cancel the jobs (subcommand cancel {shlex.quote(str(run))})"
+                    f"To use the new settings, first run: {_subcommand('cancel', run)}"
                 )
             say(f"{run} has jobs already: {in_words(queued)}; {jobs.what_they_do(queued)}")
             return
         with Lease(run):
-            say(f"{run}: submitted job {jobs.submit(module, words, slurm)}")
+            job = jobs.submit(module, words, slurm)
+        say(f"{run}: submitted job {job}, which {_subcommand('status', run)} shows")
     except SlurmError as error:
         raise StageError(f"{run} cannot be submitted: {error}") from error
 
@@ -219,9 +218,13 @@ def refuse_queued(run: str | Path) -> None:
         return
     if queued:
         raise RunError(
-            f"{run} has jobs in Slurm: {in_words(queued)}. To continue it here, first cancel them (subcommand cancel "
-            f"{shlex.quote(str(run))})"
+            f"{run} has jobs in Slurm: {in_words(queued)}. To continue it here, first run: {_subcommand('cancel', run)}"
         )
+
+
+def _subcommand(name: str, run: str | Path) -> str:
+    """Return a subcommand of this command for a run, as it is typed."""
+    return f"{Path(sys.argv[0]).name} {name} {shlex.quote(str(run))}"
 
 
 def in_words(queued: Sequence[QueuedJob]) -> str:
@@ -442,7 +445,7 @@ def _cancel(jobs: RunJobs) -> bool:
         if time.monotonic() > end:
             with suppress(SlurmError):
                 cancel([job.id for job in queued])
-            raise RunError(f"{jobs.run} has not ended within {CANCEL_SECONDS:.0f} seconds: cancel it again")
+            raise RunError(f"{jobs.run} has not ended within {CANCEL_SECONDS:.0f} seconds: run the same command again")
         time.sleep(POLL_SECONDS)
     return is_found
 

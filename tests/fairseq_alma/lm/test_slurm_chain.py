@@ -166,7 +166,7 @@ def test_while_jobs_are_queued_other_settings_and_other_ways_to_continue_are_ref
         assert word in other.stderr.partition("Differences:")[2]
     here = run_command("alma-lm", f"stream={stream}", f"out={out}", *GMOE)
     assert here.returncode == 2
-    assert f"To continue it here, first cancel them (subcommand cancel {out})" in here.stderr
+    assert f"To continue it here, first run: alma-lm cancel {out}" in here.stderr
     assert run_command("alma-lm", "cancel", out).returncode == 0
     assert not RunJobs(out).queued()
 
