@@ -113,9 +113,9 @@ def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[st
     setup = ""
     if settings.setup:
         # If the warning of the time limit arrives during the set-up, Slurm starts the job again.
-        job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        this = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
         setup = (
-            f"trap 'scontrol requeue \"{job}\"; exit 1' USR1\n"
+            f"trap 'scontrol requeue \"{this}\"; exit 1' USR1\n"
             f"{{\n{settings.setup}\n}} || {{ echo '{settings.prefix}setup failed' >&2; exit 2; }}\n"
         )
     words = shlex.join(command).replace("'$SLURM_ARRAY_TASK_ID'", '"$SLURM_ARRAY_TASK_ID"')
