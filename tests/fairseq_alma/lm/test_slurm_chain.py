@@ -90,7 +90,7 @@ def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_ru
         record.id for record in RunJobs(out).records()
     ]
     shown = run_command("alma-lm", "logs", out).stdout
-    assert "the run is finished" in shown
+    assert f"job {RunJobs(out).records()[-1].id}: done" in shown
     assert f"stage_00{stages}/member_1/log.txt <==" in shown
 
 
