@@ -51,7 +51,7 @@ def whole(stream: Path, out: Path, *settings: str) -> list[dict]:
     return rows_without_seconds(out)
 
 
-def wait_until_no_job_is_left(slurm, out: Path, seconds: float = 300) -> None:
+def wait_until_no_job_is_left(slurm, out: Path, seconds: float = 600) -> None:
     slurm.wait_for(lambda: not RunJobs(out).queued(), seconds)
     assert not list(out.rglob("lease.json"))
 
