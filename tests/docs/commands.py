@@ -94,7 +94,7 @@ def jobs_of(overrides: list[str]) -> list[list[str]]:
 
 
 def check_sbatch(arguments: list[str]) -> None:
-    """Check the script of an sbatch line, that bash can read it, and that the row it is given has a preset.
+    """Check the script of an sbatch line, that bash can read it, and the command that it runs with these arguments.
 
     If the line has a command (--wrap) instead of a script, check the command.
     """
@@ -102,11 +102,14 @@ def check_sbatch(arguments: list[str]) -> None:
     if wrapped:
         assert check_block(wrapped[0]) == 1
         return
-    script, *given = [word for word in arguments if not word.startswith("-")]
+    position = next(number for number, word in enumerate(arguments) if not word.startswith("-"))
+    script, *given = arguments[position:]
     assert (ROOT / script).is_file(), f"{script} does not exist"
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
-    row, stream, out, *settings = given
-    check_settings("alma-lm", [f"stream={stream}", f"out={out}", f"preset=table2/{row}", *settings])
+    *_, line = (ROOT / script).read_text().splitlines()
+    printing = line.replace("exec", "printf '%s\\n'", 1)
+    run = subprocess.run(["bash", "-c", printing, script, *given], capture_output=True, text=True, check=True)
+    assert check_block(shlex.join(run.stdout.splitlines())) == 1
 
 
 def check_options(name: str, arguments: list[str]) -> None:
