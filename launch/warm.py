@@ -115,9 +115,8 @@ def start_server(server: Any, modules: Sequence[str], environment: Mapping[str, 
 def end_server(server: Any, owner: int) -> None:
     """Kill a server and its forks, unless this process is not `owner`, the process that started it."""
     if os.getpid() == owner and server._forkserver_pid is not None:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it has ended already
             os.kill(server._forkserver_pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
             server._stop()
 
 
