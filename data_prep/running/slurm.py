@@ -33,7 +33,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypedDict
 
@@ -92,17 +92,21 @@ def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
     return Local(settings.workers, settings.stall_seconds)
 
 
-@dataclass
 class _Array:
     """A Slurm job array. Its job with index i does the task `numbers[i]` of the step."""
 
-    id: str
-    folder: Path
-    numbers: list[int]
-    left: set[int] = field(default_factory=set)
-    """Indices of the jobs that have neither done their task nor failed."""
-    gone_since: dict[int, float] = field(default_factory=dict)
-    """By index: when Slurm first said that a job has ended, or did not know it, in all answers since then."""
+    def __init__(self, id: str, folder: Path, numbers: list[int]):
+        self.id, self.folder, self.numbers = id, folder, numbers
+        self.left = {number: index for index, number in enumerate(numbers)}
+        """The tasks that are neither done nor have failed, and the indices of their jobs."""
+        self.failed: list[int] = []
+        """The tasks that must be tried again."""
+        self.gone_since: dict[int, float] = {}
+        """By task: when Slurm first said that its job has ended, or did not know it, in all answers since then."""
+
+    def log(self, number: int) -> Path:
+        """Return the log of the job of a task."""
+        return self.folder / f"{self.left[number]}.log"
 
 
 class Slurm:
@@ -199,7 +203,7 @@ class Slurm:
             options=f"--mem-per-cpu={self._cluster.memory} {self._cluster.options}",
         )  # fmt: skip
         id = submit(command, settings, options, f"{self._owner}{folder.name}")
-        return _Array(id, folder, numbers, set(range(len(numbers))))
+        return _Array(id, folder, numbers)
 
     def _cancel_jobs(self) -> int:
         """Cancel all jobs for this stream folder that are in the queue, and return their number."""
@@ -226,22 +230,19 @@ class _StepWork:
         Raises:
             PrepError: if a task fails too often, or if Slurm does not answer for an hour.
         """
-        failed: list[int] = []
         began = asked_at = time.monotonic()
         while True:
             start = time.monotonic()
-            for number in self._step.done_among({array.numbers[index] for index in array.left}):
-                array.left.discard(array.numbers.index(number))
+            # A job that was thought lost may also have done its task.
+            for number in self._step.done_among({*array.left, *array.failed}):
+                array.left.pop(number, None)
+                array.failed = [other for other in array.failed if other != number]
                 self._on_done(number)
-            self._take_failures(array, failed)
+            self._take_failures(array)
             if not array.left:
-                # A job that was thought lost may have done its task in the meantime.
-                late = self._step.done_among({*failed})
-                for number in late:
-                    self._on_done(number)
-                return [number for number in failed if number not in late]
+                return array.failed
             if start - asked_at >= min(max((start - began) / 10, _MIN_ASK_SECONDS), _MAX_ASK_SECONDS):
-                self._look_at_queue(array, failed)
+                self._look_at_queue(array)
                 asked_at = time.monotonic()
             # Looking takes at most a tenth of the time, and waiting prolongs a step by at most a twentieth.
             seconds = max((start - began) / 20, 10 * (time.monotonic() - start))
@@ -259,24 +260,23 @@ class _StepWork:
             self._is_silent = True
             note(f"Slurm does not answer ({error}). alma-prep waits, and asks again")
 
-    def _take_failures(self, array: _Array, failed: list[int]) -> None:
+    def _take_failures(self, array: _Array) -> None:
         """Find the tasks that have raised an exception since the last look."""
         names: set[str] = set()
         with suppress(OSError):  # a network file system that does not answer; the next look tries again
             names = {path.name for path in array.folder.iterdir()}
-        for index in sorted(array.left):
+        for number, index in [*array.left.items()]:
             failure = read_failure(array.folder, index) if f"{index}{FAILED}" in names else None
-            if failure is None:
-                continue
-            if failure["is_final"]:
+            if failure is not None and failure["is_final"]:
                 raise PrepError(
-                    f"{failure['message']} (step {self._step.folder.name}, task {array.numbers[index]}, at "
-                    f"{failure['place']}; log: {array.folder}/{index}.log)"
+                    f"{failure['message']} (step {self._step.folder.name}, task {number}, at {failure['place']}; log: "
+                    f"{array.log(number)})"
                 )
-            how = f"failed on {failure['node']} with {failure['message'].removesuffix('.')}"
-            self._failed(array, index, how, failure["place"], is_error=True, failed=failed)
+            if failure is not None:
+                how = f"failed on {failure['node']} with {failure['message'].removesuffix('.')}"
+                self._failed(array, number, how, failure["place"], is_error=True)
 
-    def _look_at_queue(self, array: _Array, failed: list[int]) -> None:
+    def _look_at_queue(self, array: _Array) -> None:
         """Ask Slurm what has become of the jobs."""
         try:
             jobs = {job.id: job for job in queue(with_ended=True, is_patient=False)}
@@ -285,33 +285,33 @@ class _StepWork:
             self.not_answered(error)
             return
         self._answered_at, self._is_silent = time.monotonic(), False
-        found = [jobs.get(f"{array.id}_{index}") for index in sorted(array.left)]
-        pending = [job for job in found if job is not None and job.state == "PENDING"]
+        found = {number: jobs.get(f"{array.id}_{index}") for number, index in array.left.items()}
+        pending = [job for job in found.values() if job is not None and job.state == "PENDING"]
         if len(pending) < len(found):
             self._ran_at = time.monotonic()
         elif time.monotonic() - self._ran_at > 600:
             note(f"{len(pending)} Slurm jobs are pending, and none is running. Slurm's reason: {pending[0].reason}")
             self._ran_at = time.monotonic()
-        for index, job in zip(sorted(array.left), found, strict=True):
-            if (judged := self._judge(array, index, job)) is not None:
+        for number, job in found.items():
+            if (judged := self._judge(array, number, job)) is not None:
                 how, is_error = judged
-                self._failed(array, index, how, None, is_error, failed)
+                place = worker_of(self._step.folder, number).get("at")
+                self._failed(array, number, how, place, is_error)
 
-    def _judge(self, array: _Array, index: int, job: QueuedJob | None) -> tuple[str, bool] | None:
-        """Return how a job has failed, and whether the task has probably caused it; None if it has not failed.
+    def _judge(self, array: _Array, number: int, job: QueuedJob | None) -> tuple[str, bool] | None:
+        """Return how the job of a task has failed, and whether the task has probably caused it; None if it has not.
 
         `job` is what Slurm says of it; None if Slurm does not know it.
         """
-        path, now = self._step.alive_path(array.numbers[index]), time.monotonic()
+        path, now = self._step.alive_path(number), time.monotonic()
         if job is None or job.state in _ENDED:
             self._watch.forget(path)
             state = job.state if job else "unknown"
             wait_seconds = {"unknown": _ABSENT_SECONDS, "COMPLETED": _COMPLETED_SECONDS}.get(state, _ENDED_SECONDS)
-            if now - array.gone_since.setdefault(index, now) < wait_seconds:
+            if now - array.gone_since.setdefault(number, now) < wait_seconds:
                 return None
-            how = _ERRORS.get(state, f"lost its job (Slurm's state: {state})")
-            return how, state in _ERRORS
-        array.gone_since.pop(index, None)
+            return _ERRORS.get(state, f"lost its job (Slurm's state: {state})"), state in _ERRORS
+        array.gone_since.pop(number, None)
         if job.state != "RUNNING":
             self._watch.forget(path)
             # For example "launch failed requeued held": Slurm never starts it again.
@@ -324,28 +324,23 @@ class _StepWork:
         self._watch.forget(path)
         return f"made no progress for {idle_seconds:.0f} s on {job.nodes}, so its job {job.id} was cancelled", True
 
-    def _failed(
-        self, array: _Array, index: int, how: str, place: str | None, is_error: bool, failed: list[int]
-    ) -> None:
-        """Let a task be tried again, by adding it to `failed`, or raise PrepError if this was its last attempt.
+    def _failed(self, array: _Array, number: int, how: str, place: str | None, is_error: bool) -> None:
+        """Let a task be tried again, or raise PrepError if this was its last attempt.
 
-        `place` is what the task was working on; None: what its heartbeat file says. See `_judge` for the others.
+        `place` is what the task was working on; None if it is not known. See `_judge` for the others.
         """
+        log = array.log(number)
         with suppress(SlurmError):  # without an answer the job may continue, which does no harm
-            cancel([f"{array.id}_{index}"])
-        number = array.numbers[index]
-        array.left.discard(index)
+            cancel([f"{array.id}_{array.left.pop(number)}"])
+        array.failed.append(number)
         self._starts[number] += 1
         self._errors[number] += is_error
-        place = place or worker_of(self._step.folder, number).get("at")
         what = f"task {number} of step {self._step.folder.name}{f', at {place},' if place else ''} {how}"
-        log = f"{array.folder}/{index}.log"
         if self._errors[number] >= MAX_ERRORS or self._starts[number] >= MAX_STARTS:
             raise PrepError(
                 f"{what}. It was started {self._starts[number]} times. The log of its last job is {log}. Finished "
                 "tasks were stored. Remove the cause, and run the same command again to continue."
             )
-        failed.append(number)
         self._num_notes += 1
         if self._num_notes <= _MAX_NOTES:
             last = "; further failures of this step are not reported" if self._num_notes == _MAX_NOTES else ""
