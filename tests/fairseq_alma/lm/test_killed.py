@@ -251,8 +251,7 @@ def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_like_an_uninterru
         """Return a condition: the outputs of `number` members are kept, and those of one more in part."""
 
         def is_keeping(out: Path) -> bool:
-            kept = [path.suffix for path in out.glob("evaluated/*")]
-            return kept.count("") == number and kept.count(".tmp") > 0
+            return len(list(out.glob("evaluated/*"))) == number and any(out.glob(".lease.*/*.part/*.npy"))
 
         return is_keeping
 
