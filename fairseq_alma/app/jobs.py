@@ -34,7 +34,7 @@ from fairseq_alma.core.lease import Lease, holder_of, holder_of_run
 from fairseq_alma.core.metrics import checked_rows
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.run_folder import RunFolder, find_runs
 from launch.slurm import (
     WARNING_SECONDS,
     QueuedJob,
@@ -183,7 +183,7 @@ def submit_run(
     jobs = RunJobs(run)
     before = read_json(jobs.command, list[str]) if jobs.command.exists() else []
     differing = sorted({*before} ^ {*words})
-    runs = sorted(run.glob("seed_*")) if not (run / "settings.json").exists() else [run]
+    runs = [run] if RunFolder(run).settings.exists() else sorted(run.glob("seed_*"))
     if (
         runs
         and all(word.startswith("launch") for word in differing)
@@ -308,7 +308,7 @@ def _was_interrupted_by_slurm(job: str, signals: Sequence[int]) -> bool:
 
 def _has_progress(folder: Path) -> bool:
     """Return True if a checkpoint was written or a step was finished in a folder since this process was started."""
-    for pattern in ("*.done.json", "checkpoint_last.pt"):
+    for pattern in ("*.done.json", "checkpoint_last.pt", "ledger.jsonl"):
         for path in folder.rglob(pattern):
             with suppress(FileNotFoundError):
                 # The clock of the file system may differ a little.

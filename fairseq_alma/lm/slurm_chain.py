@@ -30,6 +30,7 @@ from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import failure_message
@@ -200,13 +201,13 @@ def _check_same_settings(settings: LanguageModelSettings) -> None:
     The job checks it again, with the values that are known only there: the digests of the stream, and what
     `precision=auto` means.
     """
-    run = Path(settings.out)
+    run = RunFolder(Path(settings.out))
     free = [*settings.not_identity(settings.learner), "evaluated_on", "dictionary", "forks"]
     free += ["precision"] if settings.precision == "auto" else []
     free += ["batch_size"] if settings.batch_size is None else []
-    differing = differing_settings(run, settings.to_json(), free, settings.defaults_for(settings.learner))
-    if differing and not settings.fork and any((run / "stages").glob("*/*.done.json")):
-        raise RunError(other_settings_message(run, differing, None))
+    differing = differing_settings(run.path, settings.to_json(), free, settings.defaults_for(settings.learner))
+    if differing and not settings.fork and any(run.marks()):
+        raise RunError(other_settings_message(run.path, differing, None))
 
 
 def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: int, number: int) -> None:
@@ -226,7 +227,7 @@ def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: i
     from fairseq_alma.lm.member import CONFIG, DONE
     from fairseq_alma.lm.trainee import repair_member
 
-    folder = Path(settings.out) / "stages" / f"stage_{index:03d}" / f"member_{number}"
+    folder = RunFolder(Path(settings.out)).member(index, number)
     config = OmegaConf.load(folder / CONFIG)
     # Before the repair, wait until a process that was training the member counts as ended.
     Lease(folder).wait()

@@ -150,7 +150,7 @@ def test_a_job_that_hangs_is_cancelled_and_its_task_tried_again(tmp_path):
 def test_a_task_whose_process_dies_is_tried_again_also_if_slurm_has_forgotten_its_job(tmp_path, monkeypatch, is_known):
     """Slurm forgets jobs that have ended, at once on some clusters (MinJobAge)."""
     if not is_known:
-        monkeypatch.setattr(executor, "queue", lambda with_ended, is_patient: queue(is_patient=is_patient))
+        monkeypatch.setattr(executor, "queue", lambda with_ended=False, is_patient=True: queue(is_patient=is_patient))
         monkeypatch.setattr(executor, "_ABSENT_SECONDS", 8.0)
     starts = str(tmp_path / "starts")
     assert run_tasks(tmp_path, [Misbehave(0, starts), Misbehave(1, starts, "die", times=1)]) == [1, 2]
