@@ -308,7 +308,7 @@ def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm
     out = tmp_path / "run"
     assert submit(stream, out, *settings, f"launch.options=--exclusive --nodelist={NODES[0]}").returncode == 0
     log = out / "stages/stage_002/member_2/log.txt"
-    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 300)
+    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 900)
     (job,) = [job.id for job in RunJobs(out).queued() if job.state == "RUNNING"]
     assert job.endswith("_2")
     if how == "time limit":
@@ -337,7 +337,7 @@ def test_a_member_moves_to_the_other_node_when_its_node_is_drained(slurm, stream
     out = tmp_path / "run"
     assert submit(stream, out, *settings, "launch.options=--exclusive").returncode == 0
     log = out / "stages/stage_001/member_2/log.txt"
-    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 300)
+    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 900)
     (job,) = [job for job in RunJobs(out).queued() if job.id.endswith("_2")]
     (node,) = {job.nodes} & {*NODES}
     (other,) = {*NODES} - {node}
