@@ -39,7 +39,12 @@ def tables_of(command: str) -> str:
     lines += ["", f"`learner=` is one of {names}.", "", "### Settings of single learners", ""]
     lines += _table([one for one in reference if one.learners], True)
     if command == "alma-lm":
-        lines += ["", "### Settings of launch=slurm, also of alma-vision", "", *_table(group_reference("launch", SlurmSettings), False)]
+        lines += [
+            "",
+            "### Settings of launch=slurm, also of alma-vision",
+            "",
+            *_table(group_reference("launch", SlurmSettings), False),
+        ]
     return "\n".join(lines)
 
 
