@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, UNRECORDED, Half, takes
+from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, SIZE_SETTINGS, UNRECORDED, Half, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.printing import printable
-from fairseq_alma.report.labels import MAX_CHARACTERS, sort_key
-from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
+from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, hashable, learner_position
 
 
 class Stream(NamedTuple):
@@ -38,7 +37,8 @@ class Stream(NamedTuple):
 def group_runs(runs: Sequence[Run]) -> list[Comparison]:
     """Put runs into groups, and return one Comparison for each stream: the groups whose runs learn from this stream.
 
-    The groups of a Comparison are sorted by `labels.sort_key`.
+    The groups of a Comparison are sorted by learner in the paper's order, and then by size, wait, replay and other
+    settings.
     """
     groups_by_stream: dict[Stream, list[RunGroup]] = {}
     for stream, group in _groups_with_streams(runs):
@@ -60,9 +60,18 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while slug in taken_slugs:
             number += 1
             slug = f"{base}_{number}"
-        groups.sort(key=sort_key)
+        groups.sort(key=_sort_key)
         comparisons.append(Comparison(stream.half, title, slug, stream.num_arrivals, tuple(groups)))
     return comparisons
+
+
+def _sort_key(group: RunGroup) -> tuple:
+    """Return the sort key of a group. Numbers come before texts, because Python cannot compare the two."""
+    sizes = [group.settings.get(name) for name in SIZE_SETTINGS]
+    size = tuple((0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in sizes)
+    others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
+    position = learner_position(group.learner)
+    return (position, group.learner, size, group.wait, bool(group.replay), repr(group.replay), others, group.repeat)
 
 
 def with_numbered_test_sets(runs: Sequence[Run]) -> list[Run]:

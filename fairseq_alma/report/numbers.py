@@ -56,6 +56,11 @@ class Score:
         return _estimate_of(self.test)
 
     @property
+    def validation_estimate(self) -> Estimate | None:
+        """Mean and standard error of the scores on validation data."""
+        return _estimate_of(self.validation)
+
+    @property
     def score(self) -> float | None:
         """Mean of the scores on validation data. The group with the lowest score is the best."""
         return _mean(self.validation) if self.validation else None
@@ -74,8 +79,6 @@ class Numbers:
     In vision, the cumulative error rate CER (equation 1 of the paper). For language models, the mean perplexity over
     the arrivals t = 1..B (arithmetic mean; the objectives have the geometric mean).
     """
-    after_first_stage: Estimate | None
-    """Arithmetic mean of the test perplexity over the arrivals from the first stage on; None in vision."""
     final: Estimate
     """Test error rate or perplexity after the last arrival."""
     final_validation: Estimate | None
@@ -91,8 +94,6 @@ class Numbers:
     """The paper's metric Mem: the number of parameters, summed over the arrivals t = 0..B."""
     comp: float
     """The paper's metric Comp: the training FLOPs, summed over the stream."""
-    num_updates: float
-    """Number of optimizer updates over the stream. For an ensemble, the sum over its members."""
     wall_seconds: float | None
     """Wall time in seconds: that of all seeds if one process trained them together, otherwise that of one seed. If
     summary.json contains no wall time, this is the time spent in training."""
@@ -104,13 +105,6 @@ class Numbers:
     """Backward transfer, a difference of accuracies; see `forgetting`."""
     forward_transfer: Estimate | None = None
     """Forward transfer, a difference of accuracies; see `forgetting`."""
-    train_seconds: float = 0.0
-    """Seconds of training that the ledger of a run records, all members together. If several seeds were trained
-    together, this is the time of all of them divided by their number."""
-    quality_by_seed: tuple[float, ...] = ()
-    """`quality` of each run of `RunGroup.counted_runs`; empty if the group is unfinished."""
-    comp_by_seed: tuple[float, ...] = ()
-    """`comp` of each run of `RunGroup.counted_runs`; empty if the group is unfinished."""
 
     @property
     def validation_score(self) -> float | None:
@@ -123,6 +117,26 @@ def all_numbers(comparison: Comparison) -> list[Numbers]:
     untrained = untrained_value(comparison)
     rules = {objective: rule_of(comparison, objective) for objective in OBJECTIVES}
     return [numbers_of(group, untrained, rules) for group in comparison.groups]
+
+
+def ranking(numbers: Sequence[Numbers], objective: Objective = DEFAULT) -> list[int]:
+    """Return the indices of all groups, the best one first: that with the lowest score on validation data.
+
+    Of equal scores, the one with the fewest training FLOPs comes first, and then the one with the fewest parameters.
+    Groups without a score, for example unfinished ones, come last.
+    """
+
+    def key(index: int) -> tuple[float, float, float, int]:
+        score = numbers[index].scores[objective].score
+        return (score is None, score or 0.0, numbers[index].comp, numbers[index].num_params)
+
+    return sorted(range(len(numbers)), key=key)
+
+
+def best_of(numbers: Sequence[Numbers], objective: Objective = DEFAULT) -> int | None:
+    """Return the index of the best group (see `ranking`); None if no group has a score on validation data."""
+    first = next(iter(ranking(numbers, objective)), None)
+    return None if first is None or numbers[first].scores[objective].score is None else first
 
 
 def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule]) -> Numbers:
@@ -155,7 +169,6 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
     has_wall_time = "wall_seconds" in means
     return Numbers(
         quality=(estimate("cer") or estimate("average_perplexity")) if is_complete else None,
-        after_first_stage=estimate("average_perplexity_after_first_stage") if is_complete else None,
         final=final,
         final_validation=final_validation,
         scores=scores,
@@ -163,15 +176,11 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         forward_flops=_mean([run.forward_flops[t] for run, t in zip(runs, last, strict=True)]),
         mem=means.get("mem") or 0.0,
         comp=means.get("comp") or 0.0,
-        num_updates=_mean([run.num_updates[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
         wall_seconds=_mean([_wall_seconds(run, group, has_wall_time) for run in runs]),
         prequential=(estimate(PREQUENTIAL_KEYS[0]) or estimate(PREQUENTIAL_KEYS[1])) if is_complete else None,
         forgetting=estimate("forgetting") if is_complete else None,
         backward_transfer=estimate("backward_transfer") if is_complete else None,
         forward_transfer=estimate("forward_transfer") if is_complete else None,
-        train_seconds=_mean([run.train_seconds[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
-        quality_by_seed=_if_complete([_paper_quality(one) for one in summaries]) if is_complete else (),
-        comp_by_seed=tuple(float(one["comp"]) for one in summaries) if is_complete else (),
     )
 
 
@@ -187,11 +196,6 @@ def _score(runs: Sequence[Run], objective: Objective, rule: Rule, untrained: flo
     values = [value_on_test(run, objective) for run in runs]
     scores = [validation_score(run, objective, rule, untrained) for run in runs]
     return Score(_if_complete(values), _if_complete(scores))
-
-
-def _paper_quality(summary: Mapping[str, Any]) -> float | None:
-    """Return CER (vision) or the arithmetic mean of the perplexity (language models) of one run."""
-    return summary.get("cer", summary.get("average_perplexity"))
 
 
 def _if_complete(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -33,9 +33,6 @@ Rule = Literal["prequential", "validation"]
 
 LAST_PART = 10
 """The final validation error is measured on the validation data of the last B / LAST_PART mega-batches, rounded up."""
-BIAS = 0.16
-"""How much too low the validation error of a small wait can be, as a fraction. The largest value that was measured on
-MNIST with B = 500 at wait 1 (docs/protocol.md)."""
 
 
 def is_vision_run(run: Run) -> bool:

@@ -15,12 +15,10 @@ from tabulate import tabulate
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report import paper
-from fairseq_alma.report.choice import Budget, best_within
-from fairseq_alma.report.labels import group_label
-from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.numbers import Numbers, best_of
 from fairseq_alma.report.objectives import explanation, score_name, score_scale
 from fairseq_alma.report.periods import PARTS, common_periods, has_left_out, period_averages_of, reference_of, regret_of
-from fairseq_alma.report.runs import Comparison, RunGroup
+from fairseq_alma.report.runs import Comparison, RunGroup, group_label
 
 UNTRAINED = "*"
 """Content of a table cell for a learner that is still untrained. The paper's tables use the same sign."""
@@ -99,7 +97,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     The row of the group with the best score on validation data, under the default objective, contains the word `best`.
     The columns have the same names as on the page. "Average perplexity" is the paper's arithmetic mean.
     """
-    best = best_within(numbers, Budget())
+    best = best_of(numbers)
     is_vision = comparison.is_vision
     quality_columns = (
         ["CER", "error after first stage, %", "final error, %"] if is_vision
@@ -119,14 +117,14 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
         cells.append(result.final_validation.text(digits, scale) if is_trained and result.final_validation else "")
         estimates = (result.prequential, result.forgetting, result.backward_transfer, result.forward_transfer)
         cells += [one.text(digits, scale) if one else "" for one in estimates]
-        label = group_label(group, comparison.varied_settings)
+        label = comparison.label_of(group)
         rows.append((
             label, "best" if index == best else "", str(len(group.counted_runs)), *cells, f"{result.num_params:,.0f}",
             f"{result.mem:.4g}", f"{result.comp / 1e12:.4g}", duration(result.wall_seconds), state(group),
         ))  # fmt: skip
     note = ""
     if best is not None:
-        label = group_label(comparison.groups[best], comparison.varied_settings)
+        label = comparison.label_of(comparison.groups[best])
         score = (numbers[best].validation_score or 0.0) * score_scale(comparison)
         unit = " %" if score_scale(comparison) == 100 else ""
         note = f"Best by {score_name(comparison)} ({score:.2f}{unit}), never by test data: {label}. "
@@ -247,7 +245,7 @@ def table2(comparison: Comparison) -> Table | None:
         steps = group.wait if has_more_steps else 1
         wait = f"w{group.wait}" if group.has_fixed_wait else group.settings["wait"]
         setting = f"{catalogue.label_of(group.learner)}_{wait}" + (f" ({steps}x steps)" if steps > 1 else "")
-        label = group_label(group, comparison.varied_settings)
+        label = comparison.label_of(group)
         rows.append((setting, label, size, params, *cells, str(len(group.counted_runs)), *published))
     columns, rows = _without_empty_columns(columns, rows)
     note = f"{UNTRAINED} untrained."
@@ -278,7 +276,7 @@ def by_period(comparison: Comparison) -> Table | None:
         ]
         regret = regret_of(group, reference, widths) if reference and index != reference.index else {}
         cells += [f"{regret[name]:+.3f}" if name in regret else "" for name in PARTS]
-        rows.append((group_label(group, comparison.varied_settings), *cells, str(len(group.counted_runs))))
+        rows.append((comparison.label_of(group), *cells, str(len(group.counted_runs))))
     if not rows:
         return None
     columns, rows = _without_empty_columns(columns, rows)
@@ -289,7 +287,7 @@ def by_period(comparison: Comparison) -> Table | None:
     if has_left_out(finished, widths):
         note += " Periods that a run did not know yet at an arrival do not count for any run at this arrival."
     if reference:
-        name = group_label(comparison.groups[reference.index], comparison.varied_settings)
+        name = comparison.label_of(comparison.groups[reference.index])
         note += f" Regret: mean loss in nats minus that of {name}, trained once on all periods."
     return Table("periods", f"{comparison.name}: test perplexity by period", columns, tuple(rows), note)
 

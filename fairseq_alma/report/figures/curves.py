@@ -15,24 +15,25 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
-from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.style import (
+    FEW_ARRIVALS,
     MAX_LINES,
     MAX_PANELS,
     add_learners_and_waits,
     add_legend,
     add_note,
+    appearance_of,
     legend_entry,
     marker_fill,
+    matplotlib_dashes,
     new_figure,
     note_left_out,
     scale_axis,
     spread_labels,
     waits_of,
 )
-from fairseq_alma.report.labels import group_label, options_of
 from fairseq_alma.report.numbers import Numbers, standard_error
-from fairseq_alma.report.runs import Comparison, RunGroup
+from fairseq_alma.report.runs import Comparison, RunGroup, group_label, options_of, setting_words
 
 MAX_TITLE = 45
 """Number of characters in a line of a panel's title."""
@@ -71,8 +72,7 @@ def panels_of(
     for group, result in zip(comparison.groups, numbers, strict=True):
         if group.last_t < 1:
             continue
-        # The label begins with the learner. A panel can contain several learners, so remove the learner from the title.
-        title = group_label(group, between_panels).partition(", ")[2]
+        title = group_label(group, between_panels, with_learner=False)
         score = result.validation_score if result.validation_score is not None else float("inf")
         panels.setdefault(title, []).append((score, group))
     shown_titles = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MAX_PANELS]
@@ -107,12 +107,12 @@ def join_single_curves(
         options = options_of(group)
         left_out = {"learner", "wait", *SIZE_SETTINGS, *GROWTH_SETTINGS, *options, *(["replay"] if options else [])}
         names = [name for name in comparison.varied_settings if name not in left_out]
-        return group_label(group, names).partition(", ")[2]
+        return ", ".join(setting_words(group, names))
 
     def size_of(group: RunGroup) -> str:
         # One option names the curve: the table of the runs has the others.
         names = [name for name in comparison.varied_settings if name in (*SIZE_SETTINGS, *growth)]
-        return group_label(group, [*names, *options_of(group)[:1]]).partition(", ")[2]
+        return group_label(group, [*names, *options_of(group)[:1]], with_learner=False)
 
     titles: dict[str, list[str]] = {}
     for title, groups in panels.items():

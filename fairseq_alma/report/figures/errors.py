@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from fairseq_alma.core.error_matrix import FILE, read_errors
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.style import HEIGHT, WIDTH, add_note, best_by_validation
-from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
@@ -28,7 +27,7 @@ def error_maps(
     """
     has_matrix = [i for i, group in enumerate(comparison.groups) if (group.counted_runs[0].folder / FILE).exists()]
     for number, i in enumerate(best_by_validation(has_matrix, numbers), start=1):
-        group, title = comparison.groups[i], group_label(comparison.groups[i], comparison.varied_settings)
+        group, title = comparison.groups[i], comparison.label_of(comparison.groups[i])
         yield f"errors_{number}", partial(error_map, group, _with_metrics(title, numbers[i]))
 
 

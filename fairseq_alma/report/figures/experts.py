@@ -13,9 +13,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fairseq_alma.report.appearance import FEW_ARRIVALS
-from fairseq_alma.report.figures.style import HEIGHT, WIDTH, best_by_validation
-from fairseq_alma.report.labels import group_label
+from fairseq_alma.report.figures.style import FEW_ARRIVALS, HEIGHT, WIDTH, best_by_validation
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, Run
 
@@ -47,7 +45,7 @@ def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
     )
     panels = figure.subplots(len(runs), num_columns, squeeze=False)
     for row, group, run in zip(panels, groups, runs, strict=True):
-        label = group_label(group, comparison.varied_settings)
+        label = comparison.label_of(group)
         for axes, layer in zip(row, [0] if num_layers == 1 else [0, -1], strict=False):
             image = _draw_load(axes, run, layer)
             layer_name = "first mixture" if layer == 0 else "last mixture"

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fairseq_alma.report.figures.style import HEIGHT, WIDTH, add_note, best_by_validation
-from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.periods import matrix_of
 from fairseq_alma.report.runs import Array, Comparison
@@ -40,7 +39,7 @@ def perplexities_by_period(comparison: Comparison, numbers: Sequence[Numbers]) -
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0].tolist()
     for axes, i in zip(panels, shown, strict=True):
         image = _draw(axes, np.exp(matrices[i]), norm)
-        axes.set_title(group_label(comparison.groups[i], comparison.varied_settings), fontsize=9)
+        axes.set_title(comparison.label_of(comparison.groups[i]), fontsize=9)
     panels[0].set_ylabel("mega-batches arrived")
     bar = figure.colorbar(image, ax=panels, label="test perplexity")
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from fairseq_alma.report.appearance import appearance_of
 from fairseq_alma.report.figures.curves import panels_of
-from fairseq_alma.report.figures.style import add_note, legend_entry
+from fairseq_alma.report.figures.style import add_note, appearance_of, legend_entry
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 

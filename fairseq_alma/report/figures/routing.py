@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.style import WIDTH, add_note, best_by_validation
-from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
@@ -54,7 +53,7 @@ def routing_maps(
     has_routing = [i for i, group in enumerate(comparison.groups) if group.counted_runs[0].routing_files()]
     for number, i in enumerate(best_by_validation(has_routing, numbers), start=1):
         group = comparison.groups[i]
-        yield f"experts_{number}", partial(routing_map, group, group_label(group, comparison.varied_settings))
+        yield f"experts_{number}", partial(routing_map, group, comparison.label_of(group))
 
 
 def routing_map(group: RunGroup, title: str) -> Figure:

@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
-from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.curves import MAX_TITLE, panels_of
 from fairseq_alma.report.figures.style import (
     add_learners_and_waits,
+    appearance_of,
+    matplotlib_dashes,
     new_figure,
     note_left_out,
     quality_label,
@@ -24,9 +25,8 @@ from fairseq_alma.report.figures.style import (
     spread_labels,
     waits_of,
 )
-from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.runs import Comparison, RunGroup
+from fairseq_alma.report.runs import Comparison, RunGroup, group_label
 
 REPLAY_SETTINGS = ("replay", "replay_memory")
 """Names of the settings of replay."""
@@ -174,7 +174,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in REPLAY_SETTINGS) for _, _, group, _ in pairs}
     unnamed = ("learner", "wait", *(REPLAY_SETTINGS if len(kinds_of_replay) == 1 else ()))
     names = [name for name in comparison.varied_settings if name not in unnamed]
-    texts = [group_label(replayed, names).partition(", ")[2] for _, _, replayed, _ in pairs]
+    texts = [group_label(replayed, names, with_learner=False) for _, _, replayed, _ in pairs]
     if len(set(texts)) == 1:
         axes.set_title(textwrap.fill(texts[0], MAX_TITLE), fontsize=9)
         texts = [""] * len(pairs)

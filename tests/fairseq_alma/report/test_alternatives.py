@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import yaml
-
-from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.report.alternatives import CHANGES, alternatives
 from fairseq_alma.report.commands import ABOUT_EQUAL, size_of_one_network
 from fairseq_alma.report.labels import group_label
+
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.report.numbers import all_numbers
 from tests.fairseq_alma.report.ledgers import only_comparison, vision_rows, write_run, write_text, write_vision
 from vision.settings import VisionSettings

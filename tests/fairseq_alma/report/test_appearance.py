@@ -1,5 +1,6 @@
-from fairseq_alma.core.catalogue import learners
 from fairseq_alma.report.appearance import APPEARANCES, appearance_of, matplotlib_dashes, plotly_dashes
+
+from fairseq_alma.core.catalogue import learners
 
 
 def test_the_table_has_every_learner_of_the_catalogue_and_no_other():

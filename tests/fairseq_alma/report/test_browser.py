@@ -3,10 +3,10 @@
 from urllib.parse import quote
 
 import pytest
-
-from fairseq_alma.core.printing import printable
 from fairseq_alma.report.choice import pareto_front
 from fairseq_alma.report.labels import group_label
+
+from fairseq_alma.core.printing import printable
 from fairseq_alma.report.page import page as page_of
 from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.browser import CHROMIUM, PageView

@@ -3,10 +3,10 @@
 import random
 
 import pytest
-
 from fairseq_alma.report.alternatives import alternatives
 from fairseq_alma.report.choice import Budget, best_within, difference, rivals, slider_steps, values_by_seed
 from fairseq_alma.report.labels import group_label
+
 from fairseq_alma.report.objectives import OBJECTIVES
 from tests.fairseq_alma.report.browser import CHROMIUM
 

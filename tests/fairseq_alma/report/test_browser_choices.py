@@ -1,9 +1,9 @@
 """What a reader can choose on the page: the stream, filters, budgets as numbers, and two runs to compare."""
 
 import pytest
-
 from fairseq_alma.report.choice import Budget, difference, rivals, same_results, values_by_seed
 from fairseq_alma.report.labels import group_label
+
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.objectives import OBJECTIVES
 from fairseq_alma.report.page import page as page_of

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-
 from fairseq_alma.report.glossary import glossary
+from fairseq_alma.report.write import write_report
+
 from fairseq_alma.report.objectives import objective_name, value_explanation
 from fairseq_alma.report.reading import read_runs
-from fairseq_alma.report.write import write_report
 from tests.fairseq_alma.report.browser import CHROMIUM, PageView
 from tests.fairseq_alma.report.ledgers import write_vision
 

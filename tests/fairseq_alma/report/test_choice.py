@@ -2,7 +2,6 @@ import random
 import statistics
 
 import pytest
-
 from fairseq_alma.report.choice import (
     Budget,
     best_within,
@@ -14,6 +13,7 @@ from fairseq_alma.report.choice import (
     values_by_seed,
 )
 from fairseq_alma.report.labels import group_label
+
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.objectives import BIAS, explanation, rule_of, score_name, score_scale
 from fairseq_alma.report.page import comparison_data

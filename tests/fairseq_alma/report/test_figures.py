@@ -3,10 +3,11 @@ import warnings
 
 import numpy as np
 import pytest
+from fairseq_alma.report.appearance import appearance_of
+from fairseq_alma.report.write import save
 
 from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.report.appearance import appearance_of
 from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
 from fairseq_alma.report.figures.curves import join_single_curves, over_the_stream, panels_of, running_averages
 from fairseq_alma.report.figures.errors import error_map, error_maps
@@ -20,7 +21,6 @@ from fairseq_alma.report.figures.tradeoffs import (
     replay_segments,
 )
 from fairseq_alma.report.numbers import all_numbers
-from fairseq_alma.report.write import save
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
 SM, ENS = appearance_of("sm").colour, appearance_of("ens").colour

@@ -1,9 +1,9 @@
 """The page explains terms by the words of docs/glossary.md."""
 
 import pytest
+from fairseq_alma.report.glossary import FILE, glossary, key_of
 
 from fairseq_alma.core.catalogue import label_of, learners
-from fairseq_alma.report.glossary import FILE, glossary, key_of
 from tests.commands import ROOT
 
 

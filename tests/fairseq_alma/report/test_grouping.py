@@ -1,5 +1,6 @@
-from fairseq_alma.core.catalogue import learners
 from fairseq_alma.report.labels import group_label, learner_position
+
+from fairseq_alma.core.catalogue import learners
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-
 from fairseq_alma.report.choice import Budget, best_within
+
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.objectives import (
     OBJECTIVES,

@@ -4,9 +4,9 @@ They agree with the findings in results/*/README.md, or the report says that the
 """
 
 import pytest
-
 from fairseq_alma.report.choice import Budget, best_within, difference, rivals, values_by_seed
 from fairseq_alma.report.labels import group_label
+
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
 from tests.commands import ROOT
