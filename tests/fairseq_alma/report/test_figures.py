@@ -3,17 +3,18 @@ import warnings
 
 import numpy as np
 import pytest
-from fairseq_alma.report.appearance import appearance_of
-from fairseq_alma.report.write import save
 
+from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.report.cli import save
 from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
 from fairseq_alma.report.figures.curves import join_single_curves, over_the_stream, panels_of, running_averages
 from fairseq_alma.report.figures.errors import error_map, error_maps
 from fairseq_alma.report.figures.experts import expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
 from fairseq_alma.report.figures.routing import gate_tree, routing_map
+from fairseq_alma.report.figures.style import APPEARANCES, appearance_of, matplotlib_dashes, plotly_dashes
 from fairseq_alma.report.figures.tradeoffs import (
     against_compute,
     against_parameters,
@@ -437,3 +438,23 @@ def test_a_damaged_error_matrix_costs_only_its_own_map(tmp_path):
     assert isinstance(found["errors_1"], RunError) and not isinstance(found["over_the_stream"], RunError)
     with pytest.raises(RunError, match=r"errors\.jsonl, line 1 is damaged"):
         error_map(comparison.groups[0], "SM")
+
+
+def test_the_table_of_appearances_has_every_learner_of_the_catalogue_and_no_other():
+    assert set(APPEARANCES) == {entry.name for entry in learners()}
+
+
+def test_no_two_learners_share_a_colour_or_a_symbol():
+    for name in ("colour", "marker", "symbol"):
+        assert len({getattr(appearance, name) for appearance in APPEARANCES.values()}) == len(APPEARANCES)
+
+
+def test_a_learner_of_a_plugin_always_looks_the_same_and_like_none_of_ours():
+    assert appearance_of("my_own") == appearance_of("my_own")
+    assert appearance_of("my_own").colour not in {appearance.colour for appearance in APPEARANCES.values()}
+
+
+def test_six_waits_have_different_dashes():
+    waits = [1, 2, 5, 10, 50, 100]
+    for dashes_of in (matplotlib_dashes, plotly_dashes):
+        assert len({str(dashes_of(wait, waits)) for wait in waits}) == 6

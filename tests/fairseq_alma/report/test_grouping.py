@@ -1,8 +1,10 @@
-from fairseq_alma.report.labels import group_label, learner_position
+import pytest
 
 from fairseq_alma.core.catalogue import learners
+from fairseq_alma.core.presets import anytime_settings
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
+from fairseq_alma.report.runs import learner_position
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
 ERRORS = [0.9, 0.5, 0.4, 0.3, 0.2]
@@ -10,7 +12,7 @@ PERPLEXITIES = [900.0, 50.0, 40.0, 30.0, 20.0]
 
 
 def labels_of(comparison):
-    return [group_label(group, comparison.varied_settings) for group in comparison.groups]
+    return [comparison.label_of(group) for group in comparison.groups]
 
 
 def test_the_seeds_of_one_setting_are_one_group_in_whichever_folders_they_are(tmp_path):
@@ -47,6 +49,26 @@ def test_labels_leave_out_options_that_are_off_and_what_has_no_effect_without_th
         "SM, average_power 4, predict_with average, schedule constant",
         "SM, average_power 8, predict_with average, schedule constant",
     ]
+
+
+@pytest.mark.parametrize("half", ["language model", "vision"])
+def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_path, half):
+    """Its name replaces the settings of the preset. Another setting follows it, and a changed one brings all back."""
+    recipe = dict(anytime_settings(half))
+    write, values = (write_text, PERPLEXITIES) if half == "language model" else (write_vision, ERRORS)
+    write(tmp_path / "sm", values)
+    write(tmp_path / "anytime", values, preset="anytime", **recipe)
+    write(tmp_path / "by hand", values, seed=1, **recipe)
+    write(tmp_path / "waits", values, wait=4)
+    comparison = only_comparison(tmp_path)
+    assert "anytime" in labels_of(comparison)
+    [group] = [group for group in comparison.groups if comparison.label_of(group) == "anytime"]
+    assert [run.seed for run in group.runs] == [0, 1]
+    write(tmp_path / "lr", values, **recipe, preset="anytime", lr=0.5)
+    assert {"anytime, lr 0.5"} < set(labels_of(only_comparison(tmp_path)))
+    write(tmp_path / "changed", values, preset="anytime", **recipe | {"average_power": 4})
+    [changed] = [label for label in labels_of(only_comparison(tmp_path)) if "average_power 4" in label]
+    assert changed.startswith("SM, wait 1, replay ") and "predict_with average" in changed
 
 
 def test_the_same_seed_in_two_folders_is_a_repeat_and_the_same_folder_twice_is_not(tmp_path):
