@@ -1,11 +1,12 @@
 """Results of a group of runs: the paper's metrics, each with its mean and standard error over the seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fairseq_alma.core.error_matrix import TRANSFER_METRICS
 from fairseq_alma.core.metrics import PREQUENTIAL_KEYS, mean_and_standard_error
 from fairseq_alma.report.objectives import (
     DEFAULT,
@@ -99,12 +100,9 @@ class Numbers:
     summary.json contains no wall time, this is the time spent in training."""
     prequential: Estimate | None = None
     """Prequential error rate, a fraction, or prequential perplexity."""
-    forgetting: Estimate | None = None
-    """Mean forgetting, a difference of error rates. None if the runs have no error matrix."""
-    backward_transfer: Estimate | None = None
-    """Backward transfer, a difference of accuracies; see `forgetting`."""
-    forward_transfer: Estimate | None = None
-    """Forward transfer, a difference of accuracies; see `forgetting`."""
+    transfer: Mapping[str, Estimate] = field(default_factory=dict)
+    """Mean forgetting, a difference of error rates, and backward and forward transfer, differences of accuracies. Empty
+    if the runs have no error matrix."""
 
     @property
     def validation_score(self) -> float | None:
@@ -178,9 +176,7 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         comp=means.get("comp") or 0.0,
         wall_seconds=_mean([_wall_seconds(run, group, has_wall_time) for run in runs]),
         prequential=(estimate(PREQUENTIAL_KEYS[0]) or estimate(PREQUENTIAL_KEYS[1])) if is_complete else None,
-        forgetting=estimate("forgetting") if is_complete else None,
-        backward_transfer=estimate("backward_transfer") if is_complete else None,
-        forward_transfer=estimate("forward_transfer") if is_complete else None,
+        transfer={name.replace("_", " "): one for name in TRANSFER_METRICS if is_complete and (one := estimate(name))},
     )
 
 

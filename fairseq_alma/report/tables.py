@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report import paper
-from fairseq_alma.report.numbers import Numbers, best_of
+from fairseq_alma.report.numbers import Estimate, Numbers, best_of
 from fairseq_alma.report.objectives import explanation, score_name, score_scale
 from fairseq_alma.report.periods import PARTS, common_periods, has_left_out, period_averages_of, reference_of, regret_of
 from fairseq_alma.report.runs import Comparison, RunGroup, group_label
@@ -27,6 +27,8 @@ EQUAL_COMPUTE = 0.02
 
 On the same data the FLOPs may differ slightly, because the last batch of a stage may be incomplete.
 """
+TRANSFER = ("forgetting", "backward transfer", "forward transfer")
+"""Metrics of runs with an error matrix (`Numbers.transfer`)."""
 MAX_ARRIVALS = 24
 """Table 2 has one column per arrival. It is made only for streams with at most this many arrivals."""
 
@@ -95,49 +97,53 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     """Return the table of all groups of runs and their results, one row per group.
 
     The row of the group with the best score on validation data, under the default objective, contains the word `best`.
-    The columns have the same names as on the page. "Average perplexity" is the paper's arithmetic mean.
+    The page shows the same columns. "Average perplexity" is the paper's arithmetic mean. Scores that no run of the table
+    has are left out.
     """
-    best = best_of(numbers)
-    is_vision = comparison.is_vision
-    quality_columns = (
-        ["CER", "error after first stage, %", "final error, %"] if is_vision
-        else ["geometric mean perplexity", "geometric mean after first stage", "final perplexity", "average perplexity"]
-    )  # fmt: skip
-    columns = ("run", "by validation", "seeds", *quality_columns, "final validation" + (", %" if is_vision else ""),
-               *score_columns(comparison), "params, last", "Mem", "Comp, TFLOP", "wall time", "state")  # fmt: skip
+    best, scale, percent = best_of(numbers), score_scale(comparison), ", %" if comparison.is_vision else ""
+    optional = [f"{name}{percent}" for name in (f"prequential {_quality_name(comparison)}", *TRANSFER)]
     rows = []
-    scale, digits = (100.0, 2) if is_vision else (1.0, 2)
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
         is_trained = group.counted_runs[0].stage[-1] > 0
-        final = result.final.text(digits, scale) if is_trained else UNTRAINED
-        after, mean = result.scores["after"].value, result.scores["all"].value
-        paper_mean = result.quality.text() if result.quality else ""
-        cells = [paper_mean] if is_vision else [mean.text() if mean else ""]
-        cells += [after.text(digits, scale) if after else "", final, *([] if is_vision else [paper_mean])]
-        cells.append(result.final_validation.text(digits, scale) if is_trained and result.final_validation else "")
-        estimates = (result.prequential, result.forgetting, result.backward_transfer, result.forward_transfer)
-        cells += [one.text(digits, scale) if one else "" for one in estimates]
-        label = comparison.label_of(group)
-        rows.append((
-            label, "best" if index == best else "", str(len(group.counted_runs)), *cells, f"{result.num_params:,.0f}",
-            f"{result.mem:.4g}", f"{result.comp / 1e12:.4g}", duration(result.wall_seconds), state(group),
-        ))  # fmt: skip
+        average, after = result.scores["all"].value, result.scores["after"].value
+        final = result.final.text(scale=scale) if is_trained else UNTRAINED
+        validation = _text(result.final_validation, scale) if is_trained else ""
+        estimates = [_text(one, scale) for one in (result.prequential, *map(result.transfer.get, TRANSFER))]
+        quality = {"CER": _text(result.quality)}
+        if not comparison.is_vision:
+            quality = {"geometric mean perplexity": _text(average)}
+        rows.append({
+            "run": comparison.label_of(group),
+            "by validation": "best" if index == best else "",
+            "seeds": str(len(group.counted_runs)),
+            **quality,
+            "error after first stage, %" if comparison.is_vision else "geometric mean after first stage":
+                _text(after, scale),
+            f"final {_quality_name(comparison)}{percent}": final,
+            **({} if comparison.is_vision else {"average perplexity": _text(result.quality)}),
+            f"final validation{percent}": validation,
+            **dict(zip(optional, estimates, strict=True)),
+            "params, last": f"{result.num_params:,.0f}",
+            "Mem": f"{result.mem:.4g}",
+            "Comp, TFLOP": f"{result.comp / 1e12:.4g}",
+            "wall time": duration(result.wall_seconds),
+            "state": state(group),
+        })  # fmt: skip
     note = ""
     if best is not None:
         label = comparison.label_of(comparison.groups[best])
-        score = (numbers[best].validation_score or 0.0) * score_scale(comparison)
-        unit = " %" if score_scale(comparison) == 100 else ""
-        note = f"Best by {score_name(comparison)} ({score:.2f}{unit}), never by test data: {label}. "
-        note += explanation(comparison)
-    kept, shown = _without_empty_columns(columns, rows, optional=score_columns(comparison))
+        score = f"{(numbers[best].validation_score or 0.0) * scale:.2f}{' %' if comparison.is_vision else ''}"
+        note = f"Best by {score_name(comparison)} ({score}), never by test data: {label}. {explanation(comparison)}"
+    kept, shown = _without_empty_columns(tuple(rows[0]), [tuple(row.values()) for row in rows], optional)
     return Table("summary", f"{comparison.name}: all runs", kept, tuple(shown), note)
 
 
-def score_columns(comparison: Comparison) -> tuple[str, ...]:
-    """Return the columns for scores that only some runs have. They are left out if no run of the table has them."""
-    if comparison.is_vision:
-        return "prequential error, %", "forgetting, %", "backward transfer, %", "forward transfer, %"
-    return "prequential perplexity", "forgetting", "backward transfer", "forward transfer"
+def _quality_name(comparison: Comparison) -> str:
+    return "error" if comparison.is_vision else "perplexity"
+
+
+def _text(estimate: Estimate | None, scale: float = 1.0) -> str:
+    return "" if estimate is None else estimate.text(scale=scale)
 
 
 def table1(comparison: Comparison) -> Table | None:

@@ -78,7 +78,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
     waits, table = waits_of(groups), summary(comparison, numbers)
-    is_shown = [column not in ("run", "by validation") for column in table.columns]
+    # The page has columns of its own for the run and its score.
+    is_shown = [not column.startswith(("run", "by validation", "prequential")) for column in table.columns]
     texts = [{name: setting_text(value) for name, value in sorted(group.settings.items())} for group in groups]
     common = dict(set.intersection(*(set(one.items()) for one in texts)))
     return {

@@ -10,8 +10,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.cli import save
 from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
 from fairseq_alma.report.figures.curves import join_single_curves, over_the_stream, panels_of, running_averages
-from fairseq_alma.report.figures.errors import error_map, error_maps
-from fairseq_alma.report.figures.experts import expert_loads, load_map
+from fairseq_alma.report.figures.maps import error_map, error_maps, expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
 from fairseq_alma.report.figures.routing import gate_tree, routing_map
 from fairseq_alma.report.figures.style import APPEARANCES, appearance_of, matplotlib_dashes, plotly_dashes

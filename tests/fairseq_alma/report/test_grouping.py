@@ -64,8 +64,9 @@ def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_pat
     assert "anytime" in labels_of(comparison)
     [group] = [group for group in comparison.groups if comparison.label_of(group) == "anytime"]
     assert [run.seed for run in group.runs] == [0, 1]
-    write(tmp_path / "lr", values, **recipe, preset="anytime", lr=0.5)
-    assert {"anytime, lr 0.5"} < set(labels_of(only_comparison(tmp_path)))
+    other = "lr" if half == "language model" else "width"
+    write(tmp_path / "other", values, **recipe, preset="anytime", **{other: 8})
+    assert f"anytime, {other} 8" in labels_of(only_comparison(tmp_path))
     write(tmp_path / "changed", values, preset="anytime", **recipe | {"average_power": 4})
     [changed] = [label for label in labels_of(only_comparison(tmp_path)) if "average_power 4" in label]
     assert changed.startswith("SM, wait 1, replay ") and "predict_with average" in changed
