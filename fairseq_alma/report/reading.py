@@ -9,7 +9,6 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,7 @@ from fairseq_alma.core.metrics import check_summary, period_losses, read_summary
 from fairseq_alma.core.provenance import read_provenance
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.report.grouping import (
-    first_charged_arrival,
-    group_runs,
-    runs_to_shorten,
-    with_numbered_test_sets,
-    without_beginnings,
-)
+from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
@@ -45,7 +38,7 @@ SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "o
 `Run.quality` and `Run.validation` are missing here, because they have other names in the ledger. There, `Run.quality`
 is called error_rate or perplexity, and `Run.validation` is called validation_error_rate or validation_perplexity.
 """
-SPENT_COLUMNS = ("train_flops", "num_updates", "train_seconds")
+SPENT_COLUMNS = ("train_flops", "train_seconds")
 """Names of the `Run` attributes that are read from `LedgerRow.spent`, where they have the same names."""
 OPTIONAL_COLUMNS = ("validation", "num_members", "num_experts", "overflow")
 """Attributes of `Run` that may be missing in a row of the ledger."""
@@ -82,8 +75,6 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
         else:
             runs.append(run)
             data.notes += run.notes
-    runs, beginnings = _with_shared_arrivals(with_numbered_test_sets(runs))
-    data.notes += beginnings
     if not runs:
         reasons = "".join(f"\n  {message}" for message in [*data.errors, *data.notes])
         raise RunError(f"no run can be reported, because no readable run has recorded an arrival:{reasons}")
@@ -99,27 +90,8 @@ def is_any_run_held(folders: Iterable[str | Path]) -> bool:
     return any(holder_of_run(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
 
 
-def _with_shared_arrivals(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """Shorten runs on a stream that has grown to the arrivals that they share.
-
-    Returns:
-        The runs, and one message for each run that is left out, because another run continues it.
-    """
-    shortened = runs_to_shorten(runs)
-    if not shortened:
-        return runs, []
-    lengths = {runs[index].folder: runs[index].num_arrivals for index in shortened}
-    for index, (shared, longest) in shortened.items():
-        runs[index] = replace(read_run(runs[index].folder, shared), longest=longest, test_set=runs[index].test_set)
-    return without_beginnings(runs, lengths)
-
-
-def read_run(folder: Path, until: int | None = None) -> Run:
+def read_run(folder: Path) -> Run:
     """Read one run folder, and return its settings and results as a Run.
-
-    Args:
-        folder: the run folder.
-        until: number of arrivals to read, as if the stream ended there. By default, all arrivals are read.
 
     Raises:
         RunError: if the settings or the ledger are damaged. The message names the file and, for the ledger, the line.
@@ -133,29 +105,23 @@ def read_run(folder: Path, until: int | None = None) -> Run:
     written = _read_optional(lambda: read_summary(folder), notes)
     rows = ledger.rows()
     last_t = len(rows) - 1
-    if until is not None:
-        rows = rows[: until + 1]
     is_language_model = bool(rows) and rows[0].scores.error_rate is None
     columns = _columns(ledger.path, rows, "perplexity" if is_language_model else "error_rate")
     first = first_charged_arrival(settings)
     summary = dict(summarize(rows, first)) if len(rows) > 1 else {}
-    # What summary.json adds is about the complete run.
-    if len(rows) - 1 == last_t:
-        if isinstance(count := written.get("num_arrivals"), int) and count > max(last_t, 0):
-            raise RunError(
-                f"{ledger.path} ends at t={last_t}, but summary.json beside it counts {count} arrivals: run the "
-                f"training command again, or restore both from a backup"
-            )
-        check_summary(ledger.path, rows, written, first)
-    else:
-        written = {}
+    if isinstance(count := written.get("num_arrivals"), int) and count > max(last_t, 0):
+        raise RunError(
+            f"{ledger.path} ends at t={last_t}, but summary.json beside it counts {count} arrivals: run the training "
+            f"command again, or restore both from a backup"
+        )
+    check_summary(ledger.path, rows, written, first)
     for name in ("wall_seconds", *TRANSFER_METRICS):
         if (value := written.get(name)) is not None:
             summary[name] = value
     return Run(
         folder=folder,
         seed=settings.get("seed"),
-        num_arrivals=_num_arrivals(folder, settings, last_t) if until is None else until,
+        num_arrivals=_num_arrivals(folder, settings, last_t),
         expert_load={row.t: row.scores.expert_load for row in rows if row.updated and row.scores.expert_load},
         period_losses={row.t: period_losses(row) for row in rows if row.t >= 1 and row.scores.period_perplexities},
         summary=summary,
@@ -163,8 +129,6 @@ def read_run(folder: Path, until: int | None = None) -> Run:
         provenance=_read_optional(lambda: read_provenance(folder), notes),
         notes=tuple(notes),
         is_running=holder_of_run(folder) is not None,
-        longest=0,
-        test_set=0,
         **columns,
     )
 

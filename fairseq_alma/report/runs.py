@@ -42,8 +42,7 @@ class Run:
     folder: Path
     seed: int | None
     num_arrivals: int
-    """Number of mega-batches that will have arrived when the run is finished. If other runs on the same stream are
-    shorter, only the arrivals that all of them share are read (see `runs_to_shorten`)."""
+    """Number of mega-batches that will have arrived when the run is finished."""
     quality: Array
     """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array
@@ -57,8 +56,6 @@ class Run:
     """FLOPs of one forward pass on one example (vision) or one input of tokens_per_sample tokens (text)."""
     train_flops: Array
     """Training FLOPs since the previous arrival, as float64. `summary["comp"]` is the exact sum over all arrivals."""
-    num_updates: Array
-    """Number of optimizer updates since the previous arrival. For an ensemble, the sum over its members."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
@@ -94,11 +91,6 @@ class Run:
     """
     notes: tuple[str, ...] = ()
     """One message for each damaged file without which the run could be read."""
-    longest: int = 0
-    """Number of arrivals of the longest run on the same stream, if it is larger than `num_arrivals`; otherwise 0."""
-    test_set: int = 0
-    """Vision: number of the test set, if runs on a dataset of the same name have different ones (see
-    `grouping.with_numbered_test_sets`); otherwise 0."""
 
     @property
     def seeds(self) -> int | str | None:

@@ -97,7 +97,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     """Return the table of all groups of runs and their results, one row per group.
 
     The row of the group with the best score on validation data, under the default objective, contains the word `best`.
-    The page shows the same columns. "Average perplexity" is the paper's arithmetic mean. Scores that no run of the table
+    The page shows the same columns. "Average perplexity" is the paper's arithmetic mean. Columns of scores that no run
     has are left out.
     """
     best, scale, percent = best_of(numbers), score_scale(comparison), ", %" if comparison.is_vision else ""
