@@ -4,7 +4,7 @@
 (core/catalogue.py). A learner that a plugin adds is not in this list. It gets a colour that depends on its name.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.numbers import Numbers, ranking
 from fairseq_alma.report.runs import Comparison, RunGroup, learner_position, waits_of
 
 WIDTH = 3.4
@@ -106,22 +106,9 @@ def plotly_dashes(wait: str, waits: Sequence[str]) -> str:
     return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]
 
 
-def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Choose the groups of runs with the best validation scores, at most MAX_GROUPS.
-
-    Args:
-        indices: indices of the groups to choose from.
-        numbers: the results of each group of the comparison.
-
-    Returns:
-        Indices of the chosen groups, the best group first. Groups without a validation score come last.
-    """
-
-    def score(index: int) -> float:
-        value = numbers[index].validation_score
-        return float("inf") if value is None else value
-
-    return sorted(indices, key=score)[:MAX_GROUPS]
+def best_by_validation(indices: Collection[int], numbers: Sequence[Numbers]) -> list[int]:
+    """Return those of some groups with the best validation scores, the best first: at most MAX_GROUPS."""
+    return [index for index in ranking(numbers) if index in indices][:MAX_GROUPS]
 
 
 def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
