@@ -23,9 +23,9 @@ from fairseq_alma.report.figures.style import (
     add_legend,
     add_note,
     appearance_of,
+    dashes_of,
     legend_entry,
     marker_fill,
-    matplotlib_dashes,
     new_figure,
     note_left_out,
     scale_axis,
@@ -146,9 +146,7 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         for group, size in curves:
             others += bool(size)
             inside = marker_fill(group.learner, others)
-            drawn_values += _draw_curve(
-                axes, comparison, group, matplotlib_dashes(group.wait_text, waits), size, inside
-            )
+            drawn_values += _draw_curve(axes, comparison, group, dashes_of(group.wait_text, waits), size, inside)
         axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -243,7 +241,7 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
         mean, error = averages.mean(axis=0), standard_error(averages)
         num_experts = group.mean_column("num_experts") * group.mean_column("num_members")
         costs = (np.cumsum(group.mean_column("train_flops")), group.mean_column("num_params"), num_experts)
-        dashes = matplotlib_dashes(group.wait_text, waits)
+        dashes = dashes_of(group.wait_text, waits)
         # Groups of one learner and wait have the same colour, marker and dashes. The filling of the markers differs.
         fill = marker_fill(group.learner, looks.get((group.learner, group.wait_text), 0))
         looks[group.learner, group.wait_text] = looks.get((group.learner, group.wait_text), 0) + 1

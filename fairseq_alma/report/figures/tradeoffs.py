@@ -17,7 +17,7 @@ from fairseq_alma.report.figures.curves import MAX_TITLE, panels_of
 from fairseq_alma.report.figures.style import (
     add_learners_and_waits,
     appearance_of,
-    matplotlib_dashes,
+    dashes_of,
     new_figure,
     note_left_out,
     quality_label,
@@ -63,7 +63,7 @@ def _tradeoff(
         for series in series_of(comparison, indices):
             first = comparison.groups[series[0]]
             points = sorted(((x_of(numbers[i]), numbers[i]) for i in series), key=lambda point: point[0])
-            _draw_points(axes, points, first.learner, matplotlib_dashes(first.wait_text, waits))
+            _draw_points(axes, points, first.learner, dashes_of(first.wait_text, waits))
         scale_axis(axes, "x", [x_of(numbers[i]) for i in drawn])
     add_learners_and_waits(figure, [comparison.groups[i] for i in drawn])
     note_left_out(figure, num_left_out)
@@ -154,7 +154,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         style, ends = appearance_of(group.learner), (without, with_replay)
         axes.plot(
             [result.comp for result in ends], [_quality(result) for result in ends], color=style.colour,
-            linestyle=matplotlib_dashes(group.wait_text, waits), linewidth=1.2,
+            linestyle=dashes_of(group.wait_text, waits), linewidth=1.2,
         )  # fmt: skip
         for result, fill in ((without, "white"), (with_replay, style.colour)):
             axes.errorbar(

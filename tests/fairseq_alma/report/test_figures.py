@@ -13,7 +13,7 @@ from fairseq_alma.report.figures.curves import join_single_curves, over_the_stre
 from fairseq_alma.report.figures.maps import error_map, error_maps, expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
 from fairseq_alma.report.figures.routing import gate_tree, routing_map
-from fairseq_alma.report.figures.style import APPEARANCES, appearance_of, matplotlib_dashes, plotly_dashes
+from fairseq_alma.report.figures.style import APPEARANCES, MATPLOTLIB_DASHES, PLOTLY_DASHES, appearance_of, dashes_of
 from fairseq_alma.report.figures.tradeoffs import (
     against_compute,
     against_parameters,
@@ -455,5 +455,5 @@ def test_a_learner_of_a_plugin_always_looks_the_same_and_like_none_of_ours():
 
 def test_six_waits_have_different_dashes():
     waits = [1, 2, 5, 10, 50, 100]
-    for dashes_of in (matplotlib_dashes, plotly_dashes):
-        assert len({str(dashes_of(wait, waits)) for wait in waits}) == 6
+    for styles in (MATPLOTLIB_DASHES, PLOTLY_DASHES):
+        assert len({str(dashes_of(wait, waits, styles)) for wait in waits}) == 6
