@@ -39,11 +39,8 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
     The groups of a Comparison are sorted by learner in the paper's order, and then by size, wait, replay and other
     settings.
     """
-    groups_by_stream: dict[Stream, list[RunGroup]] = {}
-    for stream, group in _groups_with_streams(runs):
-        groups_by_stream.setdefault(stream, []).append(group)
     comparisons: list[Comparison] = []
-    for stream, groups in sorted(groups_by_stream.items(), key=lambda item: repr(tuple(item[0]))):
+    for stream, groups in sorted(_groups_of_streams(runs).items(), key=lambda item: repr(tuple(item[0]))):
         name, details = _title_parts(stream, groups[0])
         taken_titles = {comparison.name for comparison in comparisons}
         title, number = f"{name}, {details}", 1
@@ -98,40 +95,40 @@ def first_charged_arrival(settings: Mapping[str, Any]) -> int:
     return 0 if settings.get("cer_from") == 0 else 1
 
 
-def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
-    """Put runs into groups, and return each group with its stream. Runs in a group differ only in the seeds.
+def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
+    """Put runs into groups, and return the groups of each stream. Runs in a group differ only in the seeds.
 
     If several runs have equal settings and also equal seeds, a group contains only one of them. The first run belongs
     to the group with `repeat` = 0, the second run to the group with `repeat` = 1, and so on.
     """
     runs_of: dict[tuple, list[Run]] = {}
-    streams: dict[tuple, Stream] = {}
     settings_of: dict[tuple, dict[str, Any]] = {}
     recorded, test_sets = {name for run in runs for name in run.settings}, _test_sets(runs)
     for run in runs:
-        stream = _stream_of(run, test_sets)
+        stream, learner = _stream_of(run, test_sets), str(run.settings.get("learner"))
         unrecorded = {name: value for name, value in UNRECORDED[stream.half].items() if name in recorded}
         compared = {
-            **_compared_settings(stream.half, {**unrecorded, **run.settings}),
-            "last_group": _last_group(run),
+            name: value
+            for name, value in {**unrecorded, **run.settings, "last_group": _last_group(run)}.items()
+            if name == "last_group"
+            or (name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(stream.half, learner, name))
         }
-        settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
         # Several settings determine seeds. `given` contains the names of the seed settings that the run has, for
         # example only `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different
         # groups, because different parts of the runs are random.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
-        while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
+        while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, hashable(compared), given, repeat), [])):
             repeat += 1
-        key = (stream, settings, given, repeat)
+        key = (stream, hashable(compared), given, repeat)
         runs_of.setdefault(key, []).append(run)
-        streams[key], settings_of[key] = stream, compared
-    groups = []
+        settings_of[key] = compared
+    groups: dict[Stream, list[RunGroup]] = {}
     for key, members in runs_of.items():
         members.sort(key=lambda run: (run.seed is None, run.seed, str(run.folder)))
-        stream = streams[key]
+        stream = key[0]
         group = RunGroup(stream.half, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
-        groups.append((stream, group))
+        groups.setdefault(stream, []).append(group)
     return groups
 
 
@@ -149,23 +146,6 @@ def _seeds_of(run: Run) -> tuple:
     return tuple(run.settings.get(name) for name in SEED_SETTINGS)
 
 
-def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that must be equal within a group: those that the learner has and that affect its results.
-
-    The seeds are left out.
-
-    Args:
-        half: which command made the run: "vision" for alma-vision, "language model" for alma-lm.
-        settings: all settings of the run.
-    """
-    learner = str(settings.get("learner"))
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(half, learner, name)
-    }
-
-
 def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
     """Return the properties of the stream of a run. For `test_sets`, see `_test_sets`.
 
@@ -175,15 +155,13 @@ def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
         return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
-    num_mega_batches = num_arrivals
     # With the setting `arrivals`, a run may receive only the first mega-batches of the stream, so `num_arrivals` may
     # differ from the length of the stream. Take the length from the setting `mega_batches` or, if the user did not set
     # it, from the default for the dataset.
+    num_mega_batches = num_arrivals
     if settings.get("arrivals"):
-        num_mega_batches = settings.get("mega_batches")
-        if not isinstance(num_mega_batches, int):
-            entry = entry_of(str(settings["dataset"]))
-            num_mega_batches = (entry.mega_batches if entry else None) or -1
+        entry, given = entry_of(str(settings["dataset"])), settings.get("mega_batches")
+        num_mega_batches = given if isinstance(given, int) else (entry.mega_batches if entry else None) or -1
     split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
     drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
     # A run of an earlier version, without a digest, is compared with the others if these have only one.

@@ -133,7 +133,7 @@ def ranking(numbers: Sequence[Numbers], objective: Objective = DEFAULT) -> list[
     Groups without a score, for example unfinished ones, come last.
     """
 
-    def key(index: int) -> tuple[float, float, float, int]:
+    def key(index: int) -> tuple[float, ...]:
         score = numbers[index].scores[objective].score
         return (score is None, score or 0.0, numbers[index].comp, numbers[index].num_params)
 

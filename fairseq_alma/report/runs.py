@@ -238,26 +238,14 @@ class RunGroup:
         words = [str(word) for word in command] if isinstance(command, list) else []
         if words and words[0] in ("alma-lm", "alma-vision") and not any(word.startswith("out=") for word in words):
             words.append(f"out=runs/{self.folder.name}")
-        if any(word in ("-m", "--multirun") for word in words):
+        if {"-m", "--multirun"} & {*words}:
             return words
-        return [word for word in map(self._with_last_value, words) if word]
-
-    def _with_last_value(self, word: str) -> str:
-        """Return a word of the command, with the last value if it is a setting in CONTINUED; "" if it was left out."""
-        name, settings = word.partition("=")[0], self.runs[0].settings
-        if name not in CONTINUED or name not in settings:
-            return word
-        return "" if settings[name] is None else f"{name}={settings[name]}"
+        last = {name: value for name, value in self.runs[0].settings.items() if name in CONTINUED}
+        words = [word for word in words if last.get(word.partition("=")[0], "") is not None]
+        return [f"{name}={last[name]}" if (name := word.partition("=")[0]) in last else word for word in words]
 
     def column(self, name: str) -> Array:
-        """Return the values of a `Run` attribute for all runs in `counted_runs`, up to arrival `last_t`.
-
-        Args:
-            name: name of an attribute of `Run` that is an array, such as "quality".
-
-        Returns:
-            An array [number of counted runs, last_t + 1].
-        """
+        """Return a `Run` attribute, such as "quality", of the counted runs up to `last_t`: [runs, last_t + 1]."""
         return np.stack([getattr(run, name)[: self.last_t + 1] for run in self.counted_runs])
 
     def mean_column(self, name: str) -> Array:

@@ -63,6 +63,7 @@ def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Ite
     If routing.npz or errors.jsonl, the data file of a map, is damaged, yield (file name, RunError) for this map and
     continue.
     """
+    drawings: list[tuple[str, Callable[[], Figure | None]]]
     drawings = [(name, partial(draw, comparison, numbers)) for name, draw in FIGURES.items()]
     for name, draw in (*drawings, *routing_maps(comparison, numbers), *error_maps(comparison, numbers)):
         try:

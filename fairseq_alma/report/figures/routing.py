@@ -81,7 +81,8 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     for axes, (k, routing) in zip(panels, routings, strict=True):
         expert = routing["expert"][: len(positions)]
         used = np.unique(expert)
-        colours = colormaps["tab10"].colors if len(used) <= 10 else colormaps["turbo"](np.linspace(0, 1, len(used)))
+        few = len(used) <= 10
+        colours = colormaps["tab10"](range(10)) if few else colormaps["turbo"](np.linspace(0, 1, len(used)))
         for number, used_expert in enumerate(used):
             axes.scatter(
                 *positions[expert == used_expert].T, s=5, color=colours[number],

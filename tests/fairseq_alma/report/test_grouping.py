@@ -233,3 +233,10 @@ def test_runs_of_a_stream_that_has_grown_are_compared_apart(tmp_path):
     write_text(tmp_path / "six", [900.0, *[50.0] * 6], mega_batches=None)
     write_text(tmp_path / "eight", [900.0, *[50.0] * 6, 40.0, 40.0], mega_batches=None)
     assert [comparison.name for comparison in read_runs([tmp_path]).comparisons] == ["books, B = 6", "books, B = 8"]
+
+
+def test_the_command_of_a_continued_run_has_its_last_number_of_arrivals(tmp_path):
+    command = ["alma-vision", "dataset=mnist", "arrivals=2", "last_group=wait"]
+    write_vision(tmp_path / "a", ERRORS, command=command, arrivals=4, last_group=None)
+    [group] = only_comparison(tmp_path).groups
+    assert group.command == ["alma-vision", "dataset=mnist", "arrivals=4", "out=runs/a"]
