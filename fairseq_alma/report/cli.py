@@ -1,4 +1,4 @@
-"""alma-report makes the paper's figures and tables, and a page for choosing a run, from run folders.
+"""alma-report makes the paper's figures and tables, and a page that shows the best run, from run folders.
 
 alma-report runs/mnist --out report                   report on all runs in a folder, at any depth
 alma-report RUN RUN ... --out report --watch          repeat while the runs are running; open report/index.html

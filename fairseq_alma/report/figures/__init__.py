@@ -44,19 +44,6 @@ this list, because they make one figure for each of several groups.
 """
 
 
-def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
-    """Yield (file name without suffix, figure) for every figure that is not empty.
-
-    Raises:
-        RunError: if routing.npz or errors.jsonl, the data file of a map, is damaged. The remaining figures are not
-            drawn.
-    """
-    for name, figure in figures_or_errors(comparison, numbers):
-        if isinstance(figure, RunError):
-            raise figure
-        yield name, figure
-
-
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
