@@ -102,7 +102,7 @@ def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[st
     This function can also be called in a Slurm job. The new job does not inherit any resources from that job.
 
     Args:
-        command: the program and its arguments. In them, "$SLURM_ARRAY_TASK_ID" is replaced.
+        command: the program and its arguments.
         settings: what the job asks for.
         options: further options of sbatch.
         comment: text that `queue` returns with the job.
@@ -118,8 +118,7 @@ def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[st
             f"trap 'scontrol requeue \"{this}\"; exit 1' USR1\n"
             f"{{\n{settings.setup}\n}} || {{ echo '{settings.prefix}setup failed' >&2; exit 2; }}\n"
         )
-    words = shlex.join(command).replace("'$SLURM_ARRAY_TASK_ID'", '"$SLURM_ARRAY_TASK_ID"')
-    script = f"#!/bin/bash\n{setup}exec {words}\n"
+    script = f"#!/bin/bash\n{setup}exec {shlex.join(command)}\n"
     # Slurm's commands read variables such as SLURM_MEM_PER_NODE as options. Without this line, a job that is submitted
     # in another job would have them.
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_"))}

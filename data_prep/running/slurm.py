@@ -17,10 +17,10 @@ files late. So a job counts as lost only if Slurm has said for some time that it
 
 This module is also the program of the jobs:
 
-    python -m data_prep.running.slurm STEP_FOLDER ARRAY_FOLDER INDEX HEARTBEAT_SECONDS
+    python -m data_prep.running.slurm STEP_FOLDER ARRAY_FOLDER HEARTBEAT_SECONDS
 
-ARRAY_FOLDER contains the numbers of the array's tasks, and for each job with index I its output `I.log` and, if its
-task has raised an exception, `I.failed`, which says why.
+ARRAY_FOLDER contains the numbers of the array's tasks, and for each job with index I (the variable SLURM_ARRAY_TASK_ID)
+its output `I.log` and, if its task has raised an exception, `I.failed`, which says why.
 """
 
 import collections
@@ -189,8 +189,7 @@ class Slurm:
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [
             "env", f"PYTHONPATH={paths}", "PYTHONUNBUFFERED=1", sys.executable, "-P", "-m", "data_prep.running.slurm",
-            str(step.folder.absolute()), str(folder), "$SLURM_ARRAY_TASK_ID",
-            f"{min(_HEARTBEAT_SECONDS, self._stall_seconds / 4):g}",
+            str(step.folder.absolute()), str(folder), f"{min(_HEARTBEAT_SECONDS, self._stall_seconds / 4):g}",
         ]  # fmt: skip
         options = [
             f"--job-name=alma-prep-{step.folder.name}",
@@ -370,7 +369,8 @@ def read_failure(folder: Path, index: int) -> Failure | None:
 
 def main(argv: Sequence[str]) -> int:
     """Do the task of this job. Return its exit status."""
-    step_folder, array_folder, index, heartbeat_seconds = Path(argv[0]), Path(argv[1]), int(argv[2]), float(argv[3])
+    step_folder, array_folder, heartbeat_seconds = Path(argv[0]), Path(argv[1]), float(argv[2])
+    index = int(os.environ["SLURM_ARRAY_TASK_ID"])
     # At SIGTERM (scancel, preemption, time limit), raise SystemExit, so that the task removes its temporary files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # The tokenizers library reads these variables when it is first used.
