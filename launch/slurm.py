@@ -1,9 +1,12 @@
 """Submit Slurm jobs, list them, requeue them and cancel them, with the commands of Slurm.
 
 alma-prep, alma-lm and alma-vision submit all of their jobs with `submit`, and find them again in Slurm's queue by their
-comment, with `queue`. sacct is not used, because many clusters have no accounting: how a job ended is known from what
-it has written. The library submitit is not used: its jobs call a pickled function once, and cannot submit the jobs that
-continue them or be found again by a later command.
+comment, with `queue`. All functions raise `SlurmError` if a command of Slurm is missing or fails, and `NoAnswerError`
+if Slurm does not answer for about a minute.
+
+sacct is not used, because many clusters have no accounting: how a job ended is known from what it has written. The
+library submitit is not used: its jobs call a pickled function once, and cannot submit the jobs that continue them or be
+found again by a later command.
 """
 
 import os
@@ -106,9 +109,6 @@ def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[st
         settings: what the job asks for.
         options: further options of sbatch.
         comment: text that `queue` returns with the job.
-
-    Raises:
-        SlurmError: if sbatch is missing or refuses the job.
     """
     setup = ""
     if settings.setup:
@@ -147,9 +147,6 @@ def queue(with_ended: bool = False, is_patient: bool = True) -> list[QueuedJob]:
         with_ended: whether to return also jobs that have ended a short time ago (Slurm's setting MinJobAge, by default
             300 seconds).
         is_patient: whether to ask several times, for about a minute, if Slurm does not answer.
-
-    Raises:
-        SlurmError: if squeue is missing or fails. `NoAnswerError`: if Slurm does not answer.
     """
     states = ["--states=all"] if with_ended else []
     command = ["squeue", "--me", "--array", *states, "--noheader", "--format=%i|%T|%r|%N|%k"]
@@ -172,9 +169,6 @@ def cancel(jobs: Sequence[str], signal: int | None = None, to: str = "") -> None
         signal: number of the signal; None: end the jobs.
         to: "script": only the process that runs the script of a job gets the signal. Otherwise, all processes that
             srun has started get it, but not srun and the script.
-
-    Raises:
-        SlurmError: if scancel is missing or fails.
     """
     if jobs:
         options = [*(["--batch"] if to == "script" else []), *([f"--signal={signal}"] if signal else [])]
@@ -182,20 +176,12 @@ def cancel(jobs: Sequence[str], signal: int | None = None, to: str = "") -> None
 
 
 def requeue(job: str) -> None:
-    """Put a running job back into the queue. Slurm ends its processes.
-
-    Raises:
-        SlurmError: if scontrol is missing or fails.
-    """
+    """Put a running job back into the queue. Slurm ends its processes."""
     _run(["scontrol", "requeue", job])
 
 
 def is_preempted(job: str) -> bool:
-    """Return True if Slurm is preempting a job that still runs: it has a grace time to end.
-
-    Raises:
-        SlurmError: if scontrol is missing or fails.
-    """
+    """Return True if Slurm is preempting a job that still runs: it has a grace time to end."""
     words = dict(word.split("=", 1) for word in _run(["scontrol", "-o", "show", "job", job]).split() if "=" in word)
     return words.get("JobState") == "RUNNING" and words.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
 
