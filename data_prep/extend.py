@@ -12,16 +12,14 @@ from typing import Any
 
 from data_prep.checks import check_sizes
 from data_prep.copies.deduplication import load_keys
-from data_prep.copies.left_out import load_ranges
 from data_prep.errors import PrepError, Unworkable
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
-from data_prep.running.publish import publish
 from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes, read_manifest, recorded_shards
 from data_prep.running.tasks import READ_HERE_BYTES, Executor, digests_of
-from data_prep.running.work_folder import WorkFolder, full_disk_reported, remove_finished_work, work_folder
+from data_prep.running.work_folder import WorkFolder, full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint
@@ -57,10 +55,8 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
         note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
     try:
         settings = dataclasses.replace(settings, **of_stream, given=given)
-    except ValueError as error:  # for example, the list of URLs has been removed since then
+    except ValueError as error:  # for example, the stream was made by a release with other languages
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
-    if settings.cut_dates and "periods" not in stream:
-        raise PrepError("--cut-dates is used only with a chronological stream, which this stream is not.")
     holds_out_documents = stream["settings"].get("hold_out") == "documents" or "periods" in stream
     if holds_out_documents and settings.duplicates == "keep":
         raise PrepError(
@@ -105,7 +101,6 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             return stream
     _check_inherited_files(settings, stream, digests)
     what_to_do = f"Restore it, or remove {out} and make it again."
-    _check_new_files(settings, files, read_manifest(out, what_to_do), len(stream.get("extensions", [])))
     # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
     is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
     if is_small:
@@ -113,7 +108,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     check_sizes(settings, files)
     identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
     keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
-    base = BaseStream(out, stream, keys, signatures, load_ranges(out / "dedup", number))
+    base = BaseStream(out, stream, keys, signatures)
     recorded = identity | {"versions": versions(), "code": code_digest(), "extension": number}
     with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
         with open_executor(settings) as executor:
@@ -150,18 +145,12 @@ def _check_with_tasks(out: Path, what_to_do: str, work: WorkFolder, executor: Ex
 def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
     """Raise PrepError if a file of a setting that is taken from the stream has changed since the stream was made.
 
-    Such files are the benchmarks of --decontaminate-against, the modules of --filter and the list of --block-urls.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        stream: the content of stream.json.
-        digests: the digests of these files now.
+    Such files are the benchmarks of --decontaminate-against and the modules of --filter.
     """
     recorded, changed = stream["settings"], []
     for name, now in digests.items():
-        setting = file = name.removeprefix("sha256 of ")
-        if setting not in ("block_urls", "decontaminate_against"):
-            setting = "filters"
+        file = name.removeprefix("sha256 of ")
+        setting = file if file == "decontaminate_against" else "filters"
         if setting not in settings.given and recorded.get(name, now) != now:
             changed.append(f"{options_of(settings)[setting].flag} ({file})")
     if changed:
@@ -170,39 +159,6 @@ def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Map
             "Restore them, or give these options (--decontaminate-against together with --decontaminate) to use the "
             "files as they are now."
         )
-
-
-def _check_new_files(settings: PrepSettings, files: Files, manifest: Mapping, num_extensions: int) -> None:
-    """Raise PrepError if --duplicate-paragraphs is used and some input files are in the stream already.
-
-    Without this option, documents that the stream has are recognised, and left out. With it, a document loses the lines
-    that new documents have too. Then it would count as a new one, also if it is held out.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the input files of each source.
-        manifest: the content of manifest.json.
-        num_extensions: number of earlier extensions. manifest.json may have a further one, which was killed before it
-            was finished.
-    """
-    if settings.duplicate_paragraphs is None:
-        return
-    calls = (manifest, *manifest["extensions"][:num_extensions])
-    # The same file may now be listed from another folder, or have been copied. So its path and its time do not count.
-    known = {(_last_part(name), size) for call in calls for part in call["inputs"].values() for name, size, _ in part}
-    repeated = [
-        file.name for found in files.values() for file in found if (_last_part(file.name), file.num_bytes) in known
-    ]
-    if repeated:
-        raise PrepError(
-            f"{len(repeated)} of the input files are in the stream already, for example {repeated[0]}. With "
-            "--duplicate-paragraphs, their documents could lose other lines than before, and be added again: give only "
-            "new files, for example in a folder of their own."
-        )
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition("/")[2]
 
 
 def _extended(

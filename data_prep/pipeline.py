@@ -15,23 +15,19 @@ import numpy as np
 
 from data_prep.accounts import check_accounts
 from data_prep.copies.deduplication import record_documents, remove_copies
-from data_prep.copies.left_out import RANGE
 from data_prep.dividing import layout, partition
-from data_prep.dividing.cutting import CutTask
+from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
 from data_prep.dividing.hold_out import document_layout, keep_documents
-from data_prep.dividing.periods import Periods, is_chronological, lay_out_periods
-from data_prep.dividing.shares import share_rows, strata_of, wanted_words_of, words_by_source
+from data_prep.dividing.layout import share_rows, strata_of, wanted_words_of, words_by_source
+from data_prep.dividing.partition import CutTask
 from data_prep.encoding.documents import write_documents
 from data_prep.encoding.encode import TASK_BYTES, Encoded, encode
 from data_prep.encoding.mmap_writer import best_dtype
-from data_prep.encoding.stored_tokens import Stored
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
 from data_prep.errors import PrepError, Unworkable
 from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
 from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
-from data_prep.reading.provenance import encoding_digest
 from data_prep.reading.read import Spooled, read_sources, source_name
-from data_prep.reading.removed import keep_removed, save_copies
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.running.progress import Bar, note
 from data_prep.running.tasks import Executor, Step
@@ -44,7 +40,7 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import FORMAT_VERSION
 
 if TYPE_CHECKING:
-    from data_prep.copies.duplicates import Duplicates
+    from data_prep.copies.near_copies import Duplicates
 
 Result = TypeVar("Result")
 
@@ -62,10 +58,6 @@ class BaseStream(NamedTuple):
     """The files with signatures, which are used to find near-duplicates. They contain one signature for each key in
     `keys`: first those of the stream as it was first made, then those of each call of alma-prep --extend that added
     mega-batches."""
-
-    left_out: np.ndarray
-    """The ranges of the stream's documents that are not in the stream, because a share left them out (see `left_out`).
-    """
 
     @property
     def num_extensions(self) -> int:
@@ -95,16 +87,14 @@ def build_stream(
     where = HeldOut(base and (base.folder, base.description), work, executor)
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
-    code = encoding_digest()  # before reading, because the code may be changed in the meantime
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
-    stored = _stored(settings, files, plan, code)
     if base is not None:
-        added = _encode_extension(plan, index, periods, base, spooled, table, stored, work, executor)
+        added = _encode_extension(plan, index, periods, base, spooled, table, work, executor)
         return added | {"leakage": measure_leakage(index, where)}
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
-    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor, stored)
+    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
     dict_file = write_dictionary(symbols, encoded.counts, work)
     return {
         "format_version": FORMAT_VERSION,
@@ -143,13 +133,14 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work, executor, _is_chronological(settings, base))
     documents, found, table = _without_copies(settings, seed, spooled, work, executor, base)
-    if settings.keep_removed:
-        keep_removed(work, len(spooled.source_of_shard), base.num_extensions + 1 if base else 0, executor)
-    record = _recorder(spooled, found, work, base)
-    if record is not None and all(source.share is None for source in files):
-        # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
-        record()
-        record = None
+    record = None
+    if found is not None:
+        number = base.num_extensions + 1 if base else 0
+        record = functools.partial(record_documents, work.stream / "dedup", number, spooled, found)
+        if all(source.share is None for source in files):
+            # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
+            record()
+            record = None
     # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
@@ -159,7 +150,6 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
     passages = _cut(seed, plan, documents, work, executor)
     del documents
-    dropped = np.empty(0, ENTRY)
     if wanted_words != words:
         by_documents = settings.hold_out == "documents" or _is_chronological(settings, base)
         keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
@@ -170,7 +160,7 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     how = (plan, *strata_of(files, valid_source), num_mega_batches)
     index, periods, table = _write_index(settings, passages, *how, spooled, base, where, table)
     if record is not None:
-        record(passages, dropped)
+        record(passages["document"])
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
 
 
@@ -183,39 +173,17 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
     """Return the number of mega-batches to write."""
     if spooled.snapshots:  # a mega-batch for each snapshot (text of one point in time, see `snapshots`)
         return len(spooled.snapshots)
-    return settings.num_mega_batches or settings.cut_dates.count(",") + 1 + bool(settings.cut_dates)
-
-
-def _stored(settings: PrepSettings, files: Files, plan: partition.Plan, code: str) -> Stored | None:
-    """Return the cache for tokens. With shares there is none: documents would be encoded that shares leave out."""
-    if not settings.cache or any(source.share is not None for source in files):
-        return None
-    return Stored(Path(settings.cache), plan.limit_words, code)
+    return settings.num_mega_batches or 1
 
 
 def _encode(
-    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor,
-    stored: Stored | None,
-) -> Encoded:  # fmt: skip
+    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor
+) -> Encoded:
     """Encode all passages, and write which document each of them comes from. See `encode` for the arguments."""
-    encoded = encode(index, tokenizer_file, num_symbols, work, executor, stored)
+    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
     names = [source_name(record) for record in spooled.records]
     write_documents(index, names, spooled.source_of_shard, encoded.num_sequences, work, executor)
     return encoded
-
-
-def _recorder(
-    spooled: Spooled, found: "Duplicates | None", work: WorkFolder, base: BaseStream | None
-) -> Callable[..., None] | None:
-    """Return a function that records the documents of the stream for later calls of alma-prep --extend.
-
-    Its arguments are the index entries of the passages in the stream, and of those that shares left out; without
-    arguments, nothing is left out. Return None if copies are not removed, so documents are not recorded.
-    """
-    if found is None:
-        return None
-    number, left_out = (base.num_extensions + 1, base.left_out) if base else (0, np.empty(0, RANGE))
-    return functools.partial(record_documents, work.stream / "dedup", number, spooled, found, left_out)
 
 
 def _described_tokenizer(settings: PrepSettings, tokenizer_file: Path, dict_file: Path) -> dict:
@@ -230,7 +198,7 @@ def _described_tokenizer(settings: PrepSettings, tokenizer_file: Path, dict_file
 
 def _encode_extension(
     plan: partition.Plan, index: Index, periods: Periods | None, base: BaseStream, spooled: Spooled, table: list[dict],
-    stored: Stored | None, work: WorkFolder, executor: Executor,
+    work: WorkFolder, executor: Executor,
 ) -> dict:  # fmt: skip
     """Encode the mega-batches that alma-prep --extend adds, with the tokenizer of the existing stream.
 
@@ -241,7 +209,6 @@ def _encode_extension(
         base: the existing stream.
         spooled: the new documents that were read.
         table: the table of removed documents, see `_without_copies`.
-        stored: the cache in which tokens of documents are stored.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
 
@@ -250,7 +217,7 @@ def _encode_extension(
     """
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
     num_symbols = base.description["dictionary_size"]
-    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor, stored)
+    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
     described = _described(spooled, table, encoded.splits, periods)
     return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
 
@@ -296,13 +263,9 @@ def _without_copies(
     """
     table = list(spooled.removed)
     if settings.duplicates == "keep":
-        # An earlier call with other settings may have found copies.
-        save_copies(work.folder, *(np.empty(0, kind) for kind in (ENTRY, bool, bool)))
         return spooled.documents, None, table
-    known = (base.keys, base.signatures, base.left_out) if base else (np.empty(0, "V16"), [], np.empty(0, RANGE))
-    kept, found, rows = remove_copies(spooled, *known, seed, work, executor, settings.cache)
-    if settings.keep_removed:
-        save_copies(work.folder, spooled.documents, found.exact, found.near)
+    known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
+    kept, found, rows = remove_copies(spooled, *known, work, executor, settings.cache)
     return kept, found, table + rows
 
 

@@ -9,7 +9,6 @@ from multiprocessing import current_process
 
 from data_prep.checks import (
     check_benchmarks,
-    check_block_urls,
     check_endings,
     check_filters,
     check_installed,
@@ -23,9 +22,8 @@ from data_prep.pipeline import build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
-from data_prep.running.publish import publish
 from data_prep.running.stream_folder import check_bytes, check_free, read_stream
-from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
+from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files, Source, SourceFile, list_files
 from data_prep.tokenization.given import given_tokenizer
@@ -60,7 +58,6 @@ def prepare(settings: PrepSettings) -> dict:
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)
-    check_block_urls(settings)
     check_benchmarks(settings)
     check_endings(settings)
     check_installed(settings, files)

@@ -1,6 +1,6 @@
-"""Remove unwanted documents and lines: other languages, low quality, blocked sites, and what filters of the user find.
+"""Remove unwanted documents: other languages, low quality, and what filters of the user find.
 
-A filter can also change the text of a document: C4's rules remove lines, and personal data can be masked.
+A filter can also change the text of a document.
 """
 
 import signal
@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from data_prep.characters import MAX_UNREADABLE, SCRIPTS, num_unreadable, script_of
-from data_prep.cleaning.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
-from data_prep.cleaning.quality import quality_rules
-from data_prep.cleaning.repeated_lines import repeated_lines
+from data_prep.cleaning.filters import apply_filter, load_filter
+from data_prep.cleaning.quality import gopher_rules
 from data_prep.sources.base import Document
 from data_prep.words import count_words
 
@@ -38,26 +37,18 @@ class Cleaning(NamedTuple):
     The checks are made in the order of the fields. Before them, documents with unreadable characters are removed.
     """
 
-    block_urls: tuple[str, ...] = ()
-    """Path and SHA-256 digest of a file with domains and URLs. Documents from there are removed. Empty: no file."""
     language: str = ""
     """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
-    rules: tuple[str, ...] = ()
-    """Names of rules for quality, keys of `quality.RULES`."""
+    gopher: bool = False
+    """Whether documents must pass the Gopher rules for quality and repetition."""
     filters: tuple[tuple[str, str], ...] = ()
     """The user's filters: the name MODULE:FUNCTION of each, and the SHA-256 digest of its module's source."""
-    mask_pii: bool = False
-    """Whether to replace email addresses and IP addresses."""
-    paragraphs: tuple[str, str, int] | tuple[()] = ()
-    """The paragraphs that occur in several documents: path and SHA-256 digest of the file, and the smallest number of
-    words of a paragraph (see `paragraphs`). Empty: no paragraph is removed."""
 
     @classmethod
     def from_fields(cls, values: list) -> "Cleaning":
         """Return the Cleaning with these field values, which were read from JSON."""
-        block_urls, language, rules, filters, mask_pii, paragraphs = values
-        named = tuple((name, sha) for name, sha in filters)
-        return cls(tuple(block_urls), language, tuple(rules), named, mask_pii, tuple(paragraphs))
+        language, gopher, filters = values
+        return cls(language, gopher, tuple((name, sha256) for name, sha256 in filters))
 
 
 class Cleaned(NamedTuple):
@@ -68,7 +59,7 @@ class Cleaned(NamedTuple):
     reason: str | None
     """The reason to remove the document, such as "language" or "gopher quality: ..."; None: keep it."""
     changes: tuple[tuple[str, int, int], ...] = ()
-    """What changed the text, such as "c4: changed text", and the numbers of words and bytes that the text lost."""
+    """The filters that changed the text, and the numbers of words and bytes that the text lost."""
 
 
 class Cleaner:
@@ -78,18 +69,13 @@ class Cleaner:
         cleaning: what is done with each document.
 
     Raises:
-        PrepError: if a filter of the user or the list of URLs was changed since its digest was computed.
+        PrepError: if a filter of the user was changed since its digest was computed.
     """
 
     def __init__(self, cleaning: Cleaning):
-        self._cleaning = cleaning
         self._language = cleaning.language
-        self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
-        self._rules = {script: quality_rules(cleaning.rules, cleaning.language, script) for script in SCRIPTS}
+        self._rules = {script: gopher_rules(cleaning.language, script) for script in SCRIPTS if cleaning.gopher}
         self._filters = [(name, load_filter(name, sha256)) for name, sha256 in cleaning.filters]
-        self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
-        self.num_without_url = 0
-        """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""
 
     def clean(self, document: Document, content: bytes | None = None) -> Cleaned:
         """Return the cleaned text of a document, or the reason to remove the document.
@@ -113,59 +99,33 @@ class Cleaner:
         content = document.text.encode("utf-8") if content is None else content
         if num_unreadable(document.text, content) > MAX_UNREADABLE * len(document.text):
             return Cleaned(document.text, UNREADABLE)
-        if self._blocked is not None:
-            is_blocked = self._blocked.has(document.id)
-            self.num_without_url += is_blocked is None
-            if is_blocked:
-                return Cleaned(document.text, "blocked URL")
-        if self._language and not self._is_in_language(document.text):
+        if self._language and detected_language(document.text) not in (self._language, ""):
             return Cleaned(document.text, "language")
-        cleaned = self._by_rules(document)
-        if cleaned.reason:
-            return cleaned
-        text, changes = cleaned.text, list(cleaned.changes)
+        if reason := self._reason_by_rules(document):
+            return Cleaned(document.text, reason)
+        text, changes = document.text, []
         for name, function in self._filters:
             before = text
             text, reason = apply_filter(name, function, document._replace(text=before))
             if reason:
                 return Cleaned(before, reason)
             if text != before:
-                changes.append(_change(f"{name}: changed text", before, text))
-        if self._cleaning.mask_pii:
-            before = text
-            text = mask_personal_data(before)
-            if text != before:
-                changes.append(_change("masked personal data", before, text))
-        if self._repeated is not None:
-            before = text
-            text = self._repeated.remove(before)
-            if not text.strip():
-                return Cleaned(before, "duplicate paragraphs")
-            if text != before:
-                changes.append(_change("duplicate paragraphs: changed text", before, text))
+                fewer_bytes = len(before.encode("utf-8")) - len(text.encode("utf-8"))
+                changes.append((f"{name}: changed text", count_words(before) - count_words(text), fewer_bytes))
         return Cleaned(text, None, tuple(changes))
 
-    def _by_rules(self, document: Document) -> Cleaned:
-        """Return the text after the rules for quality, or the reason to remove the document."""
-        if not self._cleaning.rules:
-            return Cleaned(document.text, None)
+    def _reason_by_rules(self, document: Document) -> str | None:
+        """Return why the rules for quality remove a document; None if it passes them."""
+        if not self._rules:
+            return None
         from datatrove.data import Document as TheirDocument
 
-        theirs, changes = TheirDocument(text=document.text, id=""), []
         for name, rule in self._rules[script_of(document.text)]:
-            before = theirs.text
             # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
-            passed = rule.filter(theirs)
+            passed = rule.filter(TheirDocument(text=document.text, id=""))
             if passed is not True:
-                reason = f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
-                return Cleaned(before, reason)
-            if theirs.text != before:
-                changes.append(_change(f"{name}: changed text", before, theirs.text))
-        return Cleaned(theirs.text, None, tuple(changes))
-
-    def _is_in_language(self, text: str) -> bool:
-        """Return True if a text is in the language to keep, or is too short for language detection."""
-        return detected_language(text) in (self._language, "")
+                return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
+        return None
 
 
 class _OutOfTimeError(BaseException):
@@ -192,12 +152,6 @@ def _limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-
-
-def _change(what: str, before: str, after: str) -> tuple[str, int, int]:
-    """Return the entry of `Cleaned.changes` for a change of a text."""
-    fewer_bytes = len(before.encode("utf-8")) - len(after.encode("utf-8"))
-    return what, count_words(before) - count_words(after), fewer_bytes
 
 
 def detected_language(text: str) -> str:

@@ -5,7 +5,6 @@ tokens of a split into the files of the split (see `join`).
 """
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 
 from data_prep.encoding.join import join_step, join_tokens, remove_outdated, tasks_to_join
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype, sequence_sizes
-from data_prep.encoding.stored_tokens import BATCH_BYTES, Stored, store_tokens, stored_tokens, tokens_folder
 from data_prep.reading.index import Index, byte_ranges, is_training, read_index
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
@@ -32,9 +30,8 @@ TASK_BYTES = 16 << 20
 passages. For a large corpus, a task that encodes processes more (see _MAX_TASKS)."""
 _MAX_TASKS = 4000
 """Approximate largest number of tasks that encode, in addition to one for each split."""
-_MIN_STORED_TASKS = 100
-"""A task that takes tokens from the cache opens the files of most spool files. So there are few such tasks, and each
-processes up to READ_BYTES bytes. But there are not fewer than about this number, so that workers have equal shares."""
+_BATCH_BYTES = 1 << 20
+"""Approximate number of bytes of text that a task encodes at a time."""
 
 
 class Encoded(NamedTuple):
@@ -49,9 +46,7 @@ class Encoded(NamedTuple):
     """int [n, 2]: (passage, number of sequences) of each passage that is stored as several sequences."""
 
 
-def encode(
-    index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor, stored: Stored | None
-) -> Encoded:
+def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
     """Encode all passages and write the fairseq dataset of every split into the work folder.
 
     Args:
@@ -60,13 +55,10 @@ def encode(
         num_symbols: the size of the fairseq dictionary.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
-        stored: the cache in which tokens of documents are stored; None: no tokens are stored.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
     num_bytes = int(passages["num_bytes"].sum(dtype=np.int64))
     task_bytes = max(TASK_BYTES, num_bytes // _MAX_TASKS)
-    if stored:
-        task_bytes = max(task_bytes, min(READ_BYTES, num_bytes // _MIN_STORED_TASKS))
     tokenizer_sha256 = sha256_of(tokenizer_file)
     tasks: list[EncodeTask] = []
     weights: list[int] = []
@@ -76,8 +68,7 @@ def encode(
         tasks_of_split[name] = range(len(tasks), len(tasks) + len(ranges))
         for first, last in ranges:
             where = (str(index.spool), str(index.path), index.sha256, first, last)
-            tokens = str(tokens_folder(work)) if stored else ""
-            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols, tokens))
+            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols))
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     step = Step(work.folder / "encode", tasks)
     join = join_step(step, tasks_of_split, index, dtype, num_symbols, work.folder / "join")
@@ -85,14 +76,11 @@ def encode(
     remove_outdated(join, joined)
     # The tokens of a split were removed when they were joined, so they are not encoded again.
     numbers = tasks_to_join(join, joined)
-    if stored and numbers:
-        store_tokens(index, tokenizer_file, tokenizer_sha256, dtype, stored, work, executor)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(executor, lambda number: bar.advance(weights[number]), numbers=numbers)
     splits, long = join_tokens(step, join, joined, index, work, executor)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
-    shutil.rmtree(tokens_folder(work), ignore_errors=True)
     counts = np.zeros(num_symbols, dtype=np.int64)
     for number, name in enumerate(index.splits):
         if is_training(name):
@@ -126,8 +114,6 @@ class EncodeTask(Task):
     end: int
     dtype: str
     num_symbols: int
-    tokens: str = ""
-    """The folder with tokens of documents (see `stored_tokens`); "" if there are none."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         counts = np.zeros(self.num_symbols, np.int64)
@@ -152,7 +138,7 @@ class EncodeTask(Task):
         return {"long": long, "lost": lost}
 
     def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[np.ndarray], dict]]:
-        """Yield the first index, the fairseq ids and the losses of batches of about BATCH_BYTES bytes of passages."""
+        """Yield the first index, the fairseq ids and the losses of batches of about _BATCH_BYTES bytes of passages."""
         tokenizer = cached_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         passages, spool = read_index(Path(self.index)), Path(self.spool)
 
@@ -160,18 +146,12 @@ class EncodeTask(Task):
             heartbeat.beat("text encoding")
 
         for start, end in byte_ranges(passages["num_bytes"], self.start, self.end, READ_BYTES):
-            entries = np.array(passages[start:end])
-            stored = stored_tokens(Path(self.tokens), self.dtype, entries, beat) if self.tokens else {}
-            # The text of a passage with stored tokens is read only to count what the tokens lose.
-            read = np.flatnonzero([n not in stored or not tokenizer.is_lossless for n in range(len(entries))])
-            texts = dict(zip(read.tolist(), read_texts(spool, entries[read], beat), strict=True))
-            for first, last in byte_ranges(passages["num_bytes"], start, end, BATCH_BYTES):
-                numbers = range(first - start, last - start)
+            texts = read_texts(spool, passages[start:end], beat)
+            for first, last in byte_ranges(passages["num_bytes"], start, end, _BATCH_BYTES):
+                batch = texts[first - start : last - start]
                 beat()
                 with heartbeat.computing():  # a passage without white space can have 16 MB
-                    new = iter(tokenizer.encode([texts[number] for number in numbers if number not in stored]))
-                    ids = [stored.pop(n) if n in stored else next(new) + NUM_SPECIAL for n in numbers]
-                    batch = [texts.pop(number) for number in numbers if number in texts]
-                    known = (each.astype(np.int32) - NUM_SPECIAL for each in ids)
-                    lost = losses(tokenizer, batch, known)
-                yield first, ids, lost
+                    ids = tokenizer.encode(batch)
+                    lost = losses(tokenizer, batch, ids)
+                yield first, [each + NUM_SPECIAL for each in ids], lost
+            del texts  # before the next texts are read

@@ -12,11 +12,12 @@ import numpy as np
 
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype
 from data_prep.errors import Unworkable
-from data_prep.leakage.texts import Texts
-from data_prep.reading.entries import Shard, make_entries
+from data_prep.leakage.overlap import Texts
+from data_prep.reading.facts import documents_path
 from data_prep.reading.index import ENTRY, byte_ranges
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.spool import SpoolTask, documents_path
+from data_prep.reading.read import Shard, make_entries
+from data_prep.reading.spool import SpoolTask
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
 from data_prep.running.tasks import Executor, Step, Task

@@ -14,8 +14,7 @@ from data_prep.dividing import layout
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.errors import Unworkable
 from data_prep.leakage.held_out import decoded_texts, read_benchmarks
-from data_prep.leakage.overlap import count_overlaps, find_overlaps
-from data_prep.leakage.texts import Texts
+from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps
 from data_prep.reading.index import INDEX, Index, is_training, write_index
 from data_prep.running.progress import note
 from data_prep.running.tasks import Executor

@@ -25,8 +25,8 @@ ENTRY = np.dtype(
         ("passage", np.int32),  # index of the passage in its document; 0 if the document is not cut
     ]
 )
-# What the spool stores about a document, 52 bytes. It depends only on the text and its place in the spool file, so that
-# text that was read once can be used with any seed, share or division into splits (see `entries`).
+# What the spool stores about a document, 68 bytes. It depends only on the document and its place in the spool file, so
+# that text that was read once can be used with any seed, share or division into splits (see `entries`).
 SPOOLED = np.dtype(
     [
         ("identity", "V32"),  # SHA-256 digest of the document's text
@@ -34,6 +34,8 @@ SPOOLED = np.dtype(
         ("part", np.int32),  # index of the part of a file that the document comes from, in the task that read it
         ("num_bytes", np.int32),
         ("num_words", np.int32),
+        ("date", np.int64),  # date of the document, see `dates`
+        ("id", np.uint64),  # hash of the id. It orders copies of a text whose dates and sources are equal
     ]
 )
 INDEX = "passages.npy"

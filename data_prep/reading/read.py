@@ -4,28 +4,27 @@ The spool is a folder of plain text files (see `spool`). Skipped content and rem
 stream.json.
 """
 
+import hashlib
 import itertools
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
-from data_prep.reading.counts import added
-from data_prep.reading.entries import Shard, make_entries
-from data_prep.reading.facts import dates_of, facts_path, ids_of, order_copies
-from data_prep.reading.paragraphs import without_repeated
+from data_prep.reading.facts import dates_of, documents_path, ids_of, order_copies
+from data_prep.reading.index import ENTRY, order_key
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.read_store import ReadStore, keep_finished
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, signature_files, stamp_of
+from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, signature_files, stamp_of
+from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar, note
-from data_prep.running.task_store import take_finished
-from data_prep.running.tasks import Executor, Step
+from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
@@ -40,8 +39,8 @@ from data_prep.sources import (
     merge_skipped,
     split_into_parts,
 )  # fmt: skip
-from data_prep.sources.dates import date_text
-from data_prep.sources.snapshots import groups_of
+from data_prep.sources.dates import date_text, groups_of
+from fairseq_alma.core.store import Store
 
 MIN_SHARD_BYTES = 2 << 20
 """Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
@@ -110,8 +109,6 @@ def read_sources(
     by_name = sorted(files, key=lambda source: source.name)
     tasks_of = {source: _spool_tasks(settings, source, files[source], chronological) for source in by_name}
     tasks = [task for source in by_name for task in tasks_of[source]]
-    if settings.duplicate_paragraphs is not None:
-        tasks = without_repeated(tasks, settings.duplicate_paragraphs, work.folder, executor)
     all_results = _read_without_future_dates(settings, tasks, work, executor)
     numbered = iter(enumerate(all_results))
     results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
@@ -145,20 +142,43 @@ def read_sources(
 
 
 def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
-    """Do the reading tasks, except those whose results are stored already. Return the result of each task."""
+    """Do the reading tasks, except those whose results are stored already. Return the result of each task.
+
+    There are two stores: the folder that the option --cache names, and one in the work folder, so that a call with
+    changed settings continues with the text that an earlier call has read. A task is found by its description, which
+    contains everything that its result depends on.
+    """
     step = Step(work.spool, tasks)
-    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache), is_cache=True) if settings.cache else None
-    keep_finished(step, kept)
-    take_finished(step, [kept, cache] if cache else [kept])
+    stores = [Store(folder, durable=False) for folder in (settings.cache, work.kept) if folder]
+    if step.lists_other_tasks():
+        shutil.rmtree(step.folder)  # their results are in a store
+    step.folder.mkdir(parents=True, exist_ok=True)
+    taken = {
+        number
+        for number, task in enumerate(tasks)
+        if step.mark(number) is None and any(step.take(number, store, key) for store in stores for key in _keys(task))
+    }
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
+    finished = step.finished(executor)
     with Bar("read sources", sum(weights), "bytes") as bar:
 
         def on_done(number: int) -> None:
             bar.advance(weights[number])
-            if cache:
-                cache.put(step, number)
+            if stores and not (number in taken and number in finished):
+                try:
+                    step.put(number, stores[0], _keys(tasks[number])[0])
+                except OSError as error:  # for example, the cache is full or read-only
+                    note(f"nothing more is stored in the cache {stores[0].folder}: {error}")
+                    stores.clear()
 
-        return step.run(executor, on_done)
+        return step.run(executor, on_done, finished=finished)
+
+
+def _keys(task: SpoolTask) -> list[str]:
+    """Return the keys of the stored results that serve a task: first its own."""
+    # A result with signatures also serves a task without: the signatures are not read.
+    tasks = [task] if task.sign else [task, replace(task, sign=True)]
+    return [hashlib.sha256(each.description().encode()).hexdigest() for each in tasks]
 
 
 def _spool_tasks(
@@ -178,7 +198,6 @@ def _spool_tasks(
             stamp=stamp_of(stamps[part.name] for part in batch),
             versions=reading_digest(),
             needs_date=chronological,
-            keep_removed=settings.keep_removed,
         )
         for batch in _batches(parts, shard_bytes)
     ]
@@ -192,21 +211,8 @@ def _absolute(part: Part) -> Part:
 
 
 def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
-    """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
-
-    Also print one for each source without any document that has the field of --id-field or --date-field.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        results: the number and the result of each task of a source.
-    """
+    """Print a warning for each source without any document that has the field of --id-field or --date-field."""
     for source, of_source in results.items():
-        count = sum(result["without_url"] for _, result in of_source)
-        if count:
-            note(
-                f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
-                "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
-            )
         for number, name in enumerate(("id_field", "date_field")):
             is_found = any(result["with_fields"][number] for _, result in of_source)
             if settings.is_given(name) and source.kind in ("text", "hf") and not is_found:
@@ -234,7 +240,7 @@ def _read_without_future_dates(
     late = [number for number, task in enumerate(tasks) if task.needs_date and results[number]["last_date"] > tomorrow]
     count, examples, again = 0, [], list(tasks)
     for number in late:
-        dates = np.load(facts_path(work.spool, number))["date"]
+        dates = np.load(documents_path(work.spool, number))["date"]
         rows = np.flatnonzero(dates > tomorrow)
         ids = ids_of(work.spool, number, rows[:3]).to_pylist()
         examples += [
@@ -398,3 +404,99 @@ def _no_documents(record: dict) -> str:
         count = len(record["skipped"])
         message += f"; skipped files or parts of files: {count:,}, the first is {first['name']}: {first['reason']}"
     return f"{message}. Check the path and the kind of the source."
+
+
+_TASK_DOCUMENTS = 1 << 19
+"""Approximate number of documents whose index entries one task makes."""
+_BEAT_DOCUMENTS = 1 << 14
+"""Number of documents after which a task shows that it makes progress."""
+
+
+class Shard(NamedTuple):
+    """A spool file, and what the index entries of its documents need."""
+
+    number: int
+    """Number of the spool file."""
+    num_documents: int
+    sha256: str
+    """SHA-256 digest of the file that describes the documents (`facts.documents_path`)."""
+    source: int
+    """Index of the source of the documents, in the list of sources."""
+    groups: list[int]
+    """Index of the snapshot of each part of the task that wrote the spool file. One number: the same for all parts."""
+
+
+def make_entries(seed: int, shards: Sequence[Shard], spool: Path, folder: Path, executor: Executor) -> np.ndarray:
+    """Return the index entry (`index.ENTRY`) of each document in the spool files, in the order of `shards`.
+
+    Args:
+        seed: the seed of the stream.
+        shards: the spool files.
+        spool: the spool folder.
+        folder: the folder of this step.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+    """
+    batches = list(_batches_of_shards(shards))
+    step = Step(folder, [EntriesTask(str(spool), seed, batch) for batch in batches])
+    with Bar("order documents", sum(shard.num_documents for shard in shards), "documents") as bar:
+        step.run(executor, lambda number: bar.advance(sum(shard.num_documents for shard in batches[number])))
+    return np.concatenate([np.load(f"{step.prefix(number)}.entries.npy") for number in range(len(batches))])
+
+
+def _batches_of_shards(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
+    """Yield lists of neighbouring spool files with about _TASK_DOCUMENTS documents each."""
+    batch: list[Shard] = []
+    for shard in shards:
+        batch.append(shard)
+        if sum(one.num_documents for one in batch) >= _TASK_DOCUMENTS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class EntriesTask(Task):
+    """Task that makes the index entries of the documents in some spool files.
+
+    The task writes the index entries to PREFIX.entries.npy, where PREFIX is the argument `prefix` of `run`.
+    """
+
+    spool: str
+    """Path of the spool folder."""
+    seed: int
+    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
+    shards: list[Shard]
+
+    @classmethod
+    def from_fields(cls, values: dict) -> Self:
+        return cls(**values | {"shards": [Shard(*shard) for shard in values["shards"]]})
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        entries = [np.empty(0, ENTRY)]
+        for shard in self.shards:
+            documents = np.load(documents_path(Path(self.spool), shard.number))
+            found = np.zeros(len(documents), ENTRY)
+            identities = np.ascontiguousarray(documents["identity"])
+            found["key"] = self._keys(identities.tobytes(), heartbeat)
+            # The first half of the digest identifies the document. The second half only makes the sort key.
+            found["document"] = identities.view("V16").reshape(-1, 2)[:, 0]
+            for name in ("offset", "num_bytes", "num_words"):
+                found[name] = documents[name]
+            found["shard"], found["source"] = shard.number, shard.source
+            found["group"] = shard.groups[0]
+            if len(shard.groups) > 1:
+                found["group"] = np.array(shard.groups, np.int16)[documents["part"]]
+            entries.append(found)
+        with open(f"{prefix}.entries.npy", "wb") as file:
+            np.save(file, np.concatenate(entries))
+        return {}
+
+    def _keys(self, identities: bytes, heartbeat: Heartbeat) -> np.ndarray:
+        """Return the sort key of each document. `identities` are the digests of the documents, 32 bytes each."""
+        keys = bytearray()
+        for start in range(0, len(identities), 32):
+            if start % (32 * _BEAT_DOCUMENTS) == 0:
+                heartbeat.beat("sort keys")
+            keys += order_key(self.seed, identities[start : start + 32], 0)
+        return np.frombuffer(bytes(keys), "V16")

@@ -28,10 +28,9 @@ from typing import Any, Protocol, Self, TypedDict
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
-from data_prep.running.stream_folder import Output
-from data_prep.running.task_list import read_task, write_tasks
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole
+from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole, written_aside
+from fairseq_alma.core.store import Store, StoredFile, link_or_copy
 
 _LISTED_TASKS = 25
 """Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
@@ -90,17 +89,12 @@ def _task_from(description: dict) -> Task:
     return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
 
 
-class StoredResult(TypedDict):
-    """What a task has returned, and its output files by name."""
-
-    files: dict[str, Output]
-    result: dict[str, Any]
-
-
-class DoneMark(StoredResult):
-    """The content of a done mark."""
+class DoneMark(TypedDict):
+    """The content of a done mark: the task, what it has returned, and its output files by name."""
 
     task: dict[str, Any]
+    files: dict[str, StoredFile]
+    result: dict[str, Any]
 
 
 class Executor(Protocol):
@@ -228,6 +222,41 @@ class Step:
         except (OSError, RunError):
             return None
         return mark if mark["task"] == json.loads(self.tasks[number].description()) else None
+
+    def lists_other_tasks(self) -> bool:
+        """Return True if the folder contains the work of an earlier call that had other tasks."""
+        try:
+            return read_all_tasks(self.folder) != [task.description() for task in self.tasks]
+        except (OSError, ValueError):
+            return False
+
+    def put(self, number: int, store: Store, key: str) -> None:
+        """Store the result of a finished task under a key, which must be a digest of all that the result depends on.
+
+        Raises:
+            OSError: if the files cannot be stored.
+        """
+        mark = self.mark(number)
+        if mark is not None:
+            files = {name.partition(".")[2]: self.folder / name for name in mark["files"]}
+            known = {name.partition(".")[2]: digest for name, digest in mark["files"].items()}
+            store.put(key, files, mark["result"], link=True, known=known)
+
+    def take(self, number: int, store: Store, key: str) -> bool:
+        """Copy the stored result of a task into the folder, as if the task had just finished. Return False if none is.
+
+        The digests of the files are not checked here: `run` does it, and does the task again if one of them differs.
+        """
+        entry = store.take(key, check_digests=False)
+        if entry is None:
+            return False
+        names = {stored: f"{number:06d}.{stored}" for stored in entry.files}
+        for stored, name in names.items():
+            link_or_copy(entry.folder / stored, self.folder / name)
+        files = {names[stored]: digest for stored, digest in entry.files.items()}
+        done = sealed({"task": json.loads(self.tasks[number].description()), "files": files, "result": entry.value})
+        self._path(number, "done").write_text(json.dumps(done))
+        return True
 
     def done_among(self, numbers: Collection[int]) -> list[int]:
         """Return those of `numbers` whose tasks have a done mark.
@@ -378,3 +407,60 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return number
+
+
+_NAME = "tasks.txt"
+_DIGITS = 15
+_ROW = _DIGITS + 1
+
+
+def write_tasks(folder: Path, descriptions: Sequence[str]) -> None:
+    """Write the list of tasks of the step in `folder`. A file with the same content is not written again.
+
+    Args:
+        folder: the folder of the step.
+        descriptions: one line for each task.
+    """
+    path = folder / _NAME
+    lines = [f"{description}\n".encode() for description in descriptions]
+    position = _ROW * len(lines)
+    rows = []
+    for line in lines:
+        rows.append(f"{position:0{_DIGITS}d}\n".encode())
+        position += len(line)
+    content = b"".join(rows + lines)
+    if not path.is_file() or path.stat().st_size != len(content) or path.read_bytes() != content:
+        with written_aside(path, durable=False) as temporary:
+            temporary.write_bytes(content)
+
+
+def read_task(folder: Path, number: int) -> str:
+    """Return the description of task `number` of the step in `folder`.
+
+    Raises:
+        PrepError: if the list has no such task.
+    """
+    with open(folder / _NAME, "rb") as file:
+        # The first description begins where the table ends.
+        table_bytes = int(file.read(_ROW) or 0)
+        if not 0 <= number * _ROW < table_bytes:
+            raise PrepError(
+                f"{folder / _NAME} lists {table_bytes // _ROW} tasks, so it has no task {number}. Run the same command "
+                "again."
+            )
+        file.seek(number * _ROW)
+        file.seek(int(file.read(_ROW)))
+        return file.readline().decode()
+
+
+def read_all_tasks(folder: Path) -> list[str]:
+    """Return the descriptions of all tasks of the step in `folder`.
+
+    Raises:
+        OSError: if there is no list.
+        ValueError: if the list is damaged.
+    """
+    with open(folder / _NAME, "rb") as file:
+        table_bytes = int(file.read(_ROW) or 0)
+        file.seek(table_bytes)
+        return file.read().decode().splitlines()

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.errors import NothingNew, PrepError, Unworkable
-from data_prep.running.interrupts import interrupts_delayed
-from data_prep.running.progress import note
-from data_prep.running.stream_folder import SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
+from data_prep.running.progress import interrupts_delayed, note
+from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
 from data_prep.running.tasks import Executor, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, remove, write_json, written_aside
+from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.stream_description import STREAM_FILE
 
@@ -30,7 +29,7 @@ _DIGESTS = "digests.jsonl"
 """Name of the file with the sizes and digests of the shards in the folder `stream`."""
 _UNWORKABLE = "unworkable"
 """Key in the settings file: the error message of a call whose settings did not fit the text."""
-_OF_READING = ("spool", "kept", "paragraphs")
+_OF_READING = ("spool", "kept")
 """Names of the folders in the work folder with the results of reading tasks."""
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
@@ -54,7 +53,7 @@ class WorkFolder(NamedTuple):
 
     @property
     def kept(self) -> Path:
-        """The store (see `read_store`) of reading tasks that earlier calls with other settings have finished."""
+        """The store (`core.store`) with the results of the reading tasks of this call and of earlier ones."""
         return self.folder / "kept"
 
     @property
@@ -403,3 +402,39 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
         while folder != out and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
+
+
+def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
+    """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
+
+    stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
+    stream.json. If this process is killed earlier, the next call of alma-prep continues.
+
+    Args:
+        out: the stream folder.
+        work: the work folder. The digests of all shards must be known (see `WorkFolder.add_digests`).
+        stream: the content of stream.json.
+        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
+            entry "outputs".
+    """
+    shards, digests = work.shards(), work.digests()
+    for path in shards:
+        name = path.relative_to(work.stream).as_posix()
+        manifest["outputs"][name] = digests[name]
+    sync(work.stream)
+    # Move the folder to the place of this process first. If the lease was lost, this fails, or the moves below do.
+    source = (work.place or work.folder) / "publish"
+    os.replace(work.stream, source)
+    for path in shards:
+        target = out / path.relative_to(work.stream)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / path.relative_to(work.stream), target)
+    for folder in {(out / name).parent for name in manifest["outputs"]}:
+        if folder.is_dir():
+            sync_folder(folder)
+    sync_folder(out)
+    write_json(out / MANIFEST, manifest)
+    text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
+    # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
+    # (lone surrogates). Therefore write these characters as escapes.
+    write_whole(out / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))

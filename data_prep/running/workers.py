@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import StallWatch
-from data_prep.running.interrupts import interrupts_delayed
+from data_prep.running.progress import interrupts_delayed
 from data_prep.running.tasks import Step, run_task
 
 # This process is not forked, because forking a process in which the tokenizers library runs threads can deadlock.

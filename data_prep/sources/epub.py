@@ -16,7 +16,7 @@ from data_prep.sources.base import MAX_DOCUMENT_BYTES, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.encodings import looks_like_utf16, marked_encoding
 from data_prep.sources.text import TOO_LONG
-from data_prep.sources.xhtml import as_html
+from data_prep.sources.web_page import as_html
 
 _MAX_UNPACKED_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes that are unpacked from an EPUB file."""

@@ -6,14 +6,11 @@ The functions of this module run in the child process (see `bounded`), because a
 library allocate gigabytes, and what its metadata say about sizes can be wrong.
 """
 
-import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits, SourceFile
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
-from data_prep.sources.remote import open_source
 from data_prep.sources.text import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ _BUFFER_BYTES = 1 << 20
 once, which may have gigabytes."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """The bytes with which an Arrow stream ends."""
-_COPIED_ROWS = 256
-"""Number of rows that `copied_rows` copies at a time."""
 _ANSWER_BYTES = 1 << 20
 """Number of bytes of text that are sent to the parent process at a time."""
 
@@ -88,34 +83,6 @@ def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str,
                 identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
                 yield text, identity, date_field(row, part)
             number += 1
-
-
-def copied_rows(file_and_target: tuple[SourceFile, Path, int]) -> Iterator[float | None]:
-    """Copy the first rows of a Parquet file to another file. Yield the share of the rows copied; None if it is damaged.
-
-    Args:
-        file_and_target: the file, the path of the new file, and the number of bytes of the file to which the rows
-            should correspond.
-    """
-    import pyarrow.parquet
-
-    _use_little_memory()
-    file, target, most_bytes = file_and_target
-    done = 0
-    try:
-        with open_source(file) as opened, pyarrow.parquet.ParquetFile(opened, buffer_size=_BUFFER_BYTES) as source:
-            num_rows = max(1, source.metadata.num_rows)
-            wanted = max(1, math.ceil(num_rows * most_bytes / file.num_bytes))
-            with pyarrow.parquet.ParquetWriter(target, source.schema_arrow) as writer:
-                for batch in source.iter_batches(batch_size=_COPIED_ROWS, use_threads=False):
-                    writer.write_batch(batch[: wanted - done])
-                    done += min(len(batch), wanted - done)
-                    if done >= wanted:
-                        break
-                    yield done / num_rows
-        yield done / num_rows
-    except (pyarrow.ArrowException, OSError, ValueError):
-        yield None
 
 
 def _use_little_memory() -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from data_prep.errors import Unworkable
-from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, texts_with_counts
-from data_prep.tokenization.words import split_words
+from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, split_words, texts_with_counts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer

@@ -1,5 +1,6 @@
 """What was read is used again: after settings that did not fit the text, after an interruption, by other streams."""
 
+import errno
 import json
 import os
 import random
@@ -12,11 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.cleaning.cleaner import Cleaning
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.read_store import ReadStore
-from data_prep.reading.spool import SpoolTask
-from data_prep.sources import Part
+from fairseq_alma.core import store
 from fairseq_alma.core.files import sha256_of
 
 WORDS = [a + b + c for a in "bdfgklm" for b in "aeiou" for c in "nrst"]
@@ -176,19 +174,40 @@ def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
 
 
 def num_entries(cache: Path) -> int:
-    return len(list(cache.glob("*/*/mark.json")))
+    return len(list(cache.glob("*/*/text")))
 
 
-def test_an_entry_of_a_cache_depends_on_the_content_of_the_list_of_urls_and_not_on_its_path(tmp_path):
-    def entry(name, content, folder):
-        (tmp_path / name).write_text(content)
-        paragraphs = (f"{tmp_path}/{folder}/repeated_paragraphs.npy", "digest", 5)
-        cleaning = Cleaning(block_urls=(f"{tmp_path}/{name}", sha256_of(tmp_path / name)), paragraphs=paragraphs)
-        part = Part("text", "/data/a.txt", "a.txt", 0, 9, ())
-        return ReadStore(tmp_path / "cache")._entries(SpoolTask([part], cleaning, "stamp", "versions", True))
+@pytest.mark.parametrize("kind", ["unwritable", "full"])
+def test_a_cache_that_cannot_be_written_is_reported_once(
+    tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys, kind
+):
+    sources, cache, copies = [f"text:{lines}/a", f"text:{lines}/b"], tmp_path / "cache", []
+    if kind == "unwritable":
+        cache.write_text("this is no folder")  # chmod would not keep root from writing
+    else:
 
-    assert entry("urls.txt", "example.com", "one") == entry("moved.txt", "example.com", "two")
-    assert entry("urls.txt", "example.com", "one") != entry("urls.txt", "example.org", "one")
+        def other_disk(source, target):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        def full_disk(source, target):
+            copies.append(target)
+            shutil.copyfile(source, target)
+            if len(copies) == 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(store.os, "link", other_disk)
+        monkeypatch.setattr(store.shutil, "copy2", full_disk)
+    more = ["--duplicates", "exact", "--cache"]
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=1, more=[*more, cache]) == 0
+    errors = capsys.readouterr().err
+    assert errors.count(f"nothing more is stored in the cache {cache}: ") == 1
+    assert ("No space left on device" in errors) == (kind == "full")
+    monkeypatch.undo()
+    if kind == "full":
+        assert [path for path in cache.glob("??/*/*") if path.is_file()] == []
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=1, more=[*more, tmp_path / "other"]) == 0
+    assert num_entries(tmp_path / "other") == 2
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
 
 
 @pytest.mark.slow
@@ -241,7 +260,6 @@ def test_processes_that_share_a_cache_and_are_killed_lose_nothing(tmp_path, alma
     for attempt in range(3):
         outs = [tmp_path / f"{attempt}_{number}" for number in range(3)]
         command = ["--mega-batches", "3", "--vocab-size", "300", "--seed", "1", "--workers", "1", "--cache", str(cache)]
-        command += ["--stall-seconds", "600"]
         command += [word for source in sources for word in ("--source", source)]
         running = [
             subprocess.Popen([sys.executable, "-m", "data_prep", str(out), *command], stderr=subprocess.DEVNULL)

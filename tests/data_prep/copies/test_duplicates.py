@@ -14,8 +14,7 @@ from data_prep import characters
 from data_prep.copies import candidates, deduplication
 from data_prep.copies.candidates import Corpus, save_corpus
 from data_prep.copies.deduplication import load_keys, remove_copies, save_keys
-from data_prep.copies.duplicates import find_duplicates, removed_copies
-from data_prep.copies.left_out import RANGE
+from data_prep.copies.near_copies import find_duplicates, removed_copies
 from data_prep.errors import PrepError
 from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.read import read_sources
@@ -86,7 +85,7 @@ class Copies:
             each.mkdir()
         spooled = read_sources(settings, 0, {source: list_files(source)}, work, Here())
         keys_and_signatures = known or (np.empty(0, "V16"), [])
-        _, self.found, self.rows = remove_copies(spooled, *keys_and_signatures, np.empty(0, RANGE), 0, work, Here())
+        _, self.found, self.rows = remove_copies(spooled, *keys_and_signatures, work, Here())
         keys = spooled.documents["document"].tobytes()
         place = {keys[start : start + 16]: number for number, start in enumerate(range(0, len(keys), 16))}
         where = [place[hashlib.sha256(text.encode()).digest()[:16]] for text in texts]

@@ -11,8 +11,17 @@ import pytest
 
 from data_prep.dividing.chronological import HeldOut, chronological_layout
 from data_prep.dividing.hold_out import choose, document_layout, keep_documents
-from data_prep.dividing.layout import by_key, drifting_layout, equal_layout, extension_layout, keep_words, mixed
-from data_prep.dividing.shares import strata_of, wanted_words_of, words_by_source
+from data_prep.dividing.layout import (
+    by_key,
+    drifting_layout,
+    equal_layout,
+    extension_layout,
+    keep_words,
+    mixed,
+    strata_of,
+    wanted_words_of,
+    words_by_source,
+)
 from data_prep.reading.index import ENTRY
 from data_prep.sources import Source
 

@@ -111,7 +111,7 @@ def test_digests_are_computed_by_tasks_if_there_is_much_to_read(tmp_path, monkey
 def test_manifest_and_stream_json_have_the_digests_of_the_files(tmp_path, books, alma_prep, monkeypatch):
     monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)
     out = tmp_path / "out"
-    assert alma_prep(out, f"books:{books}", more=["--keep-removed", "--gopher", "all"]) == 0
+    assert alma_prep(out, f"books:{books}", more=["--gopher", "all"]) == 0
     outputs = json.loads((out / "manifest.json").read_text())["outputs"]
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     assert outputs.keys() == files.keys() - {"manifest.json", "stream.json"}

@@ -3,9 +3,9 @@
 import os
 
 import pytest
+from data_prep.reading.paragraphs import ParagraphTask
 
 from data_prep.errors import PrepError
-from data_prep.reading.paragraphs import ParagraphTask
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.spool import SpoolTask, stamp_of
 from data_prep.running.tasks import Step
