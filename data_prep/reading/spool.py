@@ -10,7 +10,6 @@ document or passage by file and byte offset, in any order, without keeping the c
 import functools
 import hashlib
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -123,11 +122,24 @@ def stamp_of(states: Iterable[tuple[int, int]]) -> str:
 
 
 @dataclass(frozen=True)
-class ReadingTask(Task):
-    """Base class of tasks that read documents from parts of files, and clean them.
+class SpoolTask(Task):
+    """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
-    Subclasses implement `read` instead of `run`. `run` checks that the task has read what it describes: jobs of a
-    cluster start hours after the files were listed, and import the code anew.
+    The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
+    number of the task. So the files can be used again by each call of alma-prep that reads these parts in the same way.
+
+    The task checks that it has read what it describes: jobs of a cluster start hours after the files were listed, and
+    import the code anew.
+
+    The task writes these files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.text: the spool file, which contains the text of the documents.
+        PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
+        PREFIX.ids.arrow: the id of each document in the spool file (see `facts`).
+        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
+            spool file (see `signatures`).
+
+    The result of the task contains the fields of `counts.Counts`, the latest date, the number of documents that were
+    written, and the digest of PREFIX.documents.npy.
     """
 
     parts: list[Part]
@@ -139,10 +151,12 @@ class ReadingTask(Task):
     too. Then the task counts as a different task and is done again (see `tasks`)."""
     versions: str
     """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
-
-    @abstractmethod
-    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        """Do the task. For the arguments and the result, see `Task.run`."""
+    sign: bool
+    """Whether to compute signatures, which are used to find near-duplicates."""
+    needs_date: bool = False
+    """Whether documents without a date are left out."""
+    latest_date: int = NO_LIMIT
+    """Documents with a later date (see `dates`) are left out."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         """Do the task. For the arguments and the result, see `Task.run`.
@@ -159,7 +173,7 @@ class ReadingTask(Task):
             )
         try:
             with heartbeat.computing():  # a document of 16 MB can take minutes
-                result = self.read(prefix, heartbeat)
+                result = self._read(prefix, heartbeat)
         except OSError:
             self._check_files()  # a file that was removed cannot be opened
             raise
@@ -196,33 +210,7 @@ class ReadingTask(Task):
         cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
         return cls(**values | {"parts": parts, "cleaning": cleaning})
 
-
-@dataclass(frozen=True)
-class SpoolTask(ReadingTask):
-    """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
-
-    The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
-    number of the task. So the files can be used again by each call of alma-prep that reads these parts in the same way.
-
-    The task writes these files. PREFIX is the argument `prefix` of `run`.
-        PREFIX.text: the spool file, which contains the text of the documents.
-        PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
-        PREFIX.ids.arrow: the id of each document in the spool file (see `facts`).
-        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
-            spool file (see `signatures`).
-
-    The result of the task contains the fields of `counts.Counts`, the latest date, the number of documents that were
-    written, and the digest of PREFIX.documents.npy.
-    """
-
-    sign: bool
-    """Whether to compute signatures, which are used to find near-duplicates."""
-    needs_date: bool = False
-    """Whether documents without a date are left out."""
-    latest_date: int = NO_LIMIT
-    """Documents with a later date (see `dates`) are left out."""
-
-    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+    def _read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning or Cleaning())
         rows, counts, offset, last_date = _Rows(), Counts(), 0, 0
         counts.files.update({part.name: [0, 0, 0] for part in self.parts})
