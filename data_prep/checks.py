@@ -146,16 +146,12 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     """
     before = stream["settings"]
     # stream.json records the settings twice. "given" has the values that the user gave; None stands for a default that
-    # is computed from the text. "settings" has the computed values instead of None. Earlier releases recorded only
-    # "settings".
-    given = stream.get("given", before)
+    # is computed from the text. "settings" has the computed values instead of None.
+    given = stream["given"]
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A setting counts as unchanged in three cases. First: stream.json does not contain the setting, because the
-        # release that made the stream had no such option. Second: when the stream was made, the user gave the
-        # same value (`given`), or the same value was used (`before`). Third: the user gives no value now, and
-        # stream.json has no "given", so it is unknown whether the user gave a value when the stream was made.
-        if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
+        # A setting counts as unchanged if the user gave the same value when the stream was made, or the same was used.
+        if now in (given[name], before[name]):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
     for name, now in (settings.digests() | settings.benchmark_digest()).items():

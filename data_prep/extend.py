@@ -7,19 +7,17 @@ left out.
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from data_prep.checks import check_sizes
 from data_prep.copies.deduplication import load_keys
-from data_prep.errors import PrepError, Unworkable
+from data_prep.errors import PrepError
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
-from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes, read_manifest, recorded_shards
-from data_prep.running.tasks import READ_HERE_BYTES, Executor, digests_of
-from data_prep.running.work_folder import WorkFolder, full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.stream_folder import belongs_to_stream, check_bytes, read_manifest
+from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint
@@ -88,10 +86,6 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     if finished is None:
         raise PrepError(f"there is no stream in {out} to extend: run the command without --extend to make one.")
     stream = dict(finished.description)
-    if not (out / MANIFEST).is_file():
-        raise PrepError(
-            f"{out} was made by an earlier release that wrote no {MANIFEST}: make the stream again to extend it."
-        )
     fingerprints = {source.name: fingerprint(found) for source, found in files.items()}
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
@@ -101,10 +95,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             return stream
     _check_inherited_files(settings, stream, digests)
     what_to_do = f"Restore it, or remove {out} and make it again."
-    # Check that all files have the recorded sizes before the keys are loaded. A large stream is read later, by tasks.
-    is_small = sum(path.stat().st_size for path in recorded_shards(out, what_to_do)) <= READ_HERE_BYTES
-    if is_small:
-        check_bytes(out, what_to_do)
+    check_bytes(out, what_to_do)
     check_sizes(settings, files)
     identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
     keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
@@ -112,34 +103,13 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     recorded = identity | {"versions": versions(), "code": code_digest(), "extension": number}
     with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
         with open_executor(settings) as executor:
-            if not is_small:
-                _check_with_tasks(out, what_to_do, work, executor)
-            added = build_stream(settings, files, work, executor, base)
-            work.add_digests(executor)
+            added = build_stream(settings, files, work._replace(executor=executor), base)
+            work.add_digests()
         manifest = _extended_manifest(read_manifest(out, what_to_do), stream["num_mega_batches"], number)
         manifest["extensions"].append(inputs(settings, files))
         stream = _extended(settings, stream, added, fingerprints, digests)
         publish(out, work, stream, manifest)
     return stream
-
-
-def _check_with_tasks(out: Path, what_to_do: str, work: WorkFolder, executor: Executor) -> None:
-    """Check the digests of all files of the stream. Tasks compute the digests.
-
-    Args:
-        out: the stream folder.
-        what_to_do: advice for the user, which is appended to each error message.
-        work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
-
-    Raises:
-        Unworkable: if a file has changed. After this error, the work folder is removed if nothing was read (see
-            `work_folder`). So the next call can add other text.
-    """
-    try:
-        check_bytes(out, what_to_do, lambda paths: digests_of(paths, work.folder, executor))
-    except PrepError as error:
-        raise Unworkable(str(error)) from error
 
 
 def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:

@@ -7,9 +7,9 @@ passages and divide them into splits, train the tokenizer, encode the passages.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,16 +21,14 @@ from data_prep.dividing.hold_out import document_layout, keep_documents
 from data_prep.dividing.layout import share_rows, strata_of, wanted_words_of, words_by_source
 from data_prep.dividing.partition import CutTask
 from data_prep.encoding.documents import write_documents
-from data_prep.encoding.encode import TASK_BYTES, Encoded, encode
+from data_prep.encoding.encode import TASK_BYTES, encode
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
-from data_prep.errors import PrepError, Unworkable
 from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
 from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
 from data_prep.reading.read import Spooled, read_sources, source_name
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Executor, Step
+from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
@@ -41,8 +39,6 @@ from fairseq_alma.core.stream_description import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from data_prep.copies.near_copies import Duplicates
-
-Result = TypeVar("Result")
 
 
 class BaseStream(NamedTuple):
@@ -65,16 +61,13 @@ class BaseStream(NamedTuple):
         return len(self.description.get("extensions", []))
 
 
-def build_stream(
-    settings: PrepSettings, files: Files, work: WorkFolder, executor: Executor, base: BaseStream | None = None
-) -> dict:
+def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: BaseStream | None = None) -> dict:
     """Write all shards (output files) of a new stream, or of an extension, into the work folder OUT/.alma-prep.
 
     Args:
         settings: the settings of this call of alma-prep.
         files: the input files of each source.
         work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
         base: the stream to extend; None: make a new stream.
 
     Returns:
@@ -84,17 +77,29 @@ def build_stream(
         PrepError: if too many files are damaged, or a worker died or hung.
         Unworkable: if the settings cannot work on the text of the sources.
     """
-    where = HeldOut(base and (base.folder, base.description), work, executor)
+    where = HeldOut(base and (base.folder, base.description), work)
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
+    symbols: list[str] = []
     if base is not None:
-        added = _encode_extension(plan, index, periods, base, spooled, table, work, executor)
-        return added | {"leakage": measure_leakage(index, where)}
-    tokenizer_file = make_tokenizer(settings, index, work, executor)
-    symbols = check_vocabulary(settings, tokenizer_file)
-    num_symbols = dictionary_size(len(symbols))
-    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
+        tokenizer_file = base.folder / base.description["tokenizer"]["file"]
+        num_symbols = base.description["dictionary_size"]
+    else:
+        tokenizer_file = make_tokenizer(settings, index, work)
+        symbols = check_vocabulary(settings, tokenizer_file)
+        num_symbols = dictionary_size(len(symbols))
+    encoded = encode(index, tokenizer_file, num_symbols, work)
+    names = [source_name(record) for record in spooled.records]
+    write_documents(index, names, spooled.source_of_shard, encoded.num_sequences, work)
+    described = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
+    if periods is not None:
+        described |= periods.described(encoded.splits)
+    if spooled.snapshots is not None:
+        described |= {"snapshots": spooled.snapshots}
+    described |= {"leakage": measure_leakage(index, where)}
+    if base is not None:
+        return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
     dict_file = write_dictionary(symbols, encoded.counts, work)
     return {
         "format_version": FORMAT_VERSION,
@@ -103,11 +108,15 @@ def build_stream(
         "vocab_size": len(symbols),
         "dictionary_size": num_symbols,
         "dtype": best_dtype(num_symbols),
-        "tokenizer": _described_tokenizer(settings, tokenizer_file, dict_file),
+        "tokenizer": {
+            "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
+            "file": tokenizer_file.name,
+            "sha256": sha256_of(tokenizer_file),
+            "dict_sha256": sha256_of(dict_file),
+        },
         "settings": settings.recorded(digests, num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
-        **_described(spooled, table, encoded.splits, periods),
-        "leakage": measure_leakage(index, where),
+        **described,
     }
 
 
@@ -127,12 +136,12 @@ class _Divided(NamedTuple):
 def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base: BaseStream | None) -> _Divided:
     """Read all documents, remove copies, cut long documents into passages, and divide the passages into splits.
 
-    For the arguments and errors, see `build_stream`. `where` contains the work folder and the executor.
+    For the arguments and errors, see `build_stream`.
     """
-    work, executor = where.work, where.executor
+    work, description = where.work, base.description if base else None
     seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work, executor, _is_chronological(settings, base))
-    documents, found, table = _without_copies(settings, seed, spooled, work, executor, base)
+    spooled = read_sources(settings, seed, files, work, is_chronological(settings, description))
+    documents, found, table = _without_copies(settings, spooled, work, base)
     record = None
     if found is not None:
         number = base.num_extensions + 1 if base else 0
@@ -144,14 +153,19 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
-    num_mega_batches = _num_mega_batches(settings, spooled)
+    # A mega-batch for each snapshot (text of one point in time), or as many as the user wants.
+    num_mega_batches = len(spooled.snapshots or ()) or settings.num_mega_batches or 1
     words = words_by_source(documents, len(files))
     wanted_words = wanted_words_of(files, words)
-    plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
-    passages = _cut(seed, plan, documents, work, executor)
+    sizes = (sum(wanted_words.values()), num_mega_batches)
+    if base is not None:
+        plan = partition.extension_plan(*sizes, settings.passage_words)
+    else:
+        plan = partition.make_plan(*sizes, settings.valid_words, settings.passage_words)
+    passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:
-        by_documents = settings.hold_out == "documents" or _is_chronological(settings, base)
+        by_documents = settings.hold_out == "documents" or is_chronological(settings, description)
         keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
         is_kept = keep(passages, wanted_words, base.num_extensions + 1 if base else 0)
         passages, dropped = passages[is_kept], passages[~is_kept]
@@ -164,95 +178,8 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
 
 
-def _is_chronological(settings: PrepSettings, base: BaseStream | None) -> bool:
-    """Return True if the stream, or the stream to extend, is chronological."""
-    return is_chronological(settings, base.description if base else None)
-
-
-def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
-    """Return the number of mega-batches to write."""
-    if spooled.snapshots:  # a mega-batch for each snapshot (text of one point in time, see `snapshots`)
-        return len(spooled.snapshots)
-    return settings.num_mega_batches or 1
-
-
-def _encode(
-    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor
-) -> Encoded:
-    """Encode all passages, and write which document each of them comes from. See `encode` for the arguments."""
-    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
-    names = [source_name(record) for record in spooled.records]
-    write_documents(index, names, spooled.source_of_shard, encoded.num_sequences, work, executor)
-    return encoded
-
-
-def _described_tokenizer(settings: PrepSettings, tokenizer_file: Path, dict_file: Path) -> dict:
-    """Return the entry of stream.json about the tokenizer."""
-    return {
-        "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
-        "file": tokenizer_file.name,
-        "sha256": sha256_of(tokenizer_file),
-        "dict_sha256": sha256_of(dict_file),
-    }
-
-
-def _encode_extension(
-    plan: partition.Plan, index: Index, periods: Periods | None, base: BaseStream, spooled: Spooled, table: list[dict],
-    work: WorkFolder, executor: Executor,
-) -> dict:  # fmt: skip
-    """Encode the mega-batches that alma-prep --extend adds, with the tokenizer of the existing stream.
-
-    Args:
-        plan: the sizes of splits and passages.
-        index: the new passages in their final order, and their division into mega-batches.
-        periods: the periods of the mega-batches, if the stream is chronological.
-        base: the existing stream.
-        spooled: the new documents that were read.
-        table: the table of removed documents, see `_without_copies`.
-        work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
-
-    Returns:
-        The part of stream.json that describes the added mega-batches.
-    """
-    tokenizer_file = base.folder / base.description["tokenizer"]["file"]
-    num_symbols = base.description["dictionary_size"]
-    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
-    described = _described(spooled, table, encoded.splits, periods)
-    return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
-
-
-def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict], periods: Periods | None) -> dict:
-    """Return the entries of stream.json about sources, cleaning, splits and snapshots, of a stream or an extension.
-
-    Args:
-        spooled: the documents that were read from the sources.
-        table: the table of removed documents, see `_without_copies`.
-        splits: for each split, by name, its entry in stream.json.
-        periods: the periods of a chronological stream or extension; None for other streams.
-    """
-    described = {"sources": spooled.records, "cleaning": table, "splits": splits}
-    if periods is not None:
-        described |= periods.described(splits)
-    return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
-
-
-def _workable(compute: Callable[[], Result]) -> Result:
-    """Return the result of `compute`. If it raises PrepError, raise Unworkable instead.
-
-    Use this function for computations that fail only if the settings cannot work on the text of the sources, for
-    example because there is too little text. Unworkable makes alma-prep remove the unfinished work.
-    """
-    try:
-        return compute()
-    except Unworkable:
-        raise
-    except PrepError as error:
-        raise Unworkable(str(error)) from error
-
-
 def _without_copies(
-    settings: PrepSettings, seed: int, spooled: Spooled, work: WorkFolder, executor: Executor, base: BaseStream | None
+    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
     """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed.
 
@@ -265,20 +192,11 @@ def _without_copies(
     if settings.duplicates == "keep":
         return spooled.documents, None, table
     known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
-    kept, found, rows = remove_copies(spooled, *known, work, executor, settings.cache)
+    kept, found, rows = remove_copies(spooled, *known, work, settings.cache)
     return kept, found, table + rows
 
 
-def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages in words. Raise Unworkable if the text is too short for the settings."""
-    if base is not None:
-        return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
-    return _workable(
-        lambda: partition.make_plan(total_words, num_mega_batches, settings.valid_words, settings.passage_words)
-    )
-
-
-def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, executor: Executor) -> np.ndarray:
+def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder) -> np.ndarray:
     """Cut long documents into passages. Return the index entry of every passage, in no particular order.
 
     A document that is not cut becomes a single passage, which has the index entry of the document.
@@ -291,9 +209,7 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
     sha256 = sha256_of(path)
     ranges = list(byte_ranges(long_documents["num_bytes"], 0, len(long_documents), TASK_BYTES))
     tasks = [CutTask(str(work.spool), seed, plan, str(path), sha256, start, end) for start, end in ranges]
-    step = Step(work.folder / "cut", tasks)
-    with Bar("cut long documents", len(long_documents), "documents") as bar:
-        step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+    step = work.run("cut", tasks, "cut long documents", "documents", [end - start for start, end in ranges])
     cut = [np.load(f"{step.prefix(number)}.passages.npy") for number in range(len(tasks))]
     return np.concatenate([documents[~is_long], *cut]) if cut else documents[~is_long]
 
@@ -311,27 +227,22 @@ def _write_index(
     belong to which split. Second, the periods, if the stream is chronological. Third, `table`, the table "cleaning" in
     stream.json, with rows about passages that were left out here.
     """
-    names = layout.split_order(num_mega_batches)
-    periods = None
-    if _is_chronological(settings, base):
-        description, valid_words = (base.description if base else None), plan.valid_words
-        periods = _workable(
-            lambda: lay_out_periods(
-                settings, passages, strata, valid_strata, valid_words, where.work.spool, description
-            )
+    names, periods = layout.split_order(num_mega_batches), None
+    description, sizes = base.description if base else None, (plan.valid_words, num_mega_batches, valid_strata)
+    if is_chronological(settings, description):
+        periods = lay_out_periods(
+            settings, passages, strata, valid_strata, plan.valid_words, where.work.spool, description
         )
         order, cuts, names = periods.layout.order, periods.layout.cuts, periods.layout.splits
-    elif base is not None:
-        first = base.description["num_mega_batches"] + 1
+    elif description is not None:
+        first = description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, strata, num_mega_batches)
     elif settings.hold_out == "documents":
-        drifts = settings.partition != "equal"
-        sizes = (plan.valid_words, num_mega_batches, valid_strata)
-        order, cuts = _workable(lambda: document_layout(passages, strata, *sizes, settings.seed, drifts))
+        order, cuts = document_layout(passages, strata, *sizes, settings.seed, settings.partition != "equal")
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-        order, cuts = _workable(lambda: make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata))
+        order, cuts = make_layout(passages, strata, *sizes)
     source_names = [source_name(record) for record in spooled.records]
     if settings.decontaminate is not None:
         if plan.passage_words < settings.decontaminate:

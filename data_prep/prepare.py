@@ -87,8 +87,8 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
         work_folder(settings.out, recorded, settings.reading_settings()) as work,
     ):
         with open_executor(settings) as executor:
-            stream = build_stream(settings, files, work, executor)
-            work.add_digests(executor)
+            stream = build_stream(settings, files, work._replace(executor=executor))
+            work.add_digests()
         stream["given"] = identity
         publish(settings.out, work, stream, inputs(settings, files) | {"outputs": {}, "extensions": []})
     return stream

@@ -24,7 +24,6 @@ from data_prep.reading.provenance import copies_digest, reading_digest
 from data_prep.reading.read import Spooled, source_name
 from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SKETCH_BYTES, SignatureFiles
 from data_prep.running.progress import note
-from data_prep.running.tasks import Executor
 from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.store import Store
 
@@ -41,7 +40,6 @@ def remove_copies(
     known_keys: np.ndarray,
     known_signatures: Sequence[SignatureFiles],
     work: WorkFolder,
-    executor: Executor,
     cache: str | None = None,
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
@@ -54,7 +52,6 @@ def remove_copies(
             of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
         known_signatures: the files with the signatures of these m documents (see `pipeline.BaseStream`).
         work: the work folder.
-        executor: runs the tasks that compare documents.
         cache: the folder of --cache, which keeps the pairs of near copies of a new stream.
 
     Returns:
@@ -75,7 +72,7 @@ def remove_copies(
         def find() -> Pairs:
             files = [*known_signatures, *(spooled.signatures or [])]
             corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
-            return find_near_copies(work.folder, executor, corpus)
+            return find_near_copies(work, corpus)
 
         # With --extend, the pairs also depend on the stored sketches of the stream. The keys do not contain these, so
         # nothing is cached.
@@ -267,16 +264,10 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
 
     Raises:
         PrepError: if `duplicates` needs keys or signatures that the stream lacks, because it was made with
-            --duplicates keep (no files) or exact (no signatures), or by an earlier version (other signatures).
+            --duplicates keep (no files) or exact (no signatures).
     """
     keys, signatures = [], []
     for number in range(count):
-        if (folder / f"{number:04d}.signatures").is_file() and duplicates == "near":
-            raise PrepError(
-                f"{folder.parent} was made by an earlier version of alma-prep, whose signatures do not allow to verify "
-                "near copies: give --duplicates exact to leave out only exact copies of its documents, or make the "
-                "stream again."
-            )
         # A missing file shows how the stream was made: --duplicates keep writes no .keys files, and --duplicates exact
         # writes no .bands files. Raise an error if the current value of --duplicates needs the missing file.
         for ending, name, enough in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):

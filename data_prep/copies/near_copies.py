@@ -31,8 +31,8 @@ from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes
 from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
 from data_prep.reading.spool import read_range
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Task
+from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
 
 _ROWS = 1 << 20
@@ -139,19 +139,16 @@ _TASK_PAIRS = 1 << 13
 """Number of pairs that one task compares by their texts."""
 
 
-def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+def find_near_copies(work: WorkFolder, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs of near copies: the numbers by priority of the better and of the worse documents, int64 [pairs].
 
     Args:
         work: the work folder.
-        executor: runs the tasks.
         corpus: the signature files and the order of all documents.
     """
-    sha256 = corpus.digest(executor)
+    sha256 = corpus.digest()
     bands, anchors = candidate_tasks(corpus, sha256)
-    step = Step(work / "find_pairs", [*bands, *anchors])
-    with Bar("find similar documents", len(step.tasks), "tasks") as bar:
-        step.run(executor, lambda number: bar.advance(1))
+    step = work.run("find_pairs", [*bands, *anchors], "find similar documents")
     pairs, _ = merged((np.load(f"{step.prefix(number)}.pairs.npy") for number in range(len(bands))), PAIR)
     matches = (np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks)))
     sure = pairs[pairs["sure"]]
@@ -166,22 +163,19 @@ def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np
     copies, now, number = sure, unsure[~is_skipped], 0
     skipped = unsure[is_skipped]
     while number == 0 or len(now):
-        copies = np.concatenate([copies, _compared(work, number, executor, corpus, sha256, now)])
+        copies = np.concatenate([copies, _compared(work, number, corpus, sha256, now)])
         removed, _ = removed_copies(copies["better"], copies["worse"])
         is_settled = np.isin(skipped["worse"], removed)
         now, skipped, number = skipped[~is_settled], skipped[is_settled], number + 1
     return copies["better"], copies["worse"]
 
 
-def _compared(
-    work: Path, number: int, executor: Executor, corpus: Corpus, sha256: str, pairs: np.ndarray
-) -> np.ndarray:
+def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs: np.ndarray) -> np.ndarray:
     """Compare the texts of pairs, and return the pairs that are near copies.
 
     Args:
         work: the work folder.
         number: how often `find_near_copies` has called this function before.
-        executor: runs the tasks.
         corpus: the signature files and the order of all documents.
         sha256: digest of the corpus.
         pairs: the pairs to compare.
@@ -189,13 +183,12 @@ def _compared(
     # Put all pairs of a worse document together. Its text is then read once, and the better documents are often the
     # same as those of the previous document, whose n-grams are still in the cache.
     pairs = pairs[np.lexsort((pairs["better"], pairs["worse"]))]
-    path = work / f"unsure_pairs_{number}.npy"
+    path = work.folder / f"unsure_pairs_{number}.npy"
     np.save(path, pairs)
     place = (str(corpus.folder), sha256, str(path), sha256_of(path))
     tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(pairs, _TASK_PAIRS)]
-    step = Step(work / f"compare_{number}", tasks)
-    with Bar("compare similar documents", len(pairs), "pairs") as bar:
-        step.run(executor, lambda task: bar.advance(tasks[task].end - tasks[task].start))
+    weights = [task.end - task.start for task in tasks]
+    step = work.run(f"compare_{number}", tasks, "compare similar documents", "pairs", weights)
     is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]
     return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
 

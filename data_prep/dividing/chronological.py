@@ -18,7 +18,7 @@ import numpy as np
 
 from data_prep.dividing.layout import _cumulative, _nearest, by_key, mixed
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
-from data_prep.errors import PrepError
+from data_prep.errors import Unworkable
 from data_prep.reading.facts import dates_of
 from data_prep.settings import PrepSettings
 from data_prep.sources.dates import date_text, parse_date
@@ -54,12 +54,12 @@ def held_out_fractions(total_words: int, valid_words: int, test_words: int | Non
         num_mega_batches: number of mega-batches, B.
 
     Raises:
-        PrepError: if more than half of the text would be held out.
+        Unworkable: if more than half of the text would be held out.
     """
     valid = valid_words / total_words
     test = (1 - valid) / (num_mega_batches + 1) if test_words is None else test_words / total_words
     if valid + test > 0.5:
-        raise PrepError(
+        raise Unworkable(
             f"the validation set and the test set would take {valid + test:.0%} of the {total_words:,} words: lower "
             "--valid-words or --test-words to at most half of the text."
         )
@@ -87,7 +87,7 @@ def chronological_layout(
         first: number of the first mega-batch.
 
     Raises:
-        PrepError: if a period has too little text.
+        Unworkable: if a period has too little text.
     """
     documents = _documents(passages, dates)
     cumulative = _cumulative(documents.num_words)
@@ -98,7 +98,7 @@ def chronological_layout(
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         name = f"mega_batch_{first + number}"
         if start == end:
-            raise PrepError(f"{_period(name, documents, start, end)} contains no document. {_ADVICE}")
+            raise Unworkable(f"{_period(name, documents, start, end)} contains no document. {_ADVICE}")
         is_candidate = np.ones(end - start, bool)
         if valid_strata is not None:
             source_of = passages["source"][documents.order[documents.first[start:end]]]
@@ -109,7 +109,7 @@ def chronological_layout(
             words = int(passages["num_words"][which].sum(dtype=np.int64))
             least = MIN_MEGA_BATCH_WORDS if part == "train" else 1
             if words < least:
-                raise PrepError(
+                raise Unworkable(
                     f"{_period(name, documents, start, end)} has too few documents: {words:,} words are left for "
                     f"{'training' if part == 'train' else part}, but at least {least:,} are needed. {_ADVICE}"
                 )
@@ -265,7 +265,7 @@ def lay_out_periods(
         base: the content of stream.json of the stream to extend; None for a new stream.
 
     Raises:
-        PrepError: if a period has too little text, or if the new documents are earlier than the stream's last one.
+        Unworkable: if a period has too little text, or if the new documents are earlier than the stream's last one.
     """
     dates = dates_of(spool, passages)
     num_periods = settings.num_mega_batches or 1
@@ -282,12 +282,12 @@ def lay_out_periods(
 
 
 def _check_later(passages: np.ndarray, dates: np.ndarray, base: Mapping) -> None:
-    """Raise PrepError if documents to add are earlier than the last document of a chronological stream."""
+    """Raise Unworkable if documents to add are earlier than the last document of a chronological stream."""
     last = base["periods"][-1]["last_date"]
     is_early = dates < parse_date(last)
     if is_early.any():
         num_early = len(np.unique(passages["document"][is_early]))
-        raise PrepError(
+        raise Unworkable(
             f"{num_early:,} of the new documents are earlier than {last}, the last date in the stream; the earliest is "
             f"of {date_text(int(dates.min()))}. A chronological stream is extended only by later text: leave these "
             "documents out of the sources, or make the stream again from all sources."

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.dividing.layout import Layout, by_key, checked_splits, equal_cuts, mixed, mixed_bits, share_purpose
-from data_prep.errors import PrepError
+from data_prep.errors import Unworkable
 
 _ROUNDS = 100
 """Maximum number of times that `choose` goes through the documents."""
@@ -124,7 +124,7 @@ def document_layout(
         drifts: True if each mega-batch contains the text of one snapshot; False if all have equal sizes.
 
     Raises:
-        PrepError: if there are too few documents, or they are too long.
+        Unworkable: if there are too few documents, or they are too long.
     """
     documents = documents_of(passages, strata, seed)
     groups = range(num_mega_batches) if drifts else [None]
@@ -167,7 +167,7 @@ def _held_out(
     is_candidate = np.ones(len(words), bool) if valid_strata is None else np.isin(stratum_of, valid_strata)
     num_candidate_words = int(words[is_candidate].sum())
     if num_candidate_words < valid_words:
-        raise PrepError(
+        raise Unworkable(
             f"the sources of the kind given by --valid-source have only {num_candidate_words:,} words, but the "
             f"validation set needs {valid_words:,}: lower --valid-words, or add sources of this kind."
         )
@@ -196,7 +196,7 @@ def _held_out(
 
 
 def _check_sizes(words: list[int], longest: int, num_documents: int) -> None:
-    """Raise PrepError if the documents are too few or too long for sets of whole documents.
+    """Raise Unworkable if the documents are too few or too long for sets of whole documents.
 
     Args:
         words: number of words of the validation set, of each mega-batch, and of the test set.
@@ -207,7 +207,7 @@ def _check_sizes(words: list[int], longest: int, num_documents: int) -> None:
     mean = sum(batches) / len(batches)
     if mean / 2 <= test <= mean * 2 and valid <= mean:
         return
-    raise PrepError(
+    raise Unworkable(
         f"--hold-out documents: the documents are too few or too long. With whole documents, the validation set would "
         f"have {valid:,} words, the test set {test:,}, and a mega-batch {mean:,.0f} on average. The test set should be "
         f"about as large as a mega-batch, and the validation set not larger. There are {num_documents:,} documents; "

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.accounts import count_documents, row_of_entries
-from data_prep.dividing import layout
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
-from data_prep.errors import PrepError, Unworkable
+from data_prep.errors import Unworkable
 from data_prep.reading.read import Spooled, source_name
 from data_prep.sources import Files
 
@@ -116,7 +115,7 @@ def mixed(
 
 
 def check_shares(shares: Sequence[float | None]) -> None:
-    """Raise PrepError if the shares of the sources are impossible.
+    """Raise Unworkable if the shares of the sources are impossible.
 
     They are impossible if their sum is more than 1; if it is less than 1 and every source has a share; or if it is 1
     and a source has no share.
@@ -127,12 +126,12 @@ def check_shares(shares: Sequence[float | None]) -> None:
     given = [share for share in shares if share is not None]
     total = sum(given)
     if total > 1 + 1e-9 or (given and len(given) == len(shares) and total < 1 - 1e-9):
-        raise PrepError(
+        raise Unworkable(
             f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
             "otherwise. Change the shares, which are the numbers after the @ in --source."
         )
     if len(given) < len(shares) and total > 1 - 1e-9:
-        raise PrepError(
+        raise Unworkable(
             "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
             "or remove the sources without a share."
         )
@@ -149,7 +148,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
         shares: the share of each source, by source index; None for a source without a share.
 
     Raises:
-        PrepError: if the shares are impossible, see `check_shares`.
+        Unworkable: if the shares are impossible, see `check_shares`.
     """
     check_shares(list(shares.values()))
     given = {source: share for source, share in shares.items() if share is not None}
@@ -224,7 +223,7 @@ def equal_layout(
         valid_strata: the strata from which the validation set is taken; None: all strata.
 
     Raises:
-        PrepError: if the sources of `valid_strata` have fewer words than the validation set needs.
+        Unworkable: if the sources of `valid_strata` have fewer words than the validation set needs.
     """
     words = passages["num_words"]
     if valid_strata is None:
@@ -234,7 +233,7 @@ def equal_layout(
     candidates = mixed(passages, strata, np.flatnonzero(is_candidate))
     found = int(words[candidates].sum(dtype=np.int64))
     if found < valid_words:
-        raise PrepError(
+        raise Unworkable(
             f"the sources of the kind given by --valid-source have only {found:,} words, but the validation set needs "
             f"{valid_words:,}: lower --valid-words, or add sources of this kind."
         )
@@ -276,7 +275,7 @@ def drifting_layout(
     every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
 
     Raises:
-        PrepError: if a split would be too small.
+        Unworkable: if a split would be too small.
     """
     words = passages["num_words"]
     is_candidate = np.ones(len(passages), bool)
@@ -284,7 +283,7 @@ def drifting_layout(
         is_candidate = np.isin(strata[passages["source"]], valid_strata)
     valid_fraction = valid_words / max(1, int(words[is_candidate].sum(dtype=np.int64)))
     if valid_fraction > 1:
-        raise PrepError(
+        raise Unworkable(
             f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
             "validation set needs: lower --valid-words, or add sources of this kind."
         )
@@ -305,7 +304,7 @@ def drifting_layout(
 
 
 def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
-    """Return the layout of a stream from the passages of each split. Raise PrepError if a split is too small.
+    """Return the layout of a stream from the passages of each split. Raise Unworkable if a split is too small.
 
     Args:
         words: int [n], the number of words of each passage.
@@ -314,7 +313,7 @@ def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
     for name, split in zip(split_order(len(splits) - 2), splits, strict=True):
         found = int(words[split].sum(dtype=np.int64))
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
-            raise PrepError(
+            raise Unworkable(
                 f"{name} would have {found:,} words, but a mega-batch or test set needs at least "
                 f"{MIN_MEGA_BATCH_WORDS:,}, and a validation set at least 1. Add files, or combine small snapshots: "
                 "with --partition by-date, give their files the same date; with as-given, put them into one --source."
@@ -434,10 +433,7 @@ def wanted_words_of(files: Files, words: dict[int, int]) -> dict[int, int]:
                 "removed all of its documents, or they are copies of other documents. Remove the source, or change "
                 "--language, --gopher or --duplicates."
             )
-    try:
-        return layout.share_out(words, shares)
-    except PrepError as error:
-        raise Unworkable(str(error)) from error
+    return share_out(words, shares)
 
 
 def share_rows(spooled: Spooled, kept: np.ndarray, dropped: np.ndarray) -> list[dict]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from data_prep.errors import PrepError
+from data_prep.errors import Unworkable
 from data_prep.reading.index import ENTRY, order_key
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
@@ -64,7 +64,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
         passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
 
     Raises:
-        PrepError: if there is too little text, or `passage_words` is too large.
+        Unworkable: if there is too little text, or `passage_words` is too large.
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
@@ -72,7 +72,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     shares = num_mega_batches + 1
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
-        raise PrepError(
+        raise Unworkable(
             f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches and a test set "
             f"(at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words need at least "
             f"{needed_words:,}. Add sources, or lower --mega-batches or --valid-words."
@@ -82,7 +82,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     if passage_words is None:
         passage_words = default_passage_words(mega_batch_words)
     if passage_words > limit_words:
-        raise PrepError(
+        raise Unworkable(
             f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
             f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
         )
@@ -98,18 +98,18 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
         passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
 
     Raises:
-        PrepError: if there is too little text, or `passage_words` is too large.
+        Unworkable: if there is too little text, or `passage_words` is too large.
     """
     needed_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
-        raise PrepError(
+        raise Unworkable(
             f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
             f"need at least {needed_words:,}. Wait for more text, or add sources."
         )
     mega_batch_words = total_words // num_mega_batches
     limit_words = mega_batch_words // 100
     if passage_words is not None and passage_words > limit_words:
-        raise PrepError(
+        raise Unworkable(
             f"passage_words={passage_words} is more than 1% of a mega-batch: set --passage-words to at most "
             f"{limit_words}."
         )

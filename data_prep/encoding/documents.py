@@ -23,8 +23,7 @@ import numpy as np
 from data_prep.reading.facts import facts_digest, ids_of, rows_by_shard
 from data_prep.reading.index import Index, read_index
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.sources.dates import date_text
 
@@ -51,7 +50,6 @@ def write_documents(
     source_of_shard: Sequence[int],
     num_sequences: np.ndarray,
     work: WorkFolder,
-    executor: Executor,
 ) -> None:
     """Write documents/SPLIT.parquet for every split into the work folder.
 
@@ -62,7 +60,6 @@ def write_documents(
         num_sequences: (passage, number of sequences) of each passage that is stored as several sequences, int [n, 2],
             ordered by passage.
         work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
     """
     read = (str(index.spool), facts_digest(index.spool, len(source_of_shard)), str(index.path), index.sha256)
     named = (list(sources), list(source_of_shard))
@@ -76,16 +73,14 @@ def write_documents(
             long = num_sequences[slice(*bounds)].tolist()
             tasks_of_split[name].append(len(tasks))
             tasks.append(DocumentsTask(*read, first, last, *named, long))
-    step = Step(work.folder / "documents", tasks)
-    with Bar("describe passages", index.cuts[-1], "passages") as bar:
-        step.run(executor, lambda number: bar.advance(tasks[number].end - tasks[number].start))
+    weights = [task.end - task.start for task in tasks]
+    step = work.run("documents", tasks, "describe passages", "passages", weights)
     for name, members in index.unions.items():
         tasks_of_split[name] = [number for member in members for number in tasks_of_split[member]]
     names = list(tasks_of_split)
     parts = [[str(step.prefix(number)) + ".arrow" for number in tasks_of_split[name]] for name in names]
     digests = [[step.file(number, "arrow")[1]["sha256"] for number in tasks_of_split[name]] for name in names]
-    joined = Step(work.folder / "join_documents", [JoinTask(*both) for both in zip(parts, digests, strict=True)])
-    joined.run(executor)
+    joined = work.run("join_documents", [JoinTask(*both) for both in zip(parts, digests, strict=True)])
     for number, name in enumerate(names):
         work.add_shard(f"{FOLDER}/{name}.parquet", *joined.file(number, "parquet"))
 

@@ -18,7 +18,7 @@ from data_prep.reading.index import Index, byte_ranges, is_training, read_index
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.losses import added_losses, losses, losses_text
@@ -46,7 +46,7 @@ class Encoded(NamedTuple):
     """int [n, 2]: (passage, number of sequences) of each passage that is stored as several sequences."""
 
 
-def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
+def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder) -> Encoded:
     """Encode all passages and write the fairseq dataset of every split into the work folder.
 
     Args:
@@ -54,7 +54,6 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
         tokenizer_file: the tokenizer file of the stream.
         num_symbols: the size of the fairseq dictionary.
         work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
     num_bytes = int(passages["num_bytes"].sum(dtype=np.int64))
@@ -70,15 +69,16 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
             where = (str(index.spool), str(index.path), index.sha256, first, last)
             tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols))
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
+    assert work.executor is not None
     step = Step(work.folder / "encode", tasks)
     join = join_step(step, tasks_of_split, index, dtype, num_symbols, work.folder / "join")
-    joined = join.finished(executor)
+    joined = join.finished()
     remove_outdated(join, joined)
     # The tokens of a split were removed when they were joined, so they are not encoded again.
     numbers = tasks_to_join(join, joined)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
-        step.run(executor, lambda number: bar.advance(weights[number]), numbers=numbers)
-    splits, long = join_tokens(step, join, joined, index, work, executor)
+        step.run(work.executor, lambda number: bar.advance(weights[number]), numbers=numbers)
+    splits, long = join_tokens(step, join, joined, index, work)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
     counts = np.zeros(num_symbols, dtype=np.int64)

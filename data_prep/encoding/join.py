@@ -16,7 +16,7 @@ from data_prep.encoding.mmap_writer import MMapWriter
 from data_prep.reading.index import Index, read_index
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task, mark_of
+from data_prep.running.tasks import Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.losses import added_losses
 from fairseq_alma.core.stream_folder import split_prefix
@@ -78,7 +78,7 @@ def remove_outdated(join: Step, joined: Mapping[int, dict]) -> None:
 
 
 def join_tokens(
-    encode: Step, join: Step, joined: Mapping[int, dict], index: Index, work: WorkFolder, executor: Executor
+    encode: Step, join: Step, joined: Mapping[int, dict], index: Index, work: WorkFolder
 ) -> tuple[dict[str, dict], list[list[int]]]:
     """Write the fairseq dataset of every split into the work folder, and remove the files that were joined.
 
@@ -88,7 +88,6 @@ def join_tokens(
         joined: the results of those of its tasks that are finished.
         index: the passages in their final order, and the splits.
         work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
 
     Returns:
         For each split, its entry in stream.json, and [passage, number of sequences] of each passage that is stored as
@@ -105,9 +104,10 @@ def join_tokens(
                     Path(f"{encode.prefix(part)}.{ending}").unlink(missing_ok=True)
         bar.advance(sizes[number])
 
+    assert work.executor is not None
     sizes = [len(_parts(task)) for task in join.tasks]
     with Bar("join tokens", sum(sizes), "parts") as bar:
-        results = join.run(executor, remove_parts, finished=joined)
+        results = join.run(work.executor, remove_parts, finished=joined)
     splits = {}
     for number, name in enumerate(_members(index)):
         for ending in ("bin", "idx"):

@@ -12,8 +12,8 @@ from data_prep.dividing.layout import key_halves
 from data_prep.reading.index import Index, byte_ranges, read_index
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.progress import note
+from data_prep.running.tasks import Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.tokenization.dictionary import NUM_SPECIAL, dictionary_names, dictionary_size, dictionary_text
@@ -28,14 +28,13 @@ MAX_TABLES = 100
 each. Some systems allow a process only 256 open files."""
 
 
-def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
+def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Path:
     """Write the tokenizer file into the work folder: copy the user's tokenizer, or train one on all mega-batches.
 
     Args:
         settings: the settings of this call of alma-prep.
         index: the passages in their final order, and the splits.
         work: the work folder.
-        executor: runs the training task, on this machine or on a Slurm cluster.
 
     Returns:
         The path of the tokenizer file.
@@ -57,13 +56,12 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, *where, start, end, max_key)
     if tokenizer is ByteBPE:
         chosen = start + np.flatnonzero(keys <= np.uint64(max_key))
-        counting = _count_words(where, index.passages["num_bytes"], chosen, max_key, work, executor)
+        counting = _count_words(where, index.passages["num_bytes"], chosen, max_key, work)
         prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
         digests = [counting.file(number, "words")[1]["sha256"] for number in range(len(counting.tasks))]
         task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
-    step = Step(work.folder / "tokenizer", [task])
-    with Bar(f"train {settings.tokenizer}", num_words // one_in, "words") as bar:
-        step.run(executor, lambda number: bar.advance(num_words // one_in), threads=settings.workers)
+    title, num_trained = f"train {settings.tokenizer}", num_words // one_in
+    step = work.run("tokenizer", [task], title, "words", [num_trained], threads=settings.workers)
     return _write(work.stream / tokenizer.file_name, Path(f"{step.prefix(0)}.tokenizer").read_bytes())
 
 
@@ -83,7 +81,6 @@ def _to_train_on(index: str, start: int, end: int, max_key: int) -> np.ndarray:
 
 def _count_words(
     where: tuple[str, str, str], num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder,
-    executor: Executor,
 ) -> Step:  # fmt: skip
     """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`.
 
@@ -93,7 +90,6 @@ def _count_words(
         chosen: the numbers of the passages to train on.
         max_key: the largest sampling key of these passages.
         work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
     """
     sizes = num_bytes[chosen]
     # Long passages can make ranges that have only half as many bytes. So plan with half as many tables.
@@ -101,9 +97,8 @@ def _count_words(
     ranges = list(byte_ranges(sizes, 0, len(sizes), most))
     bounds = [(int(chosen[first]), int(chosen[last - 1]) + 1) for first, last in ranges]
     tasks = [CountWordsTask(*where, *bound, max_key) for bound in bounds]
-    step = Step(work.folder / "count_words", tasks)
-    with Bar("count words", len(sizes), "passages") as bar:
-        results = step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+    step = work.run("count_words", tasks, "count words", "passages", [last - first for first, last in ranges])
+    results = step.results()
     if num_divided := sum(result["divided"] for result in results):
         note(
             f"words of the training text with more than {MAX_TRAINING_WORD_BYTES:,} bytes: {num_divided:,}, the "

@@ -20,7 +20,8 @@ from data_prep.reading.read import Shard, make_entries
 from data_prep.reading.spool import SpoolTask
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Task
+from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_into_parts
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
@@ -35,8 +36,8 @@ _MANY_TASKS = 4000
 """Number of tasks from which each decodes more tokens."""
 
 
-def read_benchmarks(settings: PrepSettings, folder: Path, executor: Executor) -> list[Texts]:
-    """Copy the text of the files given by --decontaminate-against into a folder.
+def read_benchmarks(settings: PrepSettings, work: WorkFolder) -> list[Texts]:
+    """Copy the text of the files given by --decontaminate-against into the subfolder `benchmarks` of a work folder.
 
     Raises:
         Unworkable: if a file contains no text.
@@ -48,9 +49,9 @@ def read_benchmarks(settings: PrepSettings, folder: Path, executor: Executor) ->
         stamp = hashlib.sha256(repr([(file.num_bytes, file.mtime_ns) for file in files]).encode()).hexdigest()
         parts = split_into_parts(source, files, 1 << 40, settings.field_options())
         tasks.append(SpoolTask(parts, cleaning=None, sign=False, stamp=stamp, versions=reading_digest()))
-    results = Step(folder, tasks).run(executor)
-    texts = []
-    for number, result in enumerate(results):
+    step = work.run("benchmarks", tasks)
+    folder, texts = step.folder, []
+    for number, result in enumerate(step.results()):
         count = result["documents"]
         if not count:
             why = "".join(f" ({skipped[0]}: {skipped[1]})" for skipped in result["skipped"][:1])
@@ -65,30 +66,28 @@ def read_benchmarks(settings: PrepSettings, folder: Path, executor: Executor) ->
                 f"compared completely: {skipped.reason()}"
             )
         shard = Shard(number, count, result["documents_sha256"], 0, [0])
-        entries = make_entries(0, [shard], folder, folder / f"entries_{number}", executor)
+        entries = make_entries(0, [shard], folder, f"benchmarks/entries_{number}", work)
         index = folder / f"{number:06d}.index.npy"
         np.save(index, entries)
         texts.append(Texts(str(index), sha256_of(index), str(folder), 0, count))
     return texts
 
 
-def decoded_texts(
-    folder: Path, stream: Path, name: str, description: Mapping, executor: Executor, every: int = 1
-) -> Texts:
-    """Decode the passages of a split of a finished stream into a folder.
+def decoded_texts(work: WorkFolder, stream: Path, name: str, description: Mapping, every: int = 1) -> Texts:
+    """Decode the passages of a split of a finished stream into a subfolder of a work folder.
 
     Args:
-        folder: the folder, in the work folder.
+        work: the work folder.
         stream: the stream folder.
         name: name of the split.
         description: the content of the stream's stream.json.
-        executor: runs the tasks.
         every: decode every k-th passage, from the first on, where k is this number.
     """
     path, dtype = split_prefix(stream, name).with_suffix(".bin"), best_dtype(description["dictionary_size"])
     tokenizer_file = stream / description["tokenizer"]["file"]
     passages = _passages(path, dtype)[::every]
-    folder.mkdir(parents=True, exist_ok=True)
+    part = name.replace("/", "_") + (f"_every_{every}" if every > 1 else "")
+    folder = work.within(f"held_out/{part}").folder
     places = folder / "passages.npy"
     np.save(places, passages)
     # The stream was checked before, so the digest in stream.json is that of the file.
@@ -98,8 +97,7 @@ def decoded_texts(
     most = max(_TASK_TOKENS, int(num_tokens.sum()) // _MANY_TASKS)
     ranges = byte_ranges(num_tokens, 0, len(passages), most)
     tasks = [DecodeTask(number, *place, first, last) for number, (first, last) in enumerate(ranges)]
-    step = Step(folder, tasks)
-    step.run(executor)
+    work.run(f"held_out/{part}", tasks)
     entries = np.concatenate([np.load(documents_path(folder, number)) for number in range(len(tasks))])
     index = folder / "index.npy"
     np.save(index, entries)

@@ -17,7 +17,6 @@ from data_prep.leakage.held_out import decoded_texts, read_benchmarks
 from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps
 from data_prep.reading.index import INDEX, Index, is_training, write_index
 from data_prep.running.progress import note
-from data_prep.running.tasks import Executor
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from fairseq_alma.core.files import sha256_of
@@ -38,8 +37,6 @@ class HeldOut(NamedTuple):
     """For --extend: the folder of the stream to extend, and the content of its stream.json. Its validation and test set
     are used. None for a new stream."""
     work: WorkFolder
-    executor: Executor
-    """Runs the tasks, on this machine or on a Slurm cluster."""
 
     def texts(self, index: Index) -> list[Texts]:
         """Return all held-out texts: those of the stream, and those of the passages of this call (`index`)."""
@@ -86,9 +83,7 @@ class HeldOut(NamedTuple):
         """Return every k-th text of a held-out split of the stream to extend, where k is `every`."""
         assert self.base is not None
         stream, description = self.base
-        place = name.replace("/", "_")
-        folder = self.work.folder / "held_out" / (place if every == 1 else f"{place}_every_{every}")
-        return decoded_texts(folder, stream, name, description, self.executor, every)
+        return decoded_texts(self.work, stream, name, description, every)
 
     def of_index(self, index: Index) -> list[Texts]:
         """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
@@ -109,13 +104,13 @@ def measure_leakage(index: Index, where: HeldOut) -> dict:
         index: the passages of the stream, or of the extension.
         where: where to find the validation and test set. With --extend, they are compared with the new mega-batches.
     """
-    folder, executor = where.work.folder / "leakage", where.executor
+    work = where.work.within("leakage")
     start, end = index.training()
     training = Texts(str(index.path), index.sha256, str(index.spool), start, end)
     measured = where.measured(index)
     held_out = {(name, n): texts for name, parts in measured.items() for n, (texts, _) in enumerate(parts)}
-    found = find_overlaps(folder, NGRAM_WORDS, list(held_out.values()), training, executor, keep_ngrams=True)
-    counts = count_overlaps(folder, NGRAM_WORDS, held_out, found.ngrams, executor)
+    found = find_overlaps(work, NGRAM_WORDS, list(held_out.values()), training, keep_ngrams=True)
+    counts = count_overlaps(work, NGRAM_WORDS, held_out, found.ngrams)
     report: dict[str, Any] = {"ngram_words": NGRAM_WORDS}
     for name, parts in measured.items():
         of_parts = [counts[name, n] for n in range(len(parts))]
@@ -145,15 +140,14 @@ def without_overlaps(
         Unworkable: if too little text is left.
     """
     assert settings.decontaminate is not None
-    folder = where.work.folder / "decontaminate"
-    folder.mkdir(exist_ok=True)
-    path = folder / INDEX
+    work = where.work.within("decontaminate")
+    path = work.folder / INDEX
     write_index(path, passages, planned.order)
     index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
-    held_out = [*where.texts(index), *read_benchmarks(settings, folder / "benchmarks", where.executor)]
+    held_out = [*where.texts(index), *read_benchmarks(settings, work)]
     start, end = index.training()
     training = Texts(str(path), index.sha256, str(index.spool), start, end)
-    found = find_overlaps(folder, settings.decontaminate, held_out, training, where.executor, keep_ngrams=False)
+    found = find_overlaps(work, settings.decontaminate, held_out, training, keep_ngrams=False)
     for benchmark, count in zip(reversed(settings.decontaminate_against), reversed(found.too_short), strict=False):
         if count:
             note(

@@ -25,8 +25,8 @@ from data_prep.reading.index import byte_ranges, read_index
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes_of
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Task
+from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
 
 TASK_BYTES = 32 << 20
@@ -172,37 +172,29 @@ class Found(NamedTuple):
     """For each of the arguments `held_out`, the number of its texts that have no n-gram, because they are too short."""
 
 
-def find_overlaps(
-    folder: Path, size: int, held_out: Sequence[Texts], training: Texts, executor: Executor, keep_ngrams: bool
-) -> Found:
+def find_overlaps(work: WorkFolder, size: int, held_out: Sequence[Texts], training: Texts, keep_ngrams: bool) -> Found:
     """Find the n-grams that occur both in held-out and in training texts.
 
     Args:
-        folder: folder for the output of the tasks, in the work folder.
+        work: the work folder, or a part of it, for the output of the tasks.
         size: number of words of an n-gram, n.
         held_out: the held-out texts.
         training: the training texts.
-        executor: runs the tasks.
         keep_ngrams: whether to return the hashes of the n-grams, which are kept in memory.
     """
     divided = [part.divided() for part in held_out]
     hashing = [NgramsTask(texts, size) for parts in divided for texts in parts]
-    step = Step(folder / "ngrams", hashing)
-    results = step.run(executor)
+    step = work.run("ngrams", hashing)
+    results = step.results()
     counts, of_tasks = [result["ngrams"] for result in results], iter(results)
     too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in divided]
     num_parts = min(max(1, -(-sum(counts) // _MERGED_NGRAMS)), _MAX_PARTS)
     # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
-    merge = Step(
-        folder / "merge",
-        [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)],
-    )
-    merge.run(executor)
+    merging = [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)]
+    merge = work.run("merge", merging)
     scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in training.divided()]
-    scan = Step(folder / "scan", scanning)
-    with Bar("search for held-out text", len(scanning), "tasks") as bar:
-        scan.run(executor, lambda number: bar.advance(1))
+    scan = work.run("scan", scanning, "search for held-out text")
     found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scanning)))
     overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
     ngrams = _merged(found) if keep_ngrams else np.empty(0, np.uint64)
@@ -329,29 +321,26 @@ class CoverTask(TextsTask):
 
 
 def count_overlaps(
-    folder: Path, size: int, held_out: Mapping[K, Texts], ngrams: np.ndarray, executor: Executor
+    work: WorkFolder, size: int, held_out: Mapping[K, Texts], ngrams: np.ndarray
 ) -> dict[K, dict[str, int]]:
     """Return how many documents and words of held-out texts have n-grams that occur in training text.
 
     Args:
-        folder: folder for the output of the tasks, in the work folder.
+        work: the work folder, or a part of it, for the output of the tasks.
         size: number of words of an n-gram, n.
         held_out: the held-out texts, by name.
         ngrams: `Found.ngrams`.
-        executor: runs the tasks.
 
     Returns:
         The counts, by name of the texts.
     """
-    path = folder / "found.ngrams"
+    path = work.folder / "found.ngrams"
     ngrams.tofile(path)
     parts = {name: texts.divided() for name, texts in held_out.items()}
     sha256 = sha256_of(path)
-    step = Step(
-        folder / "cover",
-        [CoverTask(texts, size, str(path), sha256) for name in parts for texts in parts[name]],
-    )
-    results = step.run(executor)
+    tasks = [CoverTask(texts, size, str(path), sha256) for name in parts for texts in parts[name]]
+    step = work.run("cover", tasks)
+    results = step.results()
     found, first = {}, 0
     for name, texts in parts.items():
         numbers = range(first, first + len(texts))

@@ -24,7 +24,7 @@ from data_prep.reading.signatures import SignatureFiles
 from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, signature_files, stamp_of
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
@@ -86,7 +86,6 @@ def read_sources(
     seed: int,
     files: Files,
     work: WorkFolder,
-    executor: Executor,
     chronological: bool = False,
 ) -> Spooled:
     """Copy all documents that pass cleaning into the spool, a folder of plain text files.
@@ -97,7 +96,6 @@ def read_sources(
             `settings.seed`.
         files: the files of each source.
         work: the work folder, which contains the spool folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
 
     Raises:
@@ -109,7 +107,7 @@ def read_sources(
     by_name = sorted(files, key=lambda source: source.name)
     tasks_of = {source: _spool_tasks(settings, source, files[source], chronological) for source in by_name}
     tasks = [task for source in by_name for task in tasks_of[source]]
-    all_results = _read_without_future_dates(settings, tasks, work, executor)
+    all_results = _read_without_future_dates(settings, tasks, work)
     numbered = iter(enumerate(all_results))
     results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
     _warn_without_fields(settings, results)
@@ -122,7 +120,7 @@ def read_sources(
             groups_of_parts = [group_of[part.name] for part in task.parts]
             of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
             shards.append(Shard(shard, result["documents"], result["documents_sha256"], number, of_shard))
-    documents = make_entries(seed, shards, work.spool, work.folder / "entries", executor)
+    documents = make_entries(seed, shards, work.spool, "entries", work)
     _check_dates(settings, removed, all_results, len(documents))
     order_copies(work.spool, documents, chronological)
     for number, record in enumerate(records):
@@ -141,7 +139,7 @@ def read_sources(
     )
 
 
-def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
+def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) -> list[dict]:
     """Do the reading tasks, except those whose results are stored already. Return the result of each task.
 
     There are two stores: the folder that the option --cache names, and one in the work folder, so that a call with
@@ -159,7 +157,7 @@ def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, 
         if step.mark(number) is None and any(step.take(number, store, key) for store in stores for key in _keys(task))
     }
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
-    finished = step.finished(executor)
+    finished = step.finished()
     with Bar("read sources", sum(weights), "bytes") as bar:
 
         def on_done(number: int) -> None:
@@ -171,7 +169,8 @@ def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, 
                     note(f"nothing more is stored in the cache {stores[0].folder}: {error}")
                     stores.clear()
 
-        return step.run(executor, on_done, finished=finished)
+        assert work.executor is not None
+        return step.run(work.executor, on_done, finished=finished)
 
 
 def _keys(task: SpoolTask) -> list[str]:
@@ -222,9 +221,7 @@ def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequen
                 )
 
 
-def _read_without_future_dates(
-    settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor
-) -> list[dict]:
+def _read_without_future_dates(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) -> list[dict]:
     """Do the reading tasks, and leave out documents of a chronological stream whose date is later than tomorrow.
 
     Such a date is wrong. It would be the last date of the stream, and --extend could add nothing before it.
@@ -235,7 +232,7 @@ def _read_without_future_dates(
     Raises:
         PrepError: if there are such documents, unless the setting undated is "drop".
     """
-    results = _read(settings, tasks, work, executor)
+    results = _read(settings, tasks, work)
     tomorrow = int(f"{datetime.now(UTC) + timedelta(days=1):%Y%m%d}235959")
     late = [number for number, task in enumerate(tasks) if task.needs_date and results[number]["last_date"] > tomorrow]
     count, examples, again = 0, [], list(tasks)
@@ -254,7 +251,7 @@ def _read_without_future_dates(
             f"{found} a date in the future, for example {', '.join(examples[:3])}. Correct the dates, "
             "or run the same command with --undated drop to leave these documents out; what has been read is kept."
         )
-    return _read(settings, again, work, executor) if late else results
+    return _read(settings, again, work) if late else results
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
@@ -426,20 +423,20 @@ class Shard(NamedTuple):
     """Index of the snapshot of each part of the task that wrote the spool file. One number: the same for all parts."""
 
 
-def make_entries(seed: int, shards: Sequence[Shard], spool: Path, folder: Path, executor: Executor) -> np.ndarray:
+def make_entries(seed: int, shards: Sequence[Shard], spool: Path, name: str, work: WorkFolder) -> np.ndarray:
     """Return the index entry (`index.ENTRY`) of each document in the spool files, in the order of `shards`.
 
     Args:
         seed: the seed of the stream.
         shards: the spool files.
         spool: the spool folder.
-        folder: the folder of this step.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
+        name: name of the step.
+        work: the work folder.
     """
     batches = list(_batches_of_shards(shards))
-    step = Step(folder, [EntriesTask(str(spool), seed, batch) for batch in batches])
-    with Bar("order documents", sum(shard.num_documents for shard in shards), "documents") as bar:
-        step.run(executor, lambda number: bar.advance(sum(shard.num_documents for shard in batches[number])))
+    weights = [sum(shard.num_documents for shard in batch) for batch in batches]
+    tasks = [EntriesTask(str(spool), seed, batch) for batch in batches]
+    step = work.run(name, tasks, "order documents", "documents", weights)
     return np.concatenate([np.load(f"{step.prefix(number)}.entries.npy") for number in range(len(batches))])
 
 

@@ -9,7 +9,7 @@ A step is a folder and a list of tasks. Each task is done by one worker process:
 
 The next call of alma-prep skips a task if the done mark describes the same task and the shards have the recorded sizes
 and digests. All other tasks are done again. The output does not depend on which process did a task or how often the
-task was started. The digests of many or large files are computed by tasks, too (see `digests_of`).
+task was started.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ import json
 import os
 import shutil
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,11 +35,8 @@ from fairseq_alma.core.store import Store, StoredFile, link_or_copy
 _LISTED_TASKS = 25
 """Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
 four files, and a network file system sends about 100 names at a time."""
-READ_HERE_BYTES = 256 << 20
-"""Files with at most this many bytes in total are read by alma-prep itself to compute their digests. This takes less
-time than to start a task on a cluster."""
-_DIGEST_BYTES = 1 << 30
-"""Approximate number of bytes of which one task computes digests."""
+_DIGEST_THREADS = 8
+"""Number of files whose digests are computed at a time."""
 
 
 class Task(ABC):
@@ -146,7 +143,7 @@ class Step:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_tasks(self.folder, [task.description() for task in self.tasks])
         numbers = range(len(self.tasks)) if numbers is None else numbers
-        results = dict(self.finished(executor, numbers) if finished is None else finished)
+        results = dict(self.finished(numbers) if finished is None else finished)
         for number in numbers:
             if number in results:
                 on_done(number)
@@ -170,14 +167,13 @@ class Step:
             results[number] = mark["result"]
         return [results[number] for number in numbers]
 
-    def finished(self, executor: Executor, numbers: Iterable[int] | None = None) -> dict[int, dict]:
+    def finished(self, numbers: Iterable[int] | None = None) -> dict[int, dict]:
         """Return the results of the tasks that earlier calls of alma-prep have done, by number.
 
         A task is done if its done mark describes this task, and its output files (shards) have the sizes and digests
         that the mark records.
 
         Args:
-            executor: computes the digests, unless there is little to read.
             numbers: the numbers of the tasks to look at; None: all tasks.
         """
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
@@ -191,7 +187,7 @@ class Step:
             if all(path.stat().st_size == expected["bytes"] for path, expected in paths.items()):
                 results[number] = mark["result"]
                 files += [(number, path, expected["sha256"]) for path, expected in paths.items()]
-        found = digests_of([path for _, path, _ in files], self.folder, executor)
+        found = digests_of([path for _, path, _ in files])
         for (number, _, expected), sha256 in zip(files, found, strict=True):
             if sha256 != expected:
                 results.pop(number, None)
@@ -211,6 +207,10 @@ class Step:
         mark, path = self.mark(number), self._path(number, ending)
         assert mark is not None, number
         return path, mark["files"][path.name]
+
+    def results(self) -> list[dict]:
+        """Return the result of each task of a finished step."""
+        return [mark_of(self.folder, number)["result"] for number in range(len(self.tasks))]
 
     def mark(self, number: int) -> dict | None:
         """Return the content of a task's done mark; None if the mark is missing, damaged or describes another task.
@@ -314,41 +314,10 @@ def mark_of(folder: Path, number: int) -> dict:
     return read_json(folder / f"{number:06d}.done", advice="run the same command again")
 
 
-def digests_of(paths: Sequence[Path], folder: Path, executor: Executor) -> list[str]:
-    """Return the SHA-256 digest of each file. Tasks compute the digests, unless the files are small.
-
-    Args:
-        paths: the files. On a cluster, every node must have access to them.
-        folder: an existing folder. The files of the tasks are stored there for as long as this function runs.
-        executor: runs the tasks.
-    """
-    sizes = [path.stat().st_size for path in paths]
-    if sum(sizes) <= READ_HERE_BYTES:
-        return [sha256_of(path) for path in paths]
-    groups: list[list[str]] = []
-    group_bytes = 0
-    for path, size in zip(paths, sizes, strict=True):
-        if not groups or group_bytes + size > _DIGEST_BYTES:
-            groups.append([])
-            group_bytes = 0
-        groups[-1].append(str(path))
-        group_bytes += size
-    # The folder always gets a new name, because the files may have changed since an earlier call.
-    step = Step(folder / f"digests_{time.time_ns()}", [DigestTask(group) for group in groups])
-    try:
-        return [sha256 for result in step.run(executor) for sha256 in result["sha256"]]
-    finally:
-        shutil.rmtree(step.folder, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class DigestTask(Task):
-    """Task that computes the SHA-256 digests of files. The result of the task contains them."""
-
-    paths: list[str]
-
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        return {"sha256": [_sha256(Path(path), heartbeat) for path in self.paths]}
+def digests_of(paths: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 digest of each file. Several files are read at a time."""
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        return list(pool.map(sha256_of, paths))
 
 
 def _sha256(path: Path, heartbeat: Heartbeat) -> str:

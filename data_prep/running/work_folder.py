@@ -10,14 +10,14 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.errors import NothingNew, PrepError, Unworkable
-from data_prep.running.progress import interrupts_delayed, note
+from data_prep.running.progress import Bar, interrupts_delayed, note
 from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
-from data_prep.running.tasks import Executor, digests_of
+from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
@@ -45,6 +45,8 @@ class WorkFolder(NamedTuple):
     """The work folder itself. It is removed when the stream is finished."""
     place: Path | None = None
     """Where the holder of the lease writes (see `fairseq_alma.core.fence`); None: there is no lease."""
+    executor: Executor | None = None
+    """Runs the tasks, on this machine or on a Slurm cluster."""
 
     @property
     def spool(self) -> Path:
@@ -61,6 +63,35 @@ class WorkFolder(NamedTuple):
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
         OUT is the stream folder."""
         return self.folder / "stream"
+
+    def run(
+        self, name: str, tasks: Sequence[Task], title: str = "", unit: str = "tasks",
+        weights: Sequence[int] | None = None, threads: int = 1,
+    ) -> Step:  # fmt: skip
+        """Do tasks in the subfolder `name`, as far as no earlier call has done them, and return the finished step.
+
+        Args:
+            name: the name of the step.
+            tasks: the tasks.
+            title: what the progress bar says; empty: there is no progress bar.
+            unit: what the progress bar counts.
+            weights: how much of it each task does; None: 1.
+            threads: maximum number of threads per task.
+
+        Raises:
+            PrepError: if a worker died, hung, or left no done mark.
+        """
+        assert self.executor is not None
+        weights = [1] * len(tasks) if weights is None else weights
+        step = Step(self.folder / name, tasks)
+        with Bar(title, sum(weights), unit) if title else nullcontext() as bar:
+            step.run(self.executor, lambda number: bar.advance(weights[number]) if bar else None, threads)
+        return step
+
+    def within(self, name: str) -> "WorkFolder":
+        """Return the subfolder `name` as a work folder, for the steps of a part of the work. It is created."""
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        return self._replace(folder=self.folder / name)
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
         """Add a task's output file to the stream, as a hard link.
@@ -81,11 +112,11 @@ class WorkFolder(NamedTuple):
                 shutil.copyfile(path, temporary)
         self._record(name, digest)
 
-    def add_digests(self, executor: Executor) -> None:
+    def add_digests(self) -> None:
         """Compute the digests of the shards that were written into the folder `stream` itself, for `publish`."""
         known = self.digests()
         shards = [path for path in self.shards() if path.relative_to(self.stream).as_posix() not in known]
-        for path, sha256 in zip(shards, digests_of(shards, self.folder, executor), strict=True):
+        for path, sha256 in zip(shards, digests_of(shards), strict=True):
             digest = {"bytes": path.stat().st_size, "sha256": sha256}
             self._record(path.relative_to(self.stream).as_posix(), digest)
 

@@ -9,7 +9,6 @@ import pytest
 
 from data_prep import extend as extending
 from data_prep.cli import main
-from data_prep.running import tasks
 from tests.data_prep.test_corpora import texts_of
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -99,32 +98,11 @@ def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsy
     assert load(out) == before
 
 
-def test_tasks_check_a_large_stream_before_it_is_extended(tmp_path, alma_prep, capsys, monkeypatch):
+def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_prep, capsys):
     write_texts(tmp_path / "old.jsonl", 150, 0)
     write_texts(tmp_path / "new.jsonl", 80, 1)
     out, exact = tmp_path / "out", ["--text-field", "story", "--duplicates", "exact"]
     assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=exact) == 0
-    monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)
-    monkeypatch.setattr(extending, "READ_HERE_BYTES", 0)
-    path = out / "mega_batch_1" / "train.bin"
-    content = path.read_bytes()
-    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    assert extend(out, tmp_path / "new.jsonl") == 2
-    assert f"{path} has changed since alma-prep wrote it" in capsys.readouterr().err
-    # Nothing was read, so nothing is kept that would have to be continued.
-    assert not (out / ".alma-prep").exists()
-    path.write_bytes(content)
-    write_texts(tmp_path / "other.jsonl", 80, 2)
-    assert extend(out, tmp_path / "other.jsonl") == 0
-
-
-@pytest.mark.parametrize("limit", [0, 1 << 28])  # a large and a small stream
-def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_prep, capsys, monkeypatch, limit):
-    write_texts(tmp_path / "old.jsonl", 150, 0)
-    write_texts(tmp_path / "new.jsonl", 80, 1)
-    out, exact = tmp_path / "out", ["--text-field", "story", "--duplicates", "exact"]
-    assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=exact) == 0
-    monkeypatch.setattr(extending, "READ_HERE_BYTES", limit)
     path = out / "dedup" / "0000.keys"
     content = path.read_bytes()
     path.write_bytes(content[:-16])
@@ -135,11 +113,6 @@ def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_pr
     assert extend(out, tmp_path / "new.jsonl") == 2
     assert f"{path} is missing. Restore it" in capsys.readouterr().err
     path.write_bytes(content)
-    # Only the files of the stream count as its size.
-    monkeypatch.setattr(extending, "READ_HERE_BYTES", 1 << 28)
-    monkeypatch.setattr(extending, "digests_of", None)
-    with open(out / "notes.txt", "wb") as file:
-        file.truncate(1 << 29)
     assert extend(out, tmp_path / "new.jsonl") == 0
     path.write_bytes(content)
     assert extend(out, tmp_path / "new.jsonl") == 0

@@ -15,12 +15,19 @@ from data_prep.reading import spool
 from data_prep.reading.index import ENTRY
 from data_prep.reading.spool import read_text, text_path
 from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 from tests.data_prep.cleaning.test_cleaner import of_words
 from tests.data_prep.copies.test_duplicates import Here, chinese, english
 from tests.data_prep.test_corpora import load, texts_of, word_ngrams
+
+
+def here(folder):
+    """A work folder whose tasks run in this process."""
+    folder.mkdir(exist_ok=True)
+    return WorkFolder(folder, executor=Here())
 
 
 def write_texts(folder, texts):
@@ -49,12 +56,12 @@ def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monke
     monkeypatch.setattr("data_prep.leakage.overlap._MERGED_NGRAMS", 9_000)  # several files of hashes
     texts = write_texts(tmp_path / "held_out", [space.join(words) for words in held_out])
     scanned = write_texts(tmp_path / "training", [space.join(words) for words in training])
-    found = find_overlaps(tmp_path, 13, [texts._replace(end=250)], scanned, Here(), keep_ngrams=True)
+    found = find_overlaps(here(tmp_path), 13, [texts._replace(end=250)], scanned, keep_ngrams=True)
     assert found.texts.tolist() == [number < 200 for number in range(400)]
     assert len(list((tmp_path / "merge").glob("*.ngrams"))) > 2
     assert 200 <= len(found.ngrams) < 215  # the words around an overlap can be equal by chance
     whole = {"a": texts._replace(end=250), "b": texts._replace(start=100, step=7)}
-    counts = count_overlaps(tmp_path, 13, whole, found.ngrams, Here())
+    counts = count_overlaps(here(tmp_path), 13, whole, found.ngrams)
     assert 200 * 13 <= counts["a"].pop("overlapping_words") < 215 * 13
     assert counts["a"] == {"documents": 250, "overlapping_documents": 200, "words": 250 * 150}
     assert counts["b"]["documents"] == len(range(100, 300, 7))
@@ -71,7 +78,7 @@ def test_a_second_call_repeats_only_what_is_damaged_or_has_changed(tmp_path, mon
     monkeypatch.setattr("data_prep.leakage.overlap.TASK_BYTES", 5_000)
 
     def find(training=training):
-        return find_overlaps(tmp_path / "found", 5, [held_out], training, Here(), keep_ngrams=True)
+        return find_overlaps(here(tmp_path / "found"), 5, [held_out], training, keep_ngrams=True)
 
     expected = find()
     assert 50 < expected.texts.sum() < 250 and len(expected.ngrams) > 100
@@ -226,7 +233,7 @@ def test_only_the_passages_that_are_looked_at_are_decoded(tmp_path, monkeypatch)
     for every, many in ((1, 4000), (3, 4000), (3, 2), (60, 4000)):
         monkeypatch.setattr("data_prep.leakage.held_out._MANY_TASKS", many)
         decoded.clear()
-        found = decoded_texts(tmp_path / f"{every}_{many}", tmp_path, "test", description, Here(), every)
+        found = decoded_texts(here(tmp_path / f"{every}_{many}"), tmp_path, "test", description, every)
         assert decoded == texts[::every]
         assert [read_text(Path(found.spool), entry) for entry in found.entries()] == decoded
         assert len(list((tmp_path / f"{every}_{many}").glob("*.text"))) <= (4 if many == 2 else 50)
