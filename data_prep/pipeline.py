@@ -32,8 +32,7 @@ from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
-from data_prep.tokenization.dictionary import dictionary_size
-from data_prep.tokenization.tokenizers import TOKENIZERS
+from data_prep.tokenization.tokenizers import TOKENIZERS, dictionary_size
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import FORMAT_VERSION
 

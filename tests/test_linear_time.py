@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from data_prep.cleaning.cleaner import Cleaner, Cleaning
-from data_prep.cleaning.quality import our_words
+from data_prep.cleaning.cleaner import Cleaner, Cleaning, our_words
 from data_prep.copies.near_copies import removed_copies
 from data_prep.dividing.partition import cut_document
 from data_prep.reading.ngrams import unit_hashes, unit_hashes_of
@@ -25,7 +24,7 @@ from data_prep.sources.base import Document, SkippedUnits, no_report
 from data_prep.sources.books import without_gutenberg
 from data_prep.sources.dates import date_in_path, parse_date, snapshot_of
 from data_prep.sources.wiki_templates import shown_text
-from data_prep.tokenization.dictionary import dictionary_names
+from data_prep.tokenization.tokenizers import dictionary_names
 from data_prep.tokenization.word_counts import count_words as count_training_words
 from data_prep.tokenization.word_counts import split_words as split_training_words
 from data_prep.words import count_words, split_words, word_starts
@@ -56,7 +55,7 @@ match, fullmatch = partial(search, method="match"), partial(search, method="full
 
 SPACES = (" ", "\n", "\t", " \n", "\n ", "\r\n")
 PATTERNS = {
-    "data_prep.cleaning.quality:_SENTENCE_END": search(".", ".'", "'", ".)", "。", "。”", "! ", ("'", "."), "…"),
+    "data_prep.cleaning.cleaner:_SENTENCE_END": search(".", ".'", "'", ".)", "。", "。”", "! ", ("'", "."), "…"),
     "data_prep.dividing.partition:PARAGRAPH_END": search(*SPACES, "\n\t x", ("\t", "\n", "x"), ("\n ", "", "x")),
     "data_prep.dividing.partition:LINE_END": search("\n", "a"),
     "data_prep.reading.ngrams:_CHUNK_END": search("a", " "),
@@ -261,7 +260,7 @@ FUNCTIONS = {
         repeated("1", "+"), repeated("1", "+1e"), repeated("1", "+1 ± "), repeated("a", "="),
     ]),
     # The text of documents
-    "data_prep.cleaning.quality:span_tokenize": (lambda text: our_words().span_tokenize(text), TEXTS),
+    "data_prep.cleaning.cleaner:span_tokenize": (lambda text: our_words().span_tokenize(text), TEXTS),
     "data_prep.cleaning.cleaner:Cleaner": (lambda text: Cleaner(Cleaning()).clean(Document(text)), TEXTS),
     "data_prep.words:count_words": (count_words, TEXTS),
     "data_prep.words:split_words": (split_words, TEXTS),
@@ -271,7 +270,7 @@ FUNCTIONS = {
     "data_prep.reading.ngrams:unit_hashes_of": (unit_hashes_of, [lambda length: ["a"] * length]),
     "data_prep.tokenization.word_counts:split_words": (lambda text: split_training_words([text]), TEXTS),
     "data_prep.tokenization.word_counts:count_words": (lambda text: count_training_words([text]), TEXTS),
-    "data_prep.tokenization.dictionary:dictionary_names": (
+    "data_prep.tokenization.tokenizers:dictionary_names": (
         dictionary_names, [lambda length: [" "] * length, lambda length: ["<U+0020>", *["#"] * length, " "]]
     ),
     "data_prep.copies.near_copies:removed_copies": (

@@ -16,9 +16,16 @@ from data_prep.running.progress import note
 from data_prep.running.tasks import Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
-from data_prep.tokenization.dictionary import NUM_SPECIAL, dictionary_names, dictionary_size, dictionary_text
 from data_prep.tokenization.given import given_tokenizer
-from data_prep.tokenization.tokenizers import TOKENIZERS, ByteBPE, load_tokenizer
+from data_prep.tokenization.tokenizers import (
+    NUM_SPECIAL,
+    TOKENIZERS,
+    ByteBPE,
+    dictionary_names,
+    dictionary_size,
+    dictionary_text,
+    load_tokenizer,
+)
 from data_prep.tokenization.word_counts import MAX_TRAINING_WORD_BYTES, added_tables, count_words, write_table
 
 TASK_BYTES = 16 << 20

@@ -8,10 +8,10 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from data_prep.reading.index import ENTRY, order_key
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, signature_files, stamp_of
-from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Step, Task
+from data_prep.running.tasks import Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
@@ -116,11 +115,13 @@ def read_sources(
     shards = []
     for number, source in enumerate(files):
         group_of = {file.name: group for file, group in zip(files[source], groups[source], strict=True)}
-        for task, (shard, result) in zip(tasks_of[source], results[source], strict=True):
+        for task, (shard, _) in zip(tasks_of[source], results[source], strict=True):
             groups_of_parts = [group_of[part.name] for part in task.parts]
             of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
-            shards.append(Shard(shard, result["documents"], result["documents_sha256"], number, of_shard))
-    documents = make_entries(seed, shards, work.spool, "entries", work)
+            shards.append(Shard(shard, number, of_shard))
+    with Bar("order documents", sum(result["documents"] for result in all_results), "documents") as bar:
+        documents = make_entries(seed, shards, work.spool)
+        bar.advance(len(documents))
     _check_dates(settings, removed, all_results, len(documents))
     order_copies(work.spool, documents, chronological)
     for number, record in enumerate(records):
@@ -403,97 +404,42 @@ def _no_documents(record: dict) -> str:
     return f"{message}. Check the path and the kind of the source."
 
 
-_TASK_DOCUMENTS = 1 << 19
-"""Approximate number of documents whose index entries one task makes."""
-_BEAT_DOCUMENTS = 1 << 14
-"""Number of documents after which a task shows that it makes progress."""
-
-
 class Shard(NamedTuple):
     """A spool file, and what the index entries of its documents need."""
 
     number: int
     """Number of the spool file."""
-    num_documents: int
-    sha256: str
-    """SHA-256 digest of the file that describes the documents (`facts.documents_path`)."""
     source: int
     """Index of the source of the documents, in the list of sources."""
     groups: list[int]
     """Index of the snapshot of each part of the task that wrote the spool file. One number: the same for all parts."""
 
 
-def make_entries(seed: int, shards: Sequence[Shard], spool: Path, name: str, work: WorkFolder) -> np.ndarray:
+def make_entries(seed: int, shards: Sequence[Shard], spool: Path) -> np.ndarray:
     """Return the index entry (`index.ENTRY`) of each document in the spool files, in the order of `shards`.
+
+    An index entry contains what depends on the settings of one stream: the sort key, which depends on the seed, and
+    the indices of the source and of the snapshot. These are not stored in the spool, because several streams can use
+    the same text.
 
     Args:
         seed: the seed of the stream.
         shards: the spool files.
         spool: the spool folder.
-        name: name of the step.
-        work: the work folder.
     """
-    batches = list(_batches_of_shards(shards))
-    weights = [sum(shard.num_documents for shard in batch) for batch in batches]
-    tasks = [EntriesTask(str(spool), seed, batch) for batch in batches]
-    step = work.run(name, tasks, "order documents", "documents", weights)
-    return np.concatenate([np.load(f"{step.prefix(number)}.entries.npy") for number in range(len(batches))])
-
-
-def _batches_of_shards(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
-    """Yield lists of neighbouring spool files with about _TASK_DOCUMENTS documents each."""
-    batch: list[Shard] = []
+    entries = [np.empty(0, ENTRY)]
     for shard in shards:
-        batch.append(shard)
-        if sum(one.num_documents for one in batch) >= _TASK_DOCUMENTS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-@dataclass(frozen=True)
-class EntriesTask(Task):
-    """Task that makes the index entries of the documents in some spool files.
-
-    The task writes the index entries to PREFIX.entries.npy, where PREFIX is the argument `prefix` of `run`.
-    """
-
-    spool: str
-    """Path of the spool folder."""
-    seed: int
-    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
-    shards: list[Shard]
-
-    @classmethod
-    def from_fields(cls, values: dict) -> Self:
-        return cls(**values | {"shards": [Shard(*shard) for shard in values["shards"]]})
-
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        entries = [np.empty(0, ENTRY)]
-        for shard in self.shards:
-            documents = np.load(documents_path(Path(self.spool), shard.number))
-            found = np.zeros(len(documents), ENTRY)
-            identities = np.ascontiguousarray(documents["identity"])
-            found["key"] = self._keys(identities.tobytes(), heartbeat)
-            # The first half of the digest identifies the document. The second half only makes the sort key.
-            found["document"] = identities.view("V16").reshape(-1, 2)[:, 0]
-            for name in ("offset", "num_bytes", "num_words"):
-                found[name] = documents[name]
-            found["shard"], found["source"] = shard.number, shard.source
-            found["group"] = shard.groups[0]
-            if len(shard.groups) > 1:
-                found["group"] = np.array(shard.groups, np.int16)[documents["part"]]
-            entries.append(found)
-        with open(f"{prefix}.entries.npy", "wb") as file:
-            np.save(file, np.concatenate(entries))
-        return {}
-
-    def _keys(self, identities: bytes, heartbeat: Heartbeat) -> np.ndarray:
-        """Return the sort key of each document. `identities` are the digests of the documents, 32 bytes each."""
-        keys = bytearray()
-        for start in range(0, len(identities), 32):
-            if start % (32 * _BEAT_DOCUMENTS) == 0:
-                heartbeat.beat("sort keys")
-            keys += order_key(self.seed, identities[start : start + 32], 0)
-        return np.frombuffer(bytes(keys), "V16")
+        documents = np.load(documents_path(spool, shard.number))
+        found = np.zeros(len(documents), ENTRY)
+        identities = np.ascontiguousarray(documents["identity"])
+        keys = b"".join(order_key(seed, bytes(identity), 0) for identity in identities)
+        found["key"] = np.frombuffer(keys, "V16")
+        # The first half of the digest identifies the document. The second half only makes the sort key.
+        found["document"] = identities.view("V16").reshape(-1, 2)[:, 0]
+        for name in ("offset", "num_bytes", "num_words"):
+            found[name] = documents[name]
+        found["shard"], found["source"], found["group"] = shard.number, shard.source, shard.groups[0]
+        if len(shard.groups) > 1:
+            found["group"] = np.array(shard.groups, np.int16)[documents["part"]]
+        entries.append(found)
+    return np.concatenate(entries)

@@ -30,7 +30,6 @@ from data_prep.sources import Document, Part, Skipped, merge_skipped, read_docum
 from data_prep.sources.dates import UNDATED, date_in_path, parse_date
 from data_prep.sources.remote import is_remote
 from data_prep.words import count_words
-from fairseq_alma.core.files import sha256_of
 
 _UNDATED_SHOWN = 3
 """Number of documents without a date that the result of a task names."""
@@ -138,8 +137,8 @@ class SpoolTask(Task):
         PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
             spool file (see `signatures`).
 
-    The result of the task contains the fields of `counts.Counts`, the latest date, the number of documents that were
-    written, and the digest of PREFIX.documents.npy.
+    The result of the task contains the fields of `Counts`, the latest date, and the number of documents that were
+    written.
     """
 
     parts: list[Part]
@@ -249,7 +248,6 @@ class SpoolTask(Task):
         return vars(counts) | {
             "last_date": last_date,
             "documents": len(rows),
-            "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
         }
 
     def _date_reason(self, document: Document, date: int) -> str | None:

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data_prep.reading.provenance import reading_digest
@@ -92,7 +91,7 @@ def test_an_interrupted_run_continues_with_settings_on_which_reading_does_not_de
         context.setattr(data_prep.pipeline, "make_tokenizer", interrupt)
         assert alma_prep(tmp_path / "out", *sources, num_mega_batches=4) == 130
         # The heartbeat of a task that may no longer exist would look like a worker that hangs.
-        alive = work_of(tmp_path / "out") / "entries" / "000009.alive"
+        alive = work_of(tmp_path / "out") / "find_pairs" / "000009.alive"
         alive.touch()
         assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 130
         assert not alive.exists()
@@ -153,16 +152,14 @@ def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
     source, work = f"text:{lines}/a", work_of(tmp_path / "out")
     assert alma_prep(tmp_path / "wanted", source, num_mega_batches=2) == 0
     with monkeypatch.context() as context:
-        context.setattr("data_prep.pipeline.make_tokenizer", interrupt)
+        context.setattr("data_prep.pipeline.check_vocabulary", interrupt)
         assert alma_prep(tmp_path / "out", source, num_mega_batches=2) == 130
-    # The other release shuffled the documents in another way.
-    path = work / "entries" / "000000.entries.npy"
-    entries = np.load(path)
-    entries["key"] = entries["key"][::-1]
-    np.save(path, entries)
-    mark = json.loads(path.with_name("000000.done").read_text())
-    mark["files"][path.name]["sha256"] = sha256_of(path)
-    path.with_name("000000.done").write_text(json.dumps(mark))
+    # The other release cut and counted the documents in another way.
+    path = next((work / "count_words").glob("*.words"))
+    path.write_text("zzzz 99\n")
+    mark = json.loads(path.with_suffix(".done").read_text())
+    mark["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    path.with_suffix(".done").write_text(json.dumps({k: v for k, v in mark.items() if k != "sha256_of_this_file"}))
     settings = json.loads((work / "settings.json").read_text())
     (work / "settings.json").write_text(json.dumps(settings | {"code": "other"}))
     spoil(lines)

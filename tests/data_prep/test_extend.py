@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from data_prep import extend as extending
+from data_prep import prepare as extending
 from data_prep.cli import main
 from tests.data_prep.test_corpora import texts_of
 

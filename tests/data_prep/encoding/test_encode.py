@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from data_prep.encoding import encode
-from data_prep.encoding.encode import EncodeTask
-from data_prep.encoding.join import join_tokens
+from data_prep.encoding.encode import EncodeTask, join_tokens
 from data_prep.reading import spool
 from data_prep.reading.index import ENTRY
 from data_prep.reading.spool import text_path
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
-from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 
 TEXTS = [f"passage {number} of a small spool, naïve café {'and more ' * (number % 5)}" for number in range(40)]

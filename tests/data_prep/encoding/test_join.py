@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.encoding import encode as encoding
-from data_prep.encoding import join as joining
+from data_prep.encoding import encode as joining
 from data_prep.reading.index import ENTRY
 from data_prep.running import tasks, work_folder
 from data_prep.running.heartbeat import Heartbeat

@@ -9,15 +9,14 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, sequence_sizes
-from data_prep.leakage.held_out import decoded_texts
+from data_prep.leakage.measure import decoded_texts
 from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps, ngrams_of
 from data_prep.reading import spool
 from data_prep.reading.index import ENTRY
 from data_prep.reading.spool import read_text, text_path
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.work_folder import WorkFolder
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
-from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 from tests.data_prep.cleaning.test_cleaner import of_words
 from tests.data_prep.copies.test_duplicates import Here, chinese, english
@@ -229,9 +228,9 @@ def test_only_the_passages_that_are_looked_at_are_decoded(tmp_path, monkeypatch)
     decoded: list[str] = []
     decode = kind.decode
     monkeypatch.setattr(kind, "decode", lambda self, ids: decoded.append(decode(self, ids)) or decoded[-1])
-    monkeypatch.setattr("data_prep.leakage.held_out._TASK_TOKENS", 100)
+    monkeypatch.setattr("data_prep.leakage.measure._TASK_TOKENS", 100)
     for every, many in ((1, 4000), (3, 4000), (3, 2), (60, 4000)):
-        monkeypatch.setattr("data_prep.leakage.held_out._MANY_TASKS", many)
+        monkeypatch.setattr("data_prep.leakage.measure._MANY_TASKS", many)
         decoded.clear()
         found = decoded_texts(here(tmp_path / f"{every}_{many}"), tmp_path, "test", description, every)
         assert decoded == texts[::every]

@@ -11,7 +11,6 @@ import pytest
 from data_prep.cleaning.cleaner import Cleaning
 from data_prep.cli import REMOVED, _parser, main
 from data_prep.dividing.partition import CutTask
-from data_prep.reading.read import EntriesTask, Shard
 from data_prep.reading.spool import SpoolTask
 from data_prep.settings import PrepSettings, usable_cores
 from data_prep.settings.cluster import Cluster
@@ -86,7 +85,6 @@ CLEANING = Cleaning("en", True, (("my_filters:f", "0f"),))
     [
         SpoolTask([Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),))], CLEANING, "0f", "1e", True, True),
         SpoolTask([Part("text", "/a/b", "b", 0, 9)], None, "0f", "1e", False, False),
-        EntriesTask("spool", 5, [Shard(3, 20, "0f", 1, [0]), Shard(4, 9, "1e", 1, [0, 2])]),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],
 )
