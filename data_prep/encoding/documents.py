@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.reading.facts import facts_digest, ids_of, rows_by_shard
-from data_prep.reading.index import Index, read_index
+from data_prep.reading.index import Index, Texts, TextsTask
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Task
 from data_prep.running.work_folder import WorkFolder
@@ -61,8 +61,7 @@ def write_documents(
             ordered by passage.
         work: the work folder.
     """
-    read = (str(index.spool), facts_digest(index.spool, len(source_of_shard)), str(index.path), index.sha256)
-    named = (list(sources), list(source_of_shard))
+    named = (facts_digest(index.spool, len(source_of_shard)), list(sources), list(source_of_shard))
     tasks: list[DocumentsTask] = []
     tasks_of_split: dict[str, list[int]] = {}
     for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
@@ -72,8 +71,8 @@ def write_documents(
             bounds = np.searchsorted(num_sequences[:, 0], [first, last])
             long = num_sequences[slice(*bounds)].tolist()
             tasks_of_split[name].append(len(tasks))
-            tasks.append(DocumentsTask(*read, first, last, *named, long))
-    weights = [task.end - task.start for task in tasks]
+            tasks.append(DocumentsTask(index.texts(first, last), *named, long))
+    weights = [task.texts.end - task.texts.start for task in tasks]
     step = work.run("documents", tasks, "describe passages", "passages", weights)
     for name, members in index.unions.items():
         tasks_of_split[name] = [number for member in members for number in tasks_of_split[member]]
@@ -86,22 +85,12 @@ def write_documents(
 
 
 @dataclass(frozen=True)
-class DocumentsTask(Task):
-    """Task that writes the rows (see the module) of the passages from `start` (included) to `end` (excluded).
+class DocumentsTask(TextsTask):
+    """Task that writes the rows (see the module) of some passages to PREFIX.arrow. PREFIX is an argument of `run`."""
 
-    The rows are written to PREFIX.arrow, where PREFIX is the argument `prefix` of `run`.
-    """
-
-    spool: str
-    """Path of the spool folder, which contains the ids and dates of the documents."""
+    texts: Texts
     facts_sha256: str
     """Digest of the ids and dates of all documents, see `facts.facts_digest`."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
-    start: int
-    end: int
     sources: list[str]
     """The name of each source."""
     source_of_shard: list[int]
@@ -112,8 +101,7 @@ class DocumentsTask(Task):
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         import pyarrow  # in the worker and not above, because alma-prep itself never needs it
 
-        passages = np.asarray(read_index(Path(self.index))[self.start : self.end])
-        spool = Path(self.spool)
+        passages, spool = np.asarray(self.texts.entries()), Path(self.texts.spool)
         dates, sources = np.zeros(len(passages), np.int64), np.zeros(len(passages), np.int32)
         ids, order = [], []
         for shard, which, found in rows_by_shard(spool, passages):
@@ -150,7 +138,7 @@ class DocumentsTask(Task):
             return table
         counts = np.ones(len(table), np.int64)
         for passage, count in self.long:
-            counts[passage - self.start] = count
+            counts[passage - self.texts.start] = count
         table = table.take(pyarrow.array(np.repeat(np.arange(len(table)), counts)))
         words = table.column("words").to_numpy().copy()
         is_first = np.zeros(len(words), bool)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
-from data_prep.reading.index import Index, byte_ranges, is_training, read_index
+from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges, is_training
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import Bar, note
@@ -52,10 +52,8 @@ def join_step(
         for number in parts:
             digest.update(f"{encode.tasks[number].description()}\n".encode())
         start, end = index.cuts[index.splits.index(members[0])], index.cuts[index.splits.index(members[-1]) + 1]
-        where = (str(index.path), index.sha256, start, end)
-        tasks.append(
-            JoinTask(str(encode.folder), parts.start, parts.stop, digest.hexdigest(), *where, dtype, num_symbols)
-        )
+        place = (str(encode.folder), parts.start, parts.stop, digest.hexdigest())
+        tasks.append(JoinTask(*place, index.texts(start, end), dtype, num_symbols))
     return Step(folder, tasks)
 
 
@@ -123,7 +121,7 @@ def join_tokens(
 
 
 @dataclass(frozen=True)
-class JoinTask(Task):
+class JoinTask(TextsTask):
     """Task that joins the tokens of a split.
 
     The task writes three files. PREFIX is the argument `prefix` of `run`.
@@ -143,13 +141,8 @@ class JoinTask(Task):
     parts_sha256: str
     """SHA-256 digest of the descriptions of these tasks, on which their files depend. The files themselves are removed
     when this task is done."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    start: int
-    """Index of the first passage of the split."""
-    end: int
-    """Index of the last passage of the split, plus 1."""
+    texts: Texts
+    """The passages of the split."""
     dtype: str
     num_symbols: int
 
@@ -171,7 +164,7 @@ class JoinTask(Task):
                 long += result["long"]
                 lost = added_losses([lost, result["lost"]])
         counts.tofile(f"{prefix}.counts")
-        split = _text_counts(read_index(Path(self.index))[self.start : self.end], heartbeat)
+        split = _text_counts(self.texts.entries(), heartbeat)
         split |= {"sequences": num_sequences, "tokens": num_tokens} | ({"lost": lost} if lost else {})
         return {"split": split, "long": long}
 
@@ -251,8 +244,8 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
         ranges = list(byte_ranges(passages["num_bytes"], start, end, task_bytes))
         tasks_of_split[name] = range(len(tasks), len(tasks) + len(ranges))
         for first, last in ranges:
-            where = (str(index.spool), str(index.path), index.sha256, first, last)
-            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols))
+            texts = index.texts(first, last)
+            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, texts, dtype, num_symbols))
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     assert work.executor is not None
     step = Step(work.folder / "encode", tasks)
@@ -274,11 +267,8 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 
 
 @dataclass(frozen=True)
-class EncodeTask(Task):
-    """Task that encodes the passages from `start` (included) to `end` (excluded) of the index file.
-
-    The task contains the digests of the tokenizer file and the index file. So if one of these files has changed, the
-    task has changed too, and is done again.
+class EncodeTask(TextsTask):
+    """Task that encodes some passages.
 
     The task writes three files. PREFIX is the argument `prefix` of `run`.
         PREFIX.tokens: the fairseq ids of all passages, with </s> after each passage.
@@ -292,11 +282,8 @@ class EncodeTask(Task):
 
     tokenizer_file: str
     tokenizer_sha256: str
-    spool: str
-    index: str
-    index_sha256: str
-    start: int
-    end: int
+    """SHA-256 digest of the tokenizer file. If the file has changed, the task has changed, and is done again."""
+    texts: Texts
     dtype: str
     num_symbols: int
 
@@ -317,7 +304,9 @@ class EncodeTask(Task):
                 tokens_file.write(tokens.data)
                 sizes_file.write(sequence_sizes(passage_tokens).astype(np.int32).data)
                 for which in np.flatnonzero(passage_tokens > MAX_SEQUENCE_TOKENS).tolist():
-                    long.append([first + which, len(sequence_sizes(passage_tokens[which : which + 1]))])
+                    long.append(
+                        [self.texts.start + first + which, len(sequence_sizes(passage_tokens[which : which + 1]))]
+                    )
                 counts += np.bincount(tokens, minlength=self.num_symbols)
         counts.tofile(f"{prefix}.counts")
         return {"long": long, "lost": lost}
@@ -325,12 +314,12 @@ class EncodeTask(Task):
     def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[np.ndarray], dict]]:
         """Yield the first index, the fairseq ids and the losses of batches of about _BATCH_BYTES bytes of passages."""
         tokenizer = cached_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
-        passages, spool = read_index(Path(self.index)), Path(self.spool)
+        passages, spool = self.texts.entries(), Path(self.texts.spool)
 
         def beat() -> None:  # a read can take long on a shared file system, so show progress for each passage
             heartbeat.beat("text encoding")
 
-        for start, end in byte_ranges(passages["num_bytes"], self.start, self.end, READ_BYTES):
+        for start, end in byte_ranges(passages["num_bytes"], 0, len(passages), READ_BYTES):
             texts = read_texts(spool, passages[start:end], beat)
             for first, last in byte_ranges(passages["num_bytes"], start, end, _BATCH_BYTES):
                 batch = texts[first - start : last - start]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dividing.layout import key_halves
-from data_prep.reading.index import Index, byte_ranges, read_index
+from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
@@ -59,11 +59,10 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Pa
     keys = _sampling_keys(index.passages[start:end])
     count = -(-len(keys) // one_in)
     max_key = int(np.partition(keys, count - 1)[count - 1])
-    where = (str(index.spool), str(index.path), index.sha256)
-    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, *where, start, end, max_key)
+    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, index.texts(start, end), max_key)
     if tokenizer is ByteBPE:
         chosen = start + np.flatnonzero(keys <= np.uint64(max_key))
-        counting = _count_words(where, index.passages["num_bytes"], chosen, max_key, work)
+        counting = _count_words(index, index.passages["num_bytes"], chosen, max_key, work)
         prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
         digests = [counting.file(number, "words")[1]["sha256"] for number in range(len(counting.tasks))]
         task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
@@ -80,19 +79,17 @@ def _sampling_keys(passages: np.ndarray) -> np.ndarray:
     return key_halves(passages["key"], "tokenizer")[:, 0]
 
 
-def _to_train_on(index: str, start: int, end: int, max_key: int) -> np.ndarray:
-    """Return the index entries of the passages from `start` to `end` (excluded) to train on, see `_sampling_keys`."""
-    passages = read_index(Path(index))[start:end]
+def _to_train_on(texts: Texts, max_key: int) -> np.ndarray:
+    """Return the index entries of the passages to train on among some passages, see `_sampling_keys`."""
+    passages = texts.entries()
     return passages[_sampling_keys(passages) <= np.uint64(max_key)]
 
 
-def _count_words(
-    where: tuple[str, str, str], num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder,
-) -> Step:  # fmt: skip
+def _count_words(index: Index, num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder) -> Step:
     """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`.
 
     Args:
-        where: the fields `spool`, `index` and `index_sha256` of the tasks.
+        index: the passages in their final order.
         num_bytes: the length of every passage of the index file in bytes.
         chosen: the numbers of the passages to train on.
         max_key: the largest sampling key of these passages.
@@ -103,7 +100,7 @@ def _count_words(
     most = max(TASK_BYTES, -(-2 * int(sizes.sum(dtype=np.int64)) // MAX_TABLES))
     ranges = list(byte_ranges(sizes, 0, len(sizes), most))
     bounds = [(int(chosen[first]), int(chosen[last - 1]) + 1) for first, last in ranges]
-    tasks = [CountWordsTask(*where, *bound, max_key) for bound in bounds]
+    tasks = [CountWordsTask(index.texts(*bound), max_key) for bound in bounds]
     step = work.run("count_words", tasks, "count words", "passages", [last - first for first, last in ranges])
     results = step.results()
     if num_divided := sum(result["divided"] for result in results):
@@ -115,28 +112,21 @@ def _count_words(
 
 
 @dataclass(frozen=True)
-class CountWordsTask(Task):
-    """Task that counts the words (see `word_counts`) of the passages to train on from `start` to `end` (excluded).
+class CountWordsTask(TextsTask):
+    """Task that counts the words (see `word_counts`) of the passages to train on among some passages.
 
     The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`. Its
     result is how many long words were divided into pieces, and the length of the longest.
     """
 
-    spool: str
-    """Path of the spool folder, which contains the text of the passages."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
-    start: int
-    end: int
+    texts: Texts
     max_key: int
     """The largest sampling key of the passages to train on, see `_sampling_keys`."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        passages = _to_train_on(self.index, self.start, self.end, self.max_key)
+        passages = _to_train_on(self.texts, self.max_key)
         with heartbeat.computing():
-            counts = count_words(_texts(Path(self.spool), passages, "word counting", heartbeat))
+            counts = count_words(_texts(Path(self.texts.spool), passages, "word counting", heartbeat))
             write_table(counts, Path(f"{prefix}.words"))
         return {"divided": counts.num_divided, "longest": counts.longest}
 
@@ -171,31 +161,24 @@ class TrainOnCountsTask(Task):
 
 
 @dataclass(frozen=True)
-class TrainTokenizerTask(Task):
-    """Task that trains a tokenizer on the passages to train on from `start` to `end` (excluded).
+class TrainTokenizerTask(TextsTask):
+    """Task that trains a tokenizer on the passages to train on among some passages.
 
-    `start` and `end` are positions in the index file, which lists all passages. The task writes the content of the
-    tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
+    The task writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of
+    `run`.
     """
 
     kind: str
     """Name of the tokenizer to train, a key of `tokenizers.TOKENIZERS`."""
     vocab_size: int
-    spool: str
-    """Path of the spool folder, which contains the text of the passages."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
-    start: int
-    end: int
+    texts: Texts
     max_key: int
     """The largest sampling key of the passages to train on, see `_sampling_keys`."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         with heartbeat.computing():
-            passages = _to_train_on(self.index, self.start, self.end, self.max_key)
-            texts = _texts(Path(self.spool), passages, "tokenizer training", heartbeat)
+            passages = _to_train_on(self.texts, self.max_key)
+            texts = _texts(Path(self.texts.spool), passages, "tokenizer training", heartbeat)
             content = TOKENIZERS[self.kind].train(texts, self.vocab_size)
         Path(f"{prefix}.tokenizer").write_bytes(content)
         return {}

@@ -16,9 +16,9 @@ from data_prep.dividing import layout
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype
 from data_prep.errors import Unworkable
-from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps
+from data_prep.leakage.overlap import count_overlaps, find_overlaps
 from data_prep.reading.facts import documents_path
-from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, is_training, write_index
+from data_prep.reading.index import ENTRY, INDEX, Index, Texts, byte_ranges, is_training, write_index
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.read import Shard, make_entries
 from data_prep.reading.spool import SpoolTask
@@ -235,8 +235,7 @@ class HeldOut(NamedTuple):
             # In a chronological stream, the held-out text of all periods is stored together.
             which = [number for number, split in enumerate(index.splits) if split.rpartition("/")[2] == name]
             if which:
-                place = (str(index.path), index.sha256, str(index.spool))
-                texts.append(Texts(*place, index.cuts[which[0]], index.cuts[which[-1] + 1]))
+                texts.append(index.texts(index.cuts[which[0]], index.cuts[which[-1] + 1]))
         return texts
 
 
@@ -248,8 +247,7 @@ def measure_leakage(index: Index, where: HeldOut) -> dict:
         where: where to find the validation and test set. With --extend, they are compared with the new mega-batches.
     """
     work = where.work.within("leakage")
-    start, end = index.training()
-    training = Texts(str(index.path), index.sha256, str(index.spool), start, end)
+    training = index.texts(*index.training())
     measured = where.measured(index)
     held_out = {(name, n): texts for name, parts in measured.items() for n, (texts, _) in enumerate(parts)}
     found = find_overlaps(work, NGRAM_WORDS, list(held_out.values()), training, keep_ngrams=True)
@@ -289,7 +287,7 @@ def without_overlaps(
     index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
     held_out = [*where.texts(index), *read_benchmarks(settings, work)]
     start, end = index.training()
-    training = Texts(str(path), index.sha256, str(index.spool), start, end)
+    training = index.texts(start, end)
     found = find_overlaps(work, settings.decontaminate, held_out, training, keep_ngrams=False)
     for benchmark, count in zip(reversed(settings.decontaminate_against), reversed(found.too_short), strict=False):
         if count:

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from data_prep.accounts import count_documents
-from data_prep.reading.index import byte_ranges, read_index
+from data_prep.reading.index import Texts, TextsTask, byte_ranges
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes_of
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
@@ -39,41 +39,15 @@ _BATCH_BYTES = 1 << 16
 """Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
 
 
-class Texts(NamedTuple):
-    """Some texts: every `step`-th entry from `start` (included) to `end` (excluded) of an index file."""
-
-    path: str
-    """Path of the index file, which contains an index entry (`index.ENTRY`) per text."""
-    sha256: str
-    """SHA-256 digest of the index file."""
-    spool: str
-    """Path of the spool folder, which contains the texts."""
-    start: int
-    end: int
-    step: int = 1
-
-    def entries(self) -> np.ndarray:
-        """Return the index entry of each text."""
-        return read_index(Path(self.path))[self.start : self.end : self.step]
-
-    def divided(self) -> list["Texts"]:
-        """Divide the texts into parts, one for each task."""
-        num_bytes = self.entries()["num_bytes"]
-        most = min(max(TASK_BYTES, int(num_bytes.sum(dtype=np.int64)) // _MANY_TASKS), _MAX_TASK_BYTES)
-        # Each part begins at a multiple of `step`, so that together the parts contain the same texts.
-        ranges = byte_ranges(num_bytes, 0, len(num_bytes), most)
-        return [
-            self._replace(start=self.start + first * self.step, end=min(self.start + last * self.step, self.end))
-            for first, last in ranges
-        ]
-
-
-class TextsTask(Task):
-    """A task whose field `texts` is a `Texts` object."""
-
-    @classmethod
-    def from_fields(cls, values: dict) -> "TextsTask":
-        return cls(**values | {"texts": Texts(*values["texts"])})
+def divided(texts: Texts) -> list[Texts]:
+    """Divide texts into parts, one for each task."""
+    num_bytes = texts.entries()["num_bytes"]
+    most = min(max(TASK_BYTES, int(num_bytes.sum(dtype=np.int64)) // _MANY_TASKS), _MAX_TASK_BYTES)
+    # Each part begins at a multiple of `step`, so that together the parts contain the same texts.
+    return [
+        texts._replace(start=texts.start + first * texts.step, end=min(texts.start + last * texts.step, texts.end))
+        for first, last in byte_ranges(num_bytes, 0, len(num_bytes), most)
+    ]
 
 
 def range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
@@ -182,18 +156,18 @@ def find_overlaps(work: WorkFolder, size: int, held_out: Sequence[Texts], traini
         training: the training texts.
         keep_ngrams: whether to return the hashes of the n-grams, which are kept in memory.
     """
-    divided = [part.divided() for part in held_out]
-    hashing = [NgramsTask(texts, size) for parts in divided for texts in parts]
+    held_out_parts = [divided(part) for part in held_out]
+    hashing = [NgramsTask(texts, size) for parts in held_out_parts for texts in parts]
     step = work.run("ngrams", hashing)
     results = step.results()
     counts, of_tasks = [result["ngrams"] for result in results], iter(results)
-    too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in divided]
+    too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in held_out_parts]
     num_parts = min(max(1, -(-sum(counts) // _MERGED_NGRAMS)), _MAX_PARTS)
     # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
     merging = [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)]
     merge = work.run("merge", merging)
-    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in training.divided()]
+    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in divided(training)]
     scan = work.run("scan", scanning, "search for held-out text")
     found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scanning)))
     overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
@@ -336,7 +310,7 @@ def count_overlaps(
     """
     path = work.folder / "found.ngrams"
     ngrams.tofile(path)
-    parts = {name: texts.divided() for name, texts in held_out.items()}
+    parts = {name: divided(texts) for name, texts in held_out.items()}
     sha256 = sha256_of(path)
     tasks = [CoverTask(texts, size, str(path), sha256) for name in parts for texts in parts[name]]
     step = work.run("cover", tasks)

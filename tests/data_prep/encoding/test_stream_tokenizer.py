@@ -1,10 +1,12 @@
 """The division of the training text of the tokenizer into tasks."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from data_prep.encoding import stream_tokenizer
-from data_prep.reading.index import ENTRY
+from data_prep.reading.index import ENTRY, Index
 from data_prep.running.tasks import Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.running.workers import Workers
@@ -29,7 +31,8 @@ def test_there_are_few_enough_tables_to_open_all_of_them(tmp_path, monkeypatch, 
     monkeypatch.setattr(Step, "results", lambda step: [])
     num_bytes = np.array([1, 1_000_000] * pairs, np.int64)  # each passage can be a range of its own
     all_passages = np.arange(len(num_bytes))
+    index = Index(Path("index"), "", Path("spool"), [], [])
     work = WorkFolder(tmp_path, executor=Workers)
-    step = stream_tokenizer._count_words(("spool", "index", ""), num_bytes, all_passages, 0, work)
+    step = stream_tokenizer._count_words(index, num_bytes, all_passages, 0, work)
     assert len(step.tasks) <= stream_tokenizer.MAX_TABLES + 1
     assert step.tasks[-1].end == len(num_bytes)

@@ -10,9 +10,9 @@ import pytest
 from data_prep.cli import main
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, sequence_sizes
 from data_prep.leakage.measure import decoded_texts
-from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps, ngrams_of
+from data_prep.leakage.overlap import count_overlaps, divided, find_overlaps, ngrams_of
 from data_prep.reading import spool
-from data_prep.reading.index import ENTRY
+from data_prep.reading.index import ENTRY, Texts
 from data_prep.reading.spool import read_text, text_path
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.work_folder import WorkFolder
@@ -100,7 +100,7 @@ def test_tasks_read_more_text_if_there_is_much_and_read_it_in_the_order_of_the_s
     for many, most, expected in ((4000, 1000, 50), (10, 1000, 10), (10, 40, 34)):
         monkeypatch.setattr("data_prep.leakage.overlap._MANY_TASKS", many)
         monkeypatch.setattr("data_prep.leakage.overlap._MAX_TASK_BYTES", most)
-        parts = texts.divided()
+        parts = divided(texts)
         assert expected <= len(parts) <= 1.2 * expected
         assert np.array_equal(np.concatenate([part.entries() for part in parts]), entries)
     offsets: list[int] = []
