@@ -22,6 +22,7 @@ REMOVED = {
     "--mask-pii": "give --filter a function that returns the text that datatrove's PIIFormatter makes",
     "--duplicate-paragraphs": "give --filter a function that removes the lines of menus and notices",
     "--keep-removed": "stream.json counts the removed documents by reason",
+    "--hold-out": "--partition chronological holds out whole documents",
     "--cut-dates": "make the stream of the first period, and add each later one by --extend",
     "--stall-seconds": "a worker counts as hung after 40 seconds without progress, with --executor slurm after 300",
 }

@@ -17,7 +17,6 @@ from data_prep.accounts import check_accounts
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
-from data_prep.dividing.hold_out import document_layout, keep_documents
 from data_prep.dividing.layout import share_rows, strata_of, wanted_words_of, words_by_source
 from data_prep.dividing.partition import CutTask
 from data_prep.encoding.documents import write_documents
@@ -164,9 +163,11 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:
-        by_documents = settings.hold_out == "documents" or is_chronological(settings, description)
-        keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
-        is_kept = keep(passages, wanted_words, base.num_extensions + 1 if base else 0)
+        number = base.num_extensions + 1 if base else 0
+        if is_chronological(settings, description):
+            is_kept = layout.keep_documents(passages, wanted_words, number, seed)
+        else:
+            is_kept = layout.keep_words(passages, wanted_words, number)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += share_rows(spooled, passages, dropped)
     valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
@@ -180,13 +181,7 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
 def _without_copies(
     settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
-    """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed.
-
-    Returns:
-        Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which documents are
-        copies; None if the setting `duplicates` is "keep". Third, a table for stream.json, which lists how many
-        documents and words of each source were removed, by cleaning and as copies.
-    """
+    """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed."""
     table = list(spooled.removed)
     if settings.duplicates == "keep":
         return spooled.documents, None, table
@@ -237,8 +232,6 @@ def _write_index(
         first = description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, strata, num_mega_batches)
-    elif settings.hold_out == "documents":
-        order, cuts = document_layout(passages, strata, *sizes, settings.seed, settings.partition != "equal")
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = make_layout(passages, strata, *sizes)

@@ -66,8 +66,7 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
         settings = dataclasses.replace(settings, **of_stream, given=given)
     except ValueError as error:  # for example, the stream was made by a release with other languages
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
-    holds_out_documents = stream["settings"].get("hold_out") == "documents" or "periods" in stream
-    if holds_out_documents and settings.duplicates == "keep":
+    if "periods" in stream and settings.duplicates == "keep":
         raise PrepError(
             "this stream holds out whole documents, so it cannot be extended with --duplicates "
             "keep, which could add copies of them to a mega-batch: omit --duplicates."
@@ -145,15 +144,7 @@ def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Map
 def _extended(
     settings: PrepSettings, stream: Mapping, added: Mapping, fingerprints: Mapping[str, str], digests: Mapping[str, str]
 ) -> dict:
-    """Return the content of stream.json after an extension.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        stream: the content of stream.json before.
-        added: what `build_stream` returned.
-        fingerprints: source name -> digest of the names, sizes and modification times of the input files.
-        digests: the digests of the files that the settings name.
-    """
+    """Return the content of stream.json after an extension."""
     first, last = stream["num_mega_batches"] + 1, stream["num_mega_batches"] + added["num_mega_batches"]
     identity = settings.identity()
     extension = {
@@ -177,12 +168,7 @@ def _extended(
 
 
 def _added_periods(stream: Mapping, added: Mapping) -> dict:
-    """Return the entry of stream.json with all periods of an extended chronological stream; {} for other streams.
-
-    Args:
-        stream: the content of stream.json.
-        added: the description of the extension.
-    """
+    """Return the entry of stream.json with all periods of an extended chronological stream; {} for other streams."""
     return {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
 
 
@@ -192,12 +178,6 @@ def _check_finished_extension(
     """Check mega-batches that an earlier call of alma-prep --extend added from the input files of this call.
 
     Raise PrepError if they were made with other settings, or if the stream is damaged.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        stream: the content of stream.json.
-        extension: the entry in stream.json that describes these mega-batches.
-        digests: the digests of the files that the settings name.
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
@@ -231,11 +211,6 @@ def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> di
     manifest.json lists all shards with their digests, and all input files. The file already lists the shards and inputs
     of this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
     manifest.json and before it wrote stream.json.
-
-    Args:
-        manifest: the content of manifest.json.
-        num_mega_batches: number of mega-batches before the extension.
-        number: number of the extension, from 1.
     """
     outputs = {
         name: output
@@ -310,16 +285,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
 
 
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
-    """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the files of each source.
-        stream: the content of stream.json.
-
-    Raises:
-        PrepError: if the stream was made with other settings or from other files, or is damaged.
-    """
+    """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json."""
     check_same_stream(settings, files, stream)
     check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
     remove_finished_work(settings.out, len(stream.get("extensions", [])))

@@ -343,11 +343,7 @@ def sorted_unique(records: np.ndarray, counts: np.ndarray | None = None) -> tupl
 
 
 def _buckets(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position where the run of equal hashes of each hash starts, and the length of this run, int64 [n].
-
-    Args:
-        hashes: sorted hashes, shape [n].
-    """
+    """Return the position where the run of equal hashes of each hash starts, and the length of this run, int64 [n]."""
     is_start = np.ones(len(hashes), bool)
     is_start[1:] = hashes[1:] != hashes[:-1]
     starts = np.flatnonzero(is_start)

@@ -219,11 +219,6 @@ def _write_sketches(path: Path, which: np.ndarray, signatures: Sequence[Signatur
     The documents are in random order, so reading them in this order would read a small piece of a file at a time.
     Instead, the new file is divided into blocks. First, the sketches of each signature file are put into their blocks,
     file by file. Then each block is sorted. So each sketch is read and written twice, and many together.
-
-    Args:
-        path: the file to write.
-        which: the indices of the documents, in the order in which their sketches are written.
-        signatures: the signature files of all documents.
     """
     counts = [each.num_documents for each in signatures]
     place = np.full(sum(counts), -1, np.int32 if len(which) < 2**31 else np.int64)

@@ -171,15 +171,7 @@ def find_near_copies(work: WorkFolder, corpus: Corpus) -> tuple[np.ndarray, np.n
 
 
 def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs: np.ndarray) -> np.ndarray:
-    """Compare the texts of pairs, and return the pairs that are near copies.
-
-    Args:
-        work: the work folder.
-        number: how often `find_near_copies` has called this function before.
-        corpus: the signature files and the order of all documents.
-        sha256: digest of the corpus.
-        pairs: the pairs to compare.
-    """
+    """Compare the texts of pairs, and return the pairs that are near copies."""
     # Put all pairs of a worse document together. Its text is then read once, and the better documents are often the
     # same as those of the previous document, whose n-grams are still in the cache.
     pairs = pairs[np.lexsort((pairs["better"], pairs["worse"]))]
@@ -238,12 +230,7 @@ class CompareTask(Task):
 
 @functools.lru_cache(maxsize=128)  # cached, because opening the file takes as long as to compare two documents
 def _documents(path: str, sha256: str) -> np.ndarray:
-    """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped.
-
-    Args:
-        path: the file.
-        sha256: digest of the corpus. Only the cache uses it: in another corpus, the file may be another one.
-    """
+    """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped."""
     return np.load(path, mmap_mode="r")
 
 

@@ -181,12 +181,6 @@ def _hold_out(documents: _Documents, start: int, end: int, is_candidate: np.ndar
 
     Documents are taken in the shuffled order, first for validation and then for the test, until their number of words
     is nearest to the wanted one. At least one document is taken for each.
-
-    Args:
-        documents: all documents.
-        start, end: the documents of the period are those from `start` (included) to `end` (excluded).
-        is_candidate: bool [end - start], which documents can be validated on.
-        held_out: how much text is held out, as fractions of the words of the period.
     """
     part_of = np.ones(end - start, np.int8)
     total = int(documents.num_words[start:end].sum())

@@ -21,6 +21,9 @@ from data_prep.errors import Unworkable
 from data_prep.reading.read import Spooled, source_name
 from data_prep.sources import Files
 
+_ROUNDS = 100
+"""Maximum number of times that `choose` goes through the documents."""
+
 
 def by_key(entries: np.ndarray, which: np.ndarray | None = None, purpose: str | None = None) -> np.ndarray:
     """Return the indices that sort entries by key.
@@ -179,6 +182,63 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int], number: int) -> np.
         which = by_key(passages, np.flatnonzero(passages["source"] == source), share_purpose(number))
         kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
     return kept
+
+
+def keep_documents(passages: np.ndarray, wanted: dict[int, int], number: int, seed: int) -> np.ndarray:
+    """Return a bool mask of the passages to keep, so that each source has about the wanted number of words.
+
+    Unlike `keep_words`, this function keeps all passages of a document, or none.
+
+    Args:
+        passages: the index entry (`index.ENTRY`) of each passage.
+        wanted: number of words to keep, by source index.
+        number: 0 for a new stream, else the number of the extension, from 1.
+        seed: the seed of the stream.
+    """
+    hashes = np.ascontiguousarray(passages["document"]).view("S16")
+    _, first, of_passage = np.unique(hashes, return_index=True, return_inverse=True)
+    num_words = np.bincount(of_passage, passages["num_words"].astype(np.float64)).astype(np.int64)
+    # The sort key of a passage cannot be used: a document with many passages would have a small one more often.
+    halves = np.ascontiguousarray(passages["document"][first]).view(">u8").reshape(-1, 2).astype(np.uint64)
+    entries = np.empty(len(first), [("key", "V16")])
+    entries["key"] = np.ascontiguousarray(mixed_bits(halves, seed).astype(">u8")).view("V16").reshape(-1)
+    is_kept = np.zeros(len(first), bool)
+    for source, wanted_words in wanted.items():
+        which = np.flatnonzero(passages["source"][first] == source)
+        order = by_key(entries, which, share_purpose(number))
+        is_kept[order[choose(num_words[order], wanted_words)]] = True
+    return is_kept[of_passage]
+
+
+def choose(num_words: np.ndarray, target: int) -> np.ndarray:
+    """Return the sorted positions of documents that together have about `target` words.
+
+    As many of the first documents are chosen as fit, and then the one with which the sum is nearest to the target, if
+    it is nearer than without. Only if this sum is not within 2% of the target, later documents that fit are chosen
+    first. If what is missing were always filled like this, short documents would be chosen far more often than long
+    ones.
+
+    Args:
+        num_words: int [n], the number of words of each document.
+        target: number of words.
+    """
+    is_chosen, start, missing = np.zeros(len(num_words), bool), 0, target
+    best = None
+    for _ in range(_ROUNDS):
+        fits = start + np.flatnonzero(num_words[start:] <= missing)
+        sums = np.cumsum(num_words[fits], dtype=np.int64)
+        count = int(np.searchsorted(sums, missing, side="right"))
+        if count:
+            is_chosen[fits[:count]] = True
+            start, missing = int(fits[count - 1]) + 1, missing - int(sums[count - 1])
+        distances = np.where(is_chosen, missing, np.abs(num_words - missing))
+        best = int(np.argmin(distances)) if len(distances) and distances.min() < missing else None
+        distance = missing if best is None else int(distances[best])
+        if not count or 50 * distance <= target:
+            break
+    if best is not None:
+        is_chosen[best] = True
+    return np.flatnonzero(is_chosen)
 
 
 def share_purpose(number: int) -> str:
@@ -369,10 +429,6 @@ def _nearest(cumulative: np.ndarray, target: int) -> int:
     """Return the number k for which the number of words in the first k passages is nearest to `target`.
 
     If two values of k are equally good, the smaller one is returned.
-
-    Args:
-        cumulative: the result of `_cumulative`.
-        target: number of words.
     """
     after = min(int(np.searchsorted(cumulative, target)), len(cumulative) - 1)
     if after > 0 and target - cumulative[after - 1] <= cumulative[after] - target:

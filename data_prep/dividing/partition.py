@@ -163,11 +163,6 @@ def _joined(cuts: list[int], starts: np.ndarray, passage_words: int) -> Iterator
 
     A part with more than `passage_words` words is not cut, so its passage is longer than `passage_words` words. A part
     without words, such as a blank line, is always joined with another part.
-
-    Args:
-        cuts: the positions at which parts begin, and the end of the last part.
-        starts: the positions at which words begin.
-        passage_words: number of words of a passage.
     """
     words_before = np.searchsorted(starts, cuts).tolist()
     first = 0

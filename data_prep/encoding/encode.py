@@ -181,12 +181,7 @@ def _parts(task: Task) -> range:
 
 
 def _text_counts(passages: np.ndarray, heartbeat: Heartbeat) -> dict:
-    """Return the number of documents, passages, words and bytes of a split.
-
-    Args:
-        passages: the index entry (`index.ENTRY`) of each passage of the split, memory-mapped.
-        heartbeat: the heartbeat of the task.
-    """
+    """Return the number of documents, passages, words and bytes of a split."""
     documents, words, num_bytes = np.empty(len(passages), "V16"), 0, 0
     for start in range(0, len(passages), _ROWS):
         heartbeat.beat("counting words and documents")

@@ -86,15 +86,7 @@ def _to_train_on(texts: Texts, max_key: int) -> np.ndarray:
 
 
 def _count_words(index: Index, num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder) -> Step:
-    """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`.
-
-    Args:
-        index: the passages in their final order.
-        num_bytes: the length of every passage of the index file in bytes.
-        chosen: the numbers of the passages to train on.
-        max_key: the largest sampling key of these passages.
-        work: the work folder.
-    """
+    """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`."""
     sizes = num_bytes[chosen]
     # Long passages can make ranges that have only half as many bytes. So plan with half as many tables.
     most = max(TASK_BYTES, -(-2 * int(sizes.sum(dtype=np.int64)) // MAX_TABLES))

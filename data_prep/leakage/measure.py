@@ -110,10 +110,6 @@ def _passages(path: Path, dtype: str) -> np.ndarray:
     """Return the positions in a .bin file where each passage starts and where it ends, int64 [number of passages, 2].
 
     The position where a passage ends is that of its end-of-sequence token.
-
-    Args:
-        path: the .bin file. The .idx file must be beside it.
-        dtype: the integer type of the tokens.
     """
     index = path.with_suffix(".idx")
     count = (index.stat().st_size - IDX_HEADER_BYTES) // IDX_SEQUENCE_BYTES

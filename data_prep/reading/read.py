@@ -229,9 +229,6 @@ def _read_without_future_dates(settings: PrepSettings, tasks: Sequence[SpoolTask
 
     The tasks do not know the time, because they must be the same tasks tomorrow. The tasks that read such documents are
     done again with a limit, which is the latest of their other dates.
-
-    Raises:
-        PrepError: if there are such documents, unless the setting undated is "drop".
     """
     results = _read(settings, tasks, work)
     tomorrow = int(f"{datetime.now(UTC) + timedelta(days=1):%Y%m%d}235959")
@@ -276,10 +273,6 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
 
     Return two values. First, the entry of each source in stream.json (see `Spooled.records`). Second, what cleaning
     removed and changed (see `Spooled.removed`).
-
-    Args:
-        files: the files of each source.
-        results: for each source, the number and the result of each task that reads its files.
     """
     records: list[dict] = []
     removed: list[dict] = []
@@ -317,10 +310,6 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
     A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records,
     pages or rows are bad counts as num_bad / (num_bad + num_documents). num_bad is the number of bad lines, records,
     pages or rows of the file. num_documents is the number of documents that were read from the file.
-
-    Args:
-        skipped: what was skipped in the files of a source.
-        per_file: for each file, by name, the numbers [documents, words, bytes] that were read from it.
     """
     bad: dict[str, float] = {}
     for entry in skipped:
@@ -366,12 +355,6 @@ def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Seque
     """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
 
     With the setting undated="drop", raise no error.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        removed: what was removed, see `Spooled.removed`.
-        results: the result of each SpoolTask.
-        num_dated: number of documents that have a date.
     """
     reasons = (NO_DATE, UNREADABLE_DATE)
     num_undated = sum(row["documents"] for row in removed if row["step"] in reasons)

@@ -100,9 +100,6 @@ def _recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
     """Return the shards of a finished stream, with the digests that manifest.json records.
 
     The shards themselves are not read. For the arguments, see `check_bytes`.
-
-    Raises:
-        PrepError: if a shard is missing or has another size, or manifest.json is missing or cannot be read.
     """
     if not (out / MANIFEST).is_file():
         raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")

@@ -77,9 +77,6 @@ def _task_from(description: dict) -> Task:
     """Return the task with this description.
 
     This function imports the task's class, so that any worker on any machine can run the task.
-
-    Args:
-        description: the result of `Task.description`, parsed from JSON.
     """
     module, _, name = description["class"].partition(":")
     task_class = getattr(importlib.import_module(module), name)

@@ -195,13 +195,6 @@ def _check_unchanged(out: Path, base: Mapping | None) -> None:
     """Check that no other alma-prep has finished a stream or an extension in `out` since this one looked at `out`.
 
     This process must hold the lease, so that nothing can change after the check.
-
-    Args:
-        out: the stream folder.
-        base: the content of stream.json when this process read it; None if there was no stream.
-
-    Raises:
-        PrepError: if stream.json has changed.
     """
     try:
         found = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
@@ -259,10 +252,6 @@ def _lease_held(out: Path) -> Iterator[Path]:
 
     It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty. It
     yields the place where files are written before they are moved (see `fairseq_alma.core.fence`).
-
-    Raises:
-        PrepError: if another alma-prep holds the lease.
-        LeaseLostError: if another alma-prep has taken over the lease.
     """
     lease = Lease(out / WORK, guarded=out)
     with ExitStack() as at_end:
@@ -347,10 +336,6 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
     If the work folder contains nothing that this call can use, remove all files except the lease files. Return False if
     the earlier call was not interrupted, but ended because its settings did not fit the text: then it has not begun to
     move shards into `out`.
-
-    Raises:
-        PrepError: if the earlier call was interrupted and had other values of the settings in `reading`. The message
-            lists the differences.
     """
     previous = _previous_settings(out)
     # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
@@ -408,15 +393,6 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
     (mega-batches that are added to a stream), the shards of the existing stream are kept. A file at a path where the
     extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
     If `resumes` is False, the file may belong to the user, and an error is raised.
-
-    Args:
-        out: the stream folder.
-        settings: the settings of this call of alma-prep. For an extension, the entry "extension" is the number of the
-            extension, from 1.
-        resumes: True if unfinished work of an earlier call of alma-prep is continued.
-
-    Raises:
-        PrepError: if `resumes` is False and a file exists where a shard of the extension will be written.
     """
     names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
     if "extension" in settings:

@@ -270,12 +270,7 @@ def _end_server_at_exit(parent: int) -> None:
 
 
 def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> None:
-    """Initialize a new worker process. This function runs in the worker process.
-
-    Args:
-        environment: the environment variables of the parent process.
-        tokenizer_threads: number of threads that the tokenizers library may use.
-    """
+    """Initialize a new worker process. This function runs in the worker process."""
     os.environ.clear()
     os.environ.update(environment)
     # Set these environment variables now, because the tokenizers library reads them when it is first used.

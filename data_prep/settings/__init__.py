@@ -98,12 +98,6 @@ class PrepSettings:
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
         help="take the validation set only from sources of this kind, such as books; default: all kinds",
     )  # fmt: skip
-    hold_out: str = setting(
-        "passages", "--hold-out", _MEGA_BATCHES, choices=("passages", "documents"), fixed_by_stream=True,
-        help="what the validation set and the test set consist of. passages (default): a long document, such as a "
-        "book, has passages in all splits. documents: complete documents, of which no passage is in any mega-batch; "
-        "the sets are then only about as large as wanted. Shares also apply to complete documents",
-    )  # fmt: skip
     passage_words: int | None = setting(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
         help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
@@ -218,11 +212,6 @@ class PrepSettings:
             known = ", ".join(sorted({source.kind for source in self.sources}))
             raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
         parse_filters(self.filters)
-        if self.hold_out == "documents" and self.duplicates == "keep":
-            raise ValueError(
-                "hold_out=documents needs duplicates=near or exact: a copy of a held-out document could be in a "
-                "mega-batch, and a later extension could not find it"
-            )
         check_tokenizer(self.tokenizer)
         self._check_partition()
         self._check_numbers()

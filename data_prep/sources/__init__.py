@@ -206,11 +206,7 @@ def _check_readable(source: Source, kind: Kind, paths: Sequence[Path]) -> None:
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
-    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`.
-
-    Raises:
-        PrepError: if a path leads to no file, or to a named pipe, a socket or a device, which could be endless.
-    """
+    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`."""
     files = []
     for path in paths:
         try:

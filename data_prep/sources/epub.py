@@ -158,11 +158,7 @@ def _text_item(manifest: dict[str, dict[str, str]], name: str) -> dict[str, str]
 
 
 class _Archive:
-    """The files in an EPUB file.
-
-    Raises:
-        DamagedFile: if the file says that it is a decompression bomb, or more than _MAX_UNPACKED_BYTES are unpacked.
-    """
+    """The files in an EPUB file."""
 
     def __init__(self, archive: zipfile.ZipFile):
         members = archive.infolist()
@@ -242,9 +238,6 @@ def _decoded(content: bytes) -> str:
 
     A byte order mark counts most. Then comes UTF-8, because the declaration is often older than the last conversion,
     and text in another encoding is not valid UTF-8 by chance. Then come the encodings that are declared.
-
-    Raises:
-        UnicodeDecodeError: if the text is valid in none of these encodings.
     """
     from resiliparse.parse.encoding import map_encoding_to_html5
 

@@ -62,16 +62,7 @@ def documents(part: Part) -> Iterator[list[tuple[str, str, str] | Skipped]]:
 
 
 def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the document in each row, as (text, id, date).
-
-    Args:
-        part: the file.
-        bad: counts the rows that are skipped.
-        most_bytes: size of a column above which the file is a decompression bomb.
-
-    Raises:
-        DamagedFile: if the file has no column with text, or is a decompression bomb.
-    """
+    """Yield the document in each row, as (text, id, date)."""
     _use_little_memory()
     field, number = part.option("text_field"), 0
     for batch in _parquet_batches(part, most_bytes) if _is_parquet(part) else _arrow_batches(part):
@@ -99,11 +90,7 @@ def _is_parquet(part: Part) -> bool:
 
 
 def _columns(part: Part, names: list[str]) -> list[str]:
-    """Return the columns to read, first that with the text. `names` are the columns of the file.
-
-    Raises:
-        DamagedFile: if the file has no column with text.
-    """
+    """Return the columns to read, first that with the text. `names` are the columns of the file."""
     field = part.option("text_field")
     if field not in names:
         raise DamagedFile(f"no column '{field}': the columns are {', '.join(names)}")

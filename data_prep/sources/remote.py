@@ -99,11 +99,7 @@ def is_wanted(kind: str, name: str) -> bool:
 
 
 def _file_system(path: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it.
-
-    Raises:
-        PrepError: if fsspec, or the library for this protocol, is not installed.
-    """
+    """Return the file system of a URL, and the path in it."""
     try:
         import fsspec
 

@@ -80,11 +80,7 @@ def _main_text(html: str) -> str:
 
 
 def _http(block: bytes) -> Any:
-    """Parse an HTTP response. Return a fastwarc WarcRecord with the headers and the body, which is not decoded.
-
-    Raises:
-        OSError: if the headers cannot be parsed.
-    """
+    """Parse an HTTP response. Return a fastwarc WarcRecord with the headers and the body, which is not decoded."""
     from fastwarc.warc import WarcRecord
 
     response = WarcRecord()
@@ -144,14 +140,6 @@ def _decode(body: bytes, codings: list[str]) -> tuple[bytes, bool]:
 
     Many crawlers store the body decoded, but the headers unchanged. Therefore a coding is ignored if the body is not in
     this coding.
-
-    Args:
-        body: the body.
-        codings: the encodings in the order in which they were applied; see `_codings`.
-
-    Returns:
-        The decoded body; at most a few KB more than MAX_DOCUMENT_BYTES, if it is longer. And False if a coding was
-        ignored.
     """
     is_decoded = True
     for coding in reversed(codings):

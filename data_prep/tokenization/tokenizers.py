@@ -210,11 +210,7 @@ def _unknown_id(model: dict, tokenizer: "LibraryTokenizer") -> int:
 
 
 def _is_byte_level(described: dict) -> bool:
-    """Return True if a tokenizer.json is a byte-level BPE that has a symbol for each byte and does not change text.
-
-    Args:
-        described: the parsed content of tokenizer.json.
-    """
+    """Return True if a tokenizer.json is a byte-level BPE that has a symbol for each byte and does not change text."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     model, cutting = described["model"], described["pre_tokenizer"] or {}
@@ -408,9 +404,6 @@ def _is_byte_bpe(described: dict) -> bool:
 
     ByteBPE encodes words one by one. This gives the correct ids only for a BPE tokenizer that splits text like GPT-2
     and does not change the text.
-
-    Args:
-        described: the parsed content of tokenizer.json.
     """
     cutting = described.get("pre_tokenizer") or {}
     model = described.get("model") or {}

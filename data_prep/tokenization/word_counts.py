@@ -61,15 +61,7 @@ def split_words(texts: Sequence[str]) -> Words:
 
 
 def _starts(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return the positions at which words start.
-
-    Args:
-        data: uint8 [number of bytes], the texts in UTF-8, one after another.
-        ends: int64 [number of texts], the position after the last byte of each text.
-
-    Returns:
-        int64 [number of words].
-    """
+    """Return the positions at which words start."""
     if not len(data):
         return np.empty(0, np.int64)
     is_space = _ascii_space()[data]
@@ -113,12 +105,7 @@ def _ascii_space() -> np.ndarray:
 
 @functools.cache
 def _other_codes() -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Return the white space characters of more than one byte.
-
-    Returns:
-        bool [256]: whether such a character starts with a byte.
-        Number of bytes -> all such characters of this length, as the number that the bytes form.
-    """
+    """Return the white space characters of more than one byte."""
     letters = [chr(code).encode("utf-8") for code in range(128, 1 << 16) if re.match(_SPACE, chr(code))]
     first = np.isin(np.arange(256), [letter[0] for letter in letters])
     lengths = {len(letter) for letter in letters}

@@ -95,8 +95,8 @@ def write_sources(
 
 def random_options(folder, rng: random.Random) -> list[str]:
     """Return options that can be combined."""
-    partition = rng.choice(["equal", "documents", "chronological", "by-date", "as-given"])
-    duplicates = rng.choice(["near", "near", "exact", "exact" if partition == "documents" else "keep"])
+    partition = rng.choice(["equal", "chronological", "by-date", "as-given"])
+    duplicates = rng.choice(["near", "near", "exact", "keep"])
     options = ["--max-bad", "1", "--duplicates", duplicates]
     sometimes = [
         ["--filter", "my_filters:is_wanted"],
@@ -105,9 +105,7 @@ def random_options(folder, rng: random.Random) -> list[str]:
         ["--decontaminate", rng.choice(["8", "13"]), "--decontaminate-against", f"{folder}/quiz.jsonl"],
     ]
     options += [word for words in sometimes if rng.random() < 0.4 for word in words]
-    if partition == "documents":
-        options += ["--hold-out", "documents"]
-    elif partition in SNAPSHOTS:
+    if partition in SNAPSHOTS:
         options += ["--partition", partition]
     elif partition != "equal":
         options += ["--partition", "chronological", "--undated", "drop", "--test-words", "900"]
