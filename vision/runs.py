@@ -20,7 +20,7 @@ from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
-from fairseq_alma.core.stack_record import StackRecord
+from fairseq_alma.core.seed_record import SeedRecord
 from vision.backbones import backbone_for
 from vision.batches import Memory
 from vision.datasets import Dataset, check_dataset, load_dataset
@@ -36,6 +36,9 @@ from vision.settings import VisionSettings
 from vision.stream import Arrival, line_of, partition, stacked_stream, what_was_read
 
 logger = logging.getLogger(__name__)
+
+SAVE_SECONDS = 1.0
+"""Minimum time between two saves of the networks, in seconds (see `RunRecord`). A stage may take only milliseconds."""
 
 
 def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
@@ -115,7 +118,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         _refuse_other_seeds(out, folders)
         identity = identity_of(settings, dataset)
         records = [
-            RunRecord(
+            SeedRecord(
                 folder,
                 {**settings.to_json(), **identity, "seed": first_seed + number, "stacked_from": first_seed},
                 [arrival.digest for arrival in streams[number]],
@@ -143,7 +146,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         last_arrival = settings.num_arrivals if settings.wait == "auto" or not planned else planned[-1]
         files = (stages, last_arrival, settings.routing_examples)
         evaluate = ErrorRateEvaluator(dataset, inputs, device, *files, held_out, settings.has_error_matrix)
-        stream, record = stacked_stream(streams), StackRecord(records, learner.delete_old)
+        stream, record = stacked_stream(streams), RunRecord(records, SAVE_SECONDS, learner.delete_old)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 

@@ -46,7 +46,7 @@ FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
                        "sequences_per_update", "updates", "updates_per_mega_batch", "extra_updates", "cooldown_share",
                        "validations", "precision", "fairseq"),
 }  # fmt: skip
-"""For each half of the project: names of the settings that may change at a fork of a run (see RunRecord). They control
+"""For each half of the project: names of the settings that may change at a fork of a run (see SeedRecord). They control
 how a stage is trained, but not the model or the data."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")

@@ -61,7 +61,7 @@ def differing_settings(
 ) -> list[str]:
     """Return one line for each setting whose value differs from the value in settings.json of a run folder.
 
-    If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see RunRecord.
+    If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see SeedRecord.
     """
     if not (folder / "settings.json").exists():
         return []

@@ -1,7 +1,7 @@
 """A store of results by key. A key is a digest of all that a result depends on, so an equal key means an equal result.
 
 A store is a folder with one subfolder, an entry, for each key. An entry contains the files of a result, and the mark
-done.json with their sizes and digests, which is written last. It is made aside and then renamed. Several processes on
+entry.json with their sizes and digests, which is written last. It is made aside and then renamed. Several processes on
 several machines can use a store at the same time. Entries are only added, or replaced if they are damaged.
 """
 
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.fence import fence_of
 from fairseq_alma.core.files import read_json, sealed, sha256_of, sync, write_json
 
-_MARK = "done.json"
+_MARK = "entry.json"
 _ABANDONED_SECONDS = 86_400.0
 """Age in seconds after which an unfinished entry belongs to a process that was killed."""
 
@@ -112,14 +113,16 @@ class Store:
         """Context manager that yields an empty folder, and stores what the block writes into it. See `put`."""
         target = self._folder_of(key)
         target.parent.mkdir(parents=True, exist_ok=True)
-        for path in target.parent.glob(f"{key}.*.part"):
+        for path in target.parent.glob("*.part"):
             with suppress(OSError):  # another process may remove it at the same time
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
+        fence = fence_of(target)
+        is_fenced = fence is not None and fence.is_on_disk_of(target.parent)
         # Machines that share the folder may use the same process number.
-        aside = target.with_name(f"{key}.{uuid4().hex}.part")
-        aside.mkdir()
+        aside = (fence.place if fence and is_fenced else target.parent) / f"{key}.{uuid4().hex}.part"
         try:
+            aside.mkdir()
             yield aside
             files = known
             if files is None:
@@ -136,7 +139,9 @@ class Store:
                     target.rename(aside.with_suffix(".damaged.part"))
             try:
                 aside.rename(target)
-            except OSError:  # another process has just stored the same result
+            except OSError as error:  # another process has just stored the same result
+                if fence:
+                    fence.check(error)
                 if not target.exists():
                     raise
         finally:
@@ -145,12 +150,12 @@ class Store:
 
     def remove_all_but(self, keys: Collection[str]) -> None:
         """Remove all entries but those with these keys. Call it only if no other process uses the store."""
-        for path in self.folder.glob("*/*"):
+        for path in self.folder.glob("*"):
             if path.name not in keys:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _folder_of(self, key: str) -> Path:
-        return self.folder / key[:2] / key
+        return self.folder / key
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -253,7 +253,7 @@ class VisionLearner:
         if stage.replay:
             self.num_stored = num_kept_examples([*stage.past, *stage.new], stage.replay_memory)
         seconds = (time.perf_counter() - began) / len(self.seeds)
-        # Other networks are only written when the learner is saved (see `fairseq_alma.core.stack_record`).
+        # Other networks are only written when the learner is saved (see `fairseq_alma.core.run_record`).
         if self.settings.keep_stages or self.needs_networks_of_all_stages or (average and average.window):
             self._write_networks(stage.folder / "train")
         if self.settings.keep_stages:
