@@ -35,4 +35,4 @@ def test_there_are_few_enough_tables_to_open_all_of_them(tmp_path, monkeypatch, 
     work = WorkFolder(tmp_path, executor=Workers)
     step = stream_tokenizer._count_words(index, num_bytes, all_passages, 0, work)
     assert len(step.tasks) <= stream_tokenizer.MAX_TABLES + 1
-    assert step.tasks[-1].end == len(num_bytes)
+    assert step.tasks[-1].texts.end == len(num_bytes)
