@@ -19,7 +19,6 @@ from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
 from data_prep.dividing.layout import share_rows, strata_of, wanted_words_of, words_by_source
 from data_prep.dividing.partition import CutTask
-from data_prep.encoding.documents import write_documents
 from data_prep.encoding.encode import TASK_BYTES, encode
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
@@ -87,9 +86,8 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
         tokenizer_file = make_tokenizer(settings, index, work)
         symbols = check_vocabulary(settings, tokenizer_file)
         num_symbols = dictionary_size(len(symbols))
-    encoded = encode(index, tokenizer_file, num_symbols, work)
     names = [source_name(record) for record in spooled.records]
-    write_documents(index, names, spooled.source_of_shard, encoded.num_sequences, work)
+    encoded = encode(index, tokenizer_file, num_symbols, names, spooled.source_of_shard, work)
     described = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
     if periods is not None:
         described |= periods.described(encoded.splits)

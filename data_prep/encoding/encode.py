@@ -7,14 +7,16 @@ tokens of a split into the files of the split (see `join`).
 import collections
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.encoding.documents import write_documents
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
+from data_prep.reading.facts import facts_digest
 from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges, is_training
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
@@ -33,8 +35,9 @@ _ENDINGS = ("tokens", "sizes", "counts")
 
 
 def join_step(
-    encode: Step, tasks_of_split: Mapping[str, range], index: Index, dtype: str, num_symbols: int, folder: Path
-) -> Step:
+    encode: Step, tasks_of_split: Mapping[str, range], index: Index, dtype: str, num_symbols: int,
+    sources: Sequence[str], source_of_shard: Sequence[int], folder: Path,
+) -> Step:  # fmt: skip
     """Return the step that joins the tokens of each split: first `index.splits`, then `index.unions`.
 
     Args:
@@ -43,9 +46,11 @@ def join_step(
         index: the passages in their final order, and the splits.
         dtype: the integer type of stored tokens: uint16 or uint32.
         num_symbols: the size of the fairseq dictionary.
+        sources: the name of each source.
+        source_of_shard: index of the source of each spool file.
         folder: the folder of the step.
     """
-    tasks = []
+    tasks, named = [], (facts_digest(index.spool, len(source_of_shard)), list(sources), list(source_of_shard))
     for members in _members(index).values():
         parts = range(tasks_of_split[members[0]].start, tasks_of_split[members[-1]].stop)
         digest = hashlib.sha256()
@@ -53,7 +58,7 @@ def join_step(
             digest.update(f"{encode.tasks[number].description()}\n".encode())
         start, end = index.cuts[index.splits.index(members[0])], index.cuts[index.splits.index(members[-1]) + 1]
         place = (str(encode.folder), parts.start, parts.stop, digest.hexdigest())
-        tasks.append(JoinTask(*place, index.texts(start, end), dtype, num_symbols))
+        tasks.append(JoinTask(*place, index.texts(start, end), dtype, num_symbols, *named))
     return Step(folder, tasks)
 
 
@@ -82,8 +87,8 @@ def remove_outdated(join: Step, joined: Mapping[int, dict]) -> None:
 
 def join_tokens(
     encode: Step, join: Step, joined: Mapping[int, dict], index: Index, work: WorkFolder
-) -> tuple[dict[str, dict], list[list[int]]]:
-    """Write the fairseq dataset of every split into the work folder, and remove the files that were joined.
+) -> dict[str, dict]:
+    """Write the files of every split into the work folder, and remove the files that were joined.
 
     Args:
         encode: the step that encodes the passages. The tasks of all splits that are not joined must be finished.
@@ -93,8 +98,7 @@ def join_tokens(
         work: the work folder.
 
     Returns:
-        For each split, its entry in stream.json, and [passage, number of sequences] of each passage that is stored as
-        several sequences.
+        For each split, its entry in stream.json.
     """
     # In a chronological stream, the held-out text of a period is part of two splits.
     uses = collections.Counter(number for task in join.tasks for number in _parts(task))
@@ -115,21 +119,21 @@ def join_tokens(
     for number, name in enumerate(_members(index)):
         for ending in ("bin", "idx"):
             work.add_shard(f"{split_prefix(Path(), name)}.{ending}", *join.file(number, ending))
+        work.add_shard(f"documents/{name}.parquet", *join.file(number, "parquet"))
         splits[name] = results[number]["split"] | {"sha256": join.file(number, "bin")[1]["sha256"]}
-    long = [one for result in results[: len(index.splits)] for one in result["long"]]
-    return splits, long
+    return splits
 
 
 @dataclass(frozen=True)
 class JoinTask(TextsTask):
     """Task that joins the tokens of a split.
 
-    The task writes three files. PREFIX is the argument `prefix` of `run`.
+    The task writes these files. PREFIX is the argument `prefix` of `run`.
         PREFIX.bin, PREFIX.idx: the fairseq dataset of the split.
+        PREFIX.parquet: the document that each sequence comes from (see `documents`).
         PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
 
-    The result of the task contains the entry of the split in stream.json ("split"), without its digest, and
-    [passage, number of sequences] for each passage that is stored as several sequences ("long").
+    The result of the task is the entry of the split in stream.json ("split"), without its digest.
     """
 
     parts: str
@@ -145,6 +149,12 @@ class JoinTask(TextsTask):
     """The passages of the split."""
     dtype: str
     num_symbols: int
+    facts_sha256: str
+    """Digest of the ids and dates of all documents, see `facts.facts_digest`."""
+    sources: list[str]
+    """The name of each source."""
+    source_of_shard: list[int]
+    """Index of the source of each spool file."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         counts = np.zeros(self.num_symbols, np.int64)
@@ -166,7 +176,9 @@ class JoinTask(TextsTask):
         counts.tofile(f"{prefix}.counts")
         split = _text_counts(self.texts.entries(), heartbeat)
         split |= {"sequences": num_sequences, "tokens": num_tokens} | ({"lost": lost} if lost else {})
-        return {"split": split, "long": long}
+        documents = (self.sources, self.source_of_shard, long)
+        write_documents(Path(f"{prefix}.parquet"), self.texts, *documents, heartbeat)
+        return {"split": split}
 
 
 def _members(index: Index) -> dict[str, list[str]]:
@@ -215,17 +227,20 @@ class Encoded(NamedTuple):
     counts: np.ndarray
     """int [dictionary size]: number of occurrences of each fairseq id in the encoded mega-batches. The validation
     set and the test set are not counted."""
-    num_sequences: np.ndarray
-    """int [n, 2]: (passage, number of sequences) of each passage that is stored as several sequences."""
 
 
-def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder) -> Encoded:
-    """Encode all passages and write the fairseq dataset of every split into the work folder.
+def encode(
+    index: Index, tokenizer_file: Path, num_symbols: int, sources: Sequence[str], source_of_shard: Sequence[int],
+    work: WorkFolder,
+) -> Encoded:  # fmt: skip
+    """Encode all passages, and write the files of every split into the work folder.
 
     Args:
         index: the passages in their final order, and the splits.
         tokenizer_file: the tokenizer file of the stream.
         num_symbols: the size of the fairseq dictionary.
+        sources: the name of each source.
+        source_of_shard: index of the source of each spool file.
         work: the work folder.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
@@ -244,21 +259,22 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     assert work.executor is not None
     step = Step(work.folder / "encode", tasks)
-    join = join_step(step, tasks_of_split, index, dtype, num_symbols, work.folder / "join")
+    named = (sources, source_of_shard)
+    join = join_step(step, tasks_of_split, index, dtype, num_symbols, *named, work.folder / "join")
     joined = join.finished()
     remove_outdated(join, joined)
     # The tokens of a split were removed when they were joined, so they are not encoded again.
     numbers = tasks_to_join(join, joined)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(work.executor, lambda number: bar.advance(weights[number]), numbers=numbers)
-    splits, long = join_tokens(step, join, joined, index, work)
+    splits = join_tokens(step, join, joined, index, work)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
     counts = np.zeros(num_symbols, dtype=np.int64)
     for number, name in enumerate(index.splits):
         if is_training(name):
             counts += np.fromfile(f"{join.prefix(number)}.counts", np.int64)
-    return Encoded(splits, counts, np.array(long, np.int64).reshape(-1, 2))
+    return Encoded(splits, counts)
 
 
 @dataclass(frozen=True)
