@@ -1,4 +1,4 @@
-"""Remove unwanted documents: other languages, low quality, and what filters of the user find.
+"""Remove unwanted documents: other languages, low quality (the rules of Gopher), and what filters of the user find.
 
 A filter can also change the text of a document.
 """

@@ -92,7 +92,7 @@ def mixed(
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        strata: int [number of sources], index of the stratum of each source (see `shares.strata_of`).
+        strata: int [number of sources], index of the stratum of each source (see `strata_of`).
         which: indices into `passages` of the passages to order; None: all passages.
         random_starts: if True, use a random point of the subintervals and not the midpoint.
         purpose: what the shuffled order decides (see `by_key`). None: the stored keys are used.
@@ -329,7 +329,7 @@ def drifting_layout(
 ) -> Layout:
     """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
-    Each mega-batch contains text of one snapshot (point in time, see `snapshots`), so mega-batches can have different
+    Each mega-batch contains text of one snapshot (point in time, see `dates`), so mega-batches can have different
     sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_strata` is given, only
     words from sources of these strata are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
     every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.

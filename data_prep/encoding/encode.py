@@ -1,7 +1,7 @@
 """Encode passages as tokens, in the final order of the passages, and write fairseq's dataset files.
 
 The passages of a split are divided among several tasks, which write tokens to temporary files. Another task joins the
-tokens of a split into the files of the split (see `join`).
+tokens of a split into the files of the split (see `JoinTask`).
 """
 
 import collections

@@ -23,12 +23,12 @@ ENTRY = np.dtype(
         ("num_bytes", np.int32),
         ("num_words", np.int32),
         ("source", np.int16),  # index of the source in the list of sources
-        ("group", np.int16),  # index of the snapshot (point in time, see `snapshots`); 0 in a stream without snapshots
+        ("group", np.int16),  # index of the snapshot (point in time, see `dates`); 0 in a stream without snapshots
         ("passage", np.int32),  # index of the passage in its document; 0 if the document is not cut
     ]
 )
 # What the spool stores about a document, 68 bytes. It depends only on the document and its place in the spool file, so
-# that text that was read once can be used with any seed, share or division into splits (see `entries`).
+# that text that was read once can be used with any seed, share or division into splits (see `read.make_entries`).
 SPOOLED = np.dtype(
     [
         ("identity", "V32"),  # SHA-256 digest of the document's text

@@ -64,7 +64,7 @@ class Spooled(NamedTuple):
     removed: list[dict]
     """The rows of the table "cleaning" in stream.json about what cleaning removed and changed."""
     snapshots: list[str] | None
-    """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
+    """Names of the snapshots (see `dates`), if the stream has one mega-batch per snapshot; else None."""
     dates: np.ndarray | None = None
     """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
     source_of_shard: Sequence[int] = ()

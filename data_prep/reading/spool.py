@@ -1,7 +1,7 @@
 """The spool: a folder of plain files (spool files) with the text of all documents that pass cleaning.
 
 Beside each spool file, a file describes its documents (`index.SPOOLED`): the digest and the position of the text, and
-the number of words. The step `entries` makes the index entries of the documents from it.
+the number of words. `read.make_entries` makes their index entries from it.
 
 With the spool, each source (for example a folder with compressed files) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.

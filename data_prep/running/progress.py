@@ -1,4 +1,4 @@
-"""Print progress on stderr while alma-prep works."""
+"""Print progress on stderr while alma-prep works, and end it in good order when it is interrupted."""
 
 import signal
 import sys

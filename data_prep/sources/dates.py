@@ -1,4 +1,4 @@
-"""Read the dates of documents and of files, and write them as text.
+"""Read the dates of documents and of files, write them as text, and group files by snapshot.
 
 A date is stored as one number, YYYYMMDDhhmmss in UTC, in which missing parts are 0: 18630000000000 is the year 1863.
 Sorting the numbers sorts the dates, and a year comes before its months and days. 0 means that there is no date. Years
@@ -19,7 +19,7 @@ _YEAR_OR_MONTH = re.compile(r"([1-9]\d{3})(?:-(0[1-9]|1[0-2]))?")
 # Dates of digits only, as in web archives, which write 14 digits. The number of digits says which parts there are.
 _DIGITS = {6: "%Y%m", 8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 # In the name of a file: 1863-11-19, 18631119 or 1863-11. Six digits count as a month only from 1900 to 2099 (see
-# `snapshots`), because other numbers with six digits, such as those of parts of a corpus, are more frequent than dates.
+# `snapshot_of`): other numbers with six digits, such as those of parts of a corpus, are more frequent than dates.
 _DAY_IN_NAME = r"(?<!\d)([1-9]\d{3})(-?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)"
 _MONTH_IN_NAME = r"(?<!\d)([1-9]\d{3}-(?:0[1-9]|1[0-2]))(?![-\d])"
 _IN_NAME = re.compile(f"{_DAY_IN_NAME}|{_MONTH_IN_NAME}")

@@ -1,4 +1,4 @@
-"""Tokenizers: train a tokenizer, load it from its file, and encode many passages at once.
+"""Tokenizers: train a tokenizer, load it from its file, write its dict.txt, and encode many passages at once.
 
 On the same text, training gives a file with the same bytes on every machine, regardless of the number of threads.
 """

@@ -1,9 +1,9 @@
 """Count the words of a text, so that a byte-level BPE can be trained on the counts instead of the text.
 
 The trainer of the tokenizers library first splits all text into GPT-2's words and counts them; it then needs only the
-counts. Nearly all of its time is GPT-2's regular expression. Here, text is first split at simpler points (see `words`),
-and GPT-2's expression is applied once to each different word. So the counting can be divided among many tasks, each of
-which writes a table of its words and their counts.
+counts. Nearly all of its time is GPT-2's regular expression. Here, text is first split at simpler points (see
+`split_words`), and GPT-2's expression is applied once to each different word. So the counting can be divided among many
+tasks, each of which writes a table of its words and their counts.
 
 In a table, a word is written in the alphabet of byte-level BPE: one letter per byte, such as `Ġthe` for " the". It has
 no space and no line end.
