@@ -55,7 +55,7 @@ PARTS = (
     Part("gMoE, 4 to 12 experts", "gmoe", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]")),
     Part("Ens, 2 members", "ens", ("learner=ens", "wait=1", "members=2")),
     Part(
-        "SM, preset=anytime",
+        "anytime",
         "anytime",
         ("learner=sm", "wait=1"),
         ("preset=anytime", "arch=switch_lm_tiny", "dropout=0", "untrained_tokens=10000"),
@@ -90,7 +90,7 @@ def main() -> int:
         f"SM, wait {MEGA_BATCHES}: one model is trained when all mega-batches have arrived.\n"
         "gMoE: a mixture of experts gets more experts before each stage.\n"
         "Ens: the probabilities of two models are averaged.\n"
-        "preset=anytime: one model learns from all mega-batches so far, and predicts with the average of its weights.\n"
+        "anytime: one model learns from all mega-batches so far, and predicts with the average of its weights.\n"
         "Each model is trained with the same number of updates.\n"
         "A model that an earlier run has trained in the same way is copied, not trained again (share=)."
     )

@@ -191,8 +191,7 @@ OWN = {
     "fairseq_alma.app.sweep:_runs_of": "the name of a folder",
     "fairseq_alma.lm.precision:_of_other_seed": "the name of a folder",
     "fairseq_alma.lm.slurm_settings:_seconds": "a setting",
-    "fairseq_alma.report.commands:_new_folder": "the name of a folder",
-    "fairseq_alma.report.glossary:key_of": "a page of ours",
+    "fairseq_alma.report.page:key_of": "a page of ours",
     "fairseq_alma.report.runs:routing_files": "the name of a folder",
     "vision.dataset_names:kind_of": "a setting",
     "vision.dataset_names:is_function": "a setting",
@@ -200,8 +199,8 @@ OWN = {
     "vision.orders:_column": "a text of at most 1,000 characters",
     "data_prep.tokenization.word_counts:_ascii_space": "a single character",
     "data_prep.tokenization.word_counts:_other_codes": "a single character",
-    "fairseq_alma.report.glossary:ENTRY": "a page of ours",
-    "fairseq_alma.report.glossary:_plain": "a page of ours",
+    "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",
+    "fairseq_alma.report.page:_plain": "a page of ours",
     "launch.slurm:max_array_size": "a command of the system",
 }
 """Patterns that no foreign text reaches, with what reaches them."""

@@ -41,7 +41,7 @@ def run_and_show(settings: VisionSettings) -> float:
     console, out = wide_console(), Path(settings.out)
     before = rows_in(out)
     result = run(settings)
-    title = title_of(settings.out, settings.learner, settings.wait, settings.preset)
+    title = title_of(settings.out, settings.to_json())
     summary, num_seeds = result.summary, settings.seeding.seeds
     if num_seeds == 1:
         console.print(ledger_table(result.ledger, title, at_most=20))

@@ -384,7 +384,7 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
         else:
             settings, digests = read_settings(run, ("learner", "wait")), read_arrivals(run)["digests"]
             rows = checked_rows(run, settings.get("cer_from", 1))
-            title = title_of(run, settings["learner"], settings["wait"], settings.get("preset"))
+            title = title_of(run, settings)
             console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""

@@ -2,15 +2,16 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.waiting import DEFAULT_RATIO, Wait, num_missing
@@ -41,9 +42,15 @@ def wide_console(stream: TextIO | None = None) -> Console:
     return SafeConsole(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
 
 
-def title_of(folder: Path | str, learner: str, wait: object, preset: str | None) -> str:
-    """Return the title of the table of a run: its folder, and the settings that say most about it."""
-    return f"{folder}: learner={learner} wait={wait}" + (f" preset={preset}" if preset else "")
+def title_of(folder: Path | str, settings: Mapping[str, Any]) -> str:
+    """Return the title of the table of a run: its folder, and the settings that say most about it.
+
+    A run with exactly the settings of preset=anytime is called anytime.
+    """
+    if is_anytime("vision" if "dataset" in settings else "language model", settings):
+        return f"{folder}: {ANYTIME}"
+    preset = f" preset={settings['preset']}" if settings.get("preset") else ""
+    return f"{folder}: learner={settings['learner']} wait={settings['wait']}{preset}"
 
 
 def seed_text(run: Path) -> str:

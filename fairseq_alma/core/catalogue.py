@@ -55,10 +55,7 @@ SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
 SIZE_SETTINGS = ("arch", "width", "experts", "members")
 """Names of the settings that determine the size of a learner (its number of parameters)."""
 
-GROWTH_INTERVAL = "grow_every"
-"""Name of the setting with the number of stages from one growth to the next."""
-
-GROWTH_SETTINGS = (GROWTH_INTERVAL, "grow_experts", "grow_layers")
+GROWTH_SETTINGS = ("grow_every", "grow_experts", "grow_layers")
 """Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
 of stages, so runs with different values of `wait` usually also differ in these settings."""
 
@@ -86,9 +83,6 @@ GROWTH_OPTIONS: Mapping[str, Any] = {
     "grow_layers": 0,
 }
 """Language models: names of the settings that determine what is copied and how, each with the paper's value."""
-
-DENSE_GROWTH: Mapping[str, Any] = {"grow_router": "tree"}
-"""Language models: settings that learner=gmoe needs if the first model is dense (experts=1)."""
 
 AVERAGE_SETTINGS: Mapping[str, Any] = {
     "average_every": "stage",
@@ -121,22 +115,6 @@ UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
 }  # fmt: skip
 """For each half of the project: names of settings that were added later, each with the value that corresponds to what
 ALMA did before. A run whose settings.json does not have the setting is compared as if it had this value."""
-
-MEMBER_SETTINGS: Mapping[str, str] = {"ens": "members", "umix": "members", "gens": "new_members"}
-"""Learner -> name of the setting with the number of networks that each stage trains. All other learners train one
-network."""
-
-SCALED_SETTING: Mapping[Half, str] = {"vision": "width", "language model": "experts"}
-"""For each half of the project: name of the setting that changes the number of parameters of one network."""
-
-REQUIRED_SETTINGS: Mapping[tuple[Half, str], Mapping[str, Any]] = {
-    ("vision", "moe"): {"experts": 4},
-    ("vision", "ens_moe"): {"experts": 4},
-    ("language model", "ens"): {"members": 2},
-    ("language model", "gmoe"): {"grow_experts": 2},
-}
-"""(half of the project, learner) -> settings that the learner needs, each with an example of a value. Commands that the
-report proposes have these values."""
 
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
@@ -230,11 +208,6 @@ def label_of(name: str) -> str:
     If the catalogue does not contain the learner, return `name` itself.
     """
     return _ENTRIES[name].label if name in _ENTRIES else name
-
-
-def grows(name: str) -> bool:
-    """Return True if the catalogue contains the learner `name` and this learner grows."""
-    return name in _ENTRIES and _ENTRIES[name].grows
 
 
 @cache

@@ -142,7 +142,7 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
     if settings.seeds == 1:
         before = rows_in(Path(settings.out))
         rows = run(settings, chain)
-        console.print(ledger_table(rows, title_of(settings.out, settings.learner, settings.wait, settings.preset)))
+        console.print(ledger_table(rows, title_of(settings.out, settings.to_json())))
         if message := waiting_message(rows, settings.wait, settings.wait_ratio):
             console.print(message)
         if before == {Path(settings.out): rows}:

@@ -1,4 +1,4 @@
-"""alma-report makes the paper's figures and tables, and a page for choosing a run, from run folders.
+"""alma-report makes the paper's figures and tables, and a page that shows the best run, from run folders.
 
 alma-report runs/mnist --out report                   report on all runs in a folder, at any depth
 alma-report RUN RUN ... --out report --watch          repeat while the runs are running; open report/index.html
@@ -11,11 +11,19 @@ import sys
 import time
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.figure import Figure
+
 from fairseq_alma.core.errors import AlmaError, RunError, message_of
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.files import write_whole, written_aside
+from fairseq_alma.core.printing import printable, say
+from fairseq_alma.report.figures import figures_or_errors
+from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.page import page
 from fairseq_alma.report.reading import is_any_run_held, read_runs
 from fairseq_alma.report.runs import ReportData
-from fairseq_alma.report.write import write_report
+from fairseq_alma.report.tables import Table, tables_of
 
 MAX_IDLE_POLLS = 3
 """With --watch, the command ends after this many reports in a row during which no process was working on a run.
@@ -47,13 +55,15 @@ def main() -> None:
         else:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
-        sys.exit(_print_error(str(error)))
+        say(f"alma-report: {error}", sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:
         # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
         # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
         sys.stdout = None
     except OSError as error:
-        sys.exit(_print_error(message_of(error)))
+        say(f"alma-report: {message_of(error)}", sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("alma-report: stopped")
 
@@ -91,13 +101,69 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
     return data
 
 
-def _refuse_run_folder(runs: list[str], out: Path) -> None:
-    """Raise RunError if the report would be written into a folder that contains the files of a run.
+def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
+    """Write index.html, and for each comparison figures (.png and .pdf) and tables (.csv, .md and .tex).
+
+    Each file is replaced atomically, so a program that reads it gets either the complete old or the complete new file.
 
     Args:
-        runs: run folders, or folders that contain run folders.
-        out: folder for the report.
+        data: the runs that were read. If the data file of a figure (routing.npz) is damaged, the figure is left out and
+            an error message is appended to `data.errors`.
+        out: folder that the report is written to.
+        page_only: if True, write index.html only.
+        reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
+
+    Returns:
+        The number of files written.
+
+    Raises:
+        RunError: if `out` is a file.
+        OSError: if the disk is full or `out` is not writable.
     """
+    if (out.exists() or out.is_symlink()) and not out.is_dir():
+        raise RunError(f"{out} is a file, or a link to a missing folder: give a folder for the report")
+    out.mkdir(parents=True, exist_ok=True)
+    count = 1
+    figures: dict[str, list[str]] = {}
+    for comparison in [] if page_only else data.comparisons:
+        numbers = all_numbers(comparison)
+        for table in tables_of(comparison, numbers):
+            write_table(table, out / "tables" / comparison.slug)
+            count += 3
+        for name, figure in figures_or_errors(comparison, numbers):
+            if isinstance(figure, RunError):
+                data.errors.append(str(figure))
+                continue
+            save(figure, out / "figures" / comparison.slug / name)
+            figures.setdefault(comparison.slug, []).append(name)
+            count += 2
+    # Write the page last, because it links to the figures, and shows the errors of those that could not be drawn.
+    write_whole(out / "index.html", printable(page(data, reload_seconds, figures)), durable=False)
+    return count
+
+
+def write_table(table: Table, folder: Path) -> None:
+    """Write a table as CSV, Markdown and LaTeX."""
+    for suffix, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
+        write_whole(folder / f"{table.name}.{suffix}", printable(text), durable=False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PATH.png and PATH.pdf.
+
+    The two files contain no date, so a report on the same runs always has identical files.
+    """
+    # Do not use Figure.savefig. It is slow, because it draws the figure twice and computes the layout each time.
+    with written_aside(path.with_suffix(".png"), durable=False) as temporary:
+        FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
+    # The layout has been computed for the PNG file. Use the same layout for the PDF file.
+    figure.set_layout_engine("none")
+    with written_aside(path.with_suffix(".pdf"), durable=False) as temporary:
+        FigureCanvasPdf(figure).print_pdf(temporary, metadata={"CreationDate": None, "Producer": None})
+
+
+def _refuse_run_folder(runs: list[str], out: Path) -> None:
+    """Raise RunError if the report would be written into a folder that contains the files of a run."""
     is_given = os.path.realpath(out) in map(os.path.realpath, runs)  # Path.resolve raises an error for loops of links
     if is_given or any((out / name).exists() for name in ("settings.json", "ledger.jsonl", "stages", "stream.json")):
         what = "is a folder with runs" if is_given else "is a run folder or a stream folder"
@@ -135,12 +201,6 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         time.sleep(seconds)
     print("no run is running any more: this is the last report")
     make(runs, out, page_only)
-
-
-def _print_error(message: str) -> int:
-    """Print an error message on standard error. Return 2, the exit code of the command."""
-    say(f"alma-report: {message}", sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

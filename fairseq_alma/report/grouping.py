@@ -5,15 +5,13 @@ Runs that differ only in the seed form a RunGroup. Groups on the same stream for
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, UNRECORDED, Half, takes
+from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, SIZE_SETTINGS, UNRECORDED, Half, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.printing import printable
-from fairseq_alma.report.labels import MAX_CHARACTERS, sort_key
-from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
+from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, hashable, learner_position
 
 
 class Stream(NamedTuple):
@@ -38,13 +36,11 @@ class Stream(NamedTuple):
 def group_runs(runs: Sequence[Run]) -> list[Comparison]:
     """Put runs into groups, and return one Comparison for each stream: the groups whose runs learn from this stream.
 
-    The groups of a Comparison are sorted by `labels.sort_key`.
+    The groups of a Comparison are sorted by learner in the paper's order, and then by size, wait, replay and other
+    settings.
     """
-    groups_by_stream: dict[Stream, list[RunGroup]] = {}
-    for stream, group in _groups_with_streams(runs):
-        groups_by_stream.setdefault(stream, []).append(group)
     comparisons: list[Comparison] = []
-    for stream, groups in sorted(groups_by_stream.items(), key=lambda item: repr(tuple(item[0]))):
+    for stream, groups in sorted(_groups_of_streams(runs).items(), key=lambda item: repr(tuple(item[0]))):
         name, details = _title_parts(stream, groups[0])
         taken_titles = {comparison.name for comparison in comparisons}
         title, number = f"{name}, {details}", 1
@@ -60,30 +56,33 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while slug in taken_slugs:
             number += 1
             slug = f"{base}_{number}"
-        groups.sort(key=sort_key)
+        groups.sort(key=_sort_key)
         comparisons.append(Comparison(stream.half, title, slug, stream.num_arrivals, tuple(groups)))
     return comparisons
 
 
-def with_numbered_test_sets(runs: Sequence[Run]) -> list[Run]:
-    """Number the test sets of vision runs (`Run.test_set`), so that only runs with the same one are compared.
+def _sort_key(group: RunGroup) -> tuple:
+    """Return the sort key of a group. Numbers come before texts, because Python cannot compare the two."""
+    sizes = [group.settings.get(name) for name in SIZE_SETTINGS]
+    size = tuple((0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in sizes)
+    others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
+    position = learner_position(group.learner)
+    return (position, group.learner, size, group.wait, bool(group.replay), repr(group.replay), others, group.repeat)
+
+
+def _test_sets(runs: Sequence[Run]) -> dict[tuple, list[str]]:
+    """Return the digests of the test sets of vision runs: properties of the images (`_images_of`) -> digests.
 
     A dataset is identified by its name, for example the path of a file. If the file was replaced between two runs, the
     recorded digests of their test sets differ. Runs with another `image_size` have another digest, too, so digests are
-    compared only among runs of one size. A run of an earlier version, without a digest, is compared with the others if
-    these have only one.
+    compared only among runs of one size.
     """
     digests: dict[tuple, list[str]] = {}
     for run in runs:
         if digest := run.settings.get("test_digest"):
             found = digests.setdefault(_images_of(run), [])
             found += [] if digest in found else [digest]
-    numbered = []
-    for run in runs:
-        found, digest = digests.get(_images_of(run), []), run.settings.get("test_digest")
-        number = found.index(digest) if digest else len(found) if len(found) > 1 else 0
-        numbered.append(replace(run, test_set=number))
-    return numbered
+    return digests
 
 
 def _images_of(run: Run) -> tuple:
@@ -96,72 +95,41 @@ def first_charged_arrival(settings: Mapping[str, Any]) -> int:
     return 0 if settings.get("cer_from") == 0 else 1
 
 
-def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
-    """Put runs into groups, and return each group with its stream. Runs in a group differ only in the seeds.
+def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
+    """Put runs into groups, and return the groups of each stream. Runs in a group differ only in the seeds.
 
     If several runs have equal settings and also equal seeds, a group contains only one of them. The first run belongs
     to the group with `repeat` = 0, the second run to the group with `repeat` = 1, and so on.
     """
     runs_of: dict[tuple, list[Run]] = {}
-    streams: dict[tuple, Stream] = {}
     settings_of: dict[tuple, dict[str, Any]] = {}
-    shared = _shared_settings(runs)
+    recorded, test_sets = {name for run in runs for name in run.settings}, _test_sets(runs)
     for run in runs:
-        stream = _stream_of(run)
-        filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
-        compared = {**_compared_settings(stream.half, filled), "last_group": _last_group(run)}
-        settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
+        stream, learner = _stream_of(run, test_sets), str(run.settings.get("learner"))
+        unrecorded = {name: value for name, value in UNRECORDED[stream.half].items() if name in recorded}
+        compared = {
+            name: value
+            for name, value in {**unrecorded, **run.settings, "last_group": _last_group(run)}.items()
+            if name == "last_group"
+            or (name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(stream.half, learner, name))
+        }
         # Several settings determine seeds. `given` contains the names of the seed settings that the run has, for
         # example only `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different
         # groups, because different parts of the runs are random.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
-        while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
+        while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, hashable(compared), given, repeat), [])):
             repeat += 1
-        key = (stream, settings, given, repeat)
+        key = (stream, hashable(compared), given, repeat)
         runs_of.setdefault(key, []).append(run)
-        streams[key], settings_of[key] = stream, compared
-    groups = []
+        settings_of[key] = compared
+    groups: dict[Stream, list[RunGroup]] = {}
     for key, members in runs_of.items():
         members.sort(key=lambda run: (run.seed is None, run.seed, str(run.folder)))
-        stream = streams[key]
+        stream = key[0]
         group = RunGroup(stream.half, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
-        groups.append((stream, group))
+        groups.setdefault(stream, []).append(group)
     return groups
-
-
-def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return values to fill in for settings that runs of older releases of ALMA did not record.
-
-    A run of an older release did not record a setting that was added later. A newer run with another seed recorded this
-    setting. Both runs should be in the same group, so the missing value is filled in.
-
-    For settings in `UNRECORDED`, the value is known. For others, it is taken from the runs on the same stream that
-    recorded the setting. It is filled in only if all of them recorded the same value.
-
-    If only runs of a single learner recorded the setting, its value is filled in only for this learner. Other learners
-    may not have the setting at all.
-
-    Returns:
-        A dictionary (stream, learner) -> name of the setting -> value to fill in.
-    """
-    values: dict[Stream, dict[str, dict[Any, Any]]] = {}
-    learners: dict[Stream, dict[str, set[str]]] = {}
-    for run in runs:
-        stream, learner = _stream_of(run), _learner_of(run.settings)
-        for name, value in run.settings.items():
-            values.setdefault(stream, {}).setdefault(name, {})[hashable(value)] = value
-            learners.setdefault(stream, {}).setdefault(name, set()).add(learner)
-    return {
-        (stream, learner): {
-            name: UNRECORDED[stream.half].get(name, next(iter(different.values())))
-            for name, different in values[stream].items()
-            if name in UNRECORDED[stream.half]
-            or (len(different) == 1 and (len(learners[stream][name]) > 1 or learner in learners[stream][name]))
-        }
-        for stream in values
-        for learner in set().union(*learners[stream].values())
-    }
 
 
 def _last_group(run: Run) -> str:
@@ -178,119 +146,29 @@ def _seeds_of(run: Run) -> tuple:
     return tuple(run.settings.get(name) for name in SEED_SETTINGS)
 
 
-def _learner_of(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("learner"))
-
-
-def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that must be equal within a group: those that the learner has and that affect its results.
-
-    The seeds are left out.
-
-    Args:
-        half: which command made the run: "vision" for alma-vision, "language model" for alma-lm.
-        settings: all settings of the run.
-    """
-    learner = _learner_of(settings)
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(half, learner, name)
-    }
-
-
-def _stream_of(run: Run) -> Stream:
-    """Return the properties of the stream of a run.
+def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
+    """Return the properties of the stream of a run. For `test_sets`, see `_test_sets`.
 
     A run with the setting `dataset` is a vision run, and a run without it is a language model run.
     """
     settings, num_arrivals = run.settings, run.num_arrivals
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
-        return Stream("language model", evaluated_on, None, run.longest or num_arrivals, num_arrivals)
-    num_mega_batches = None
+        return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
     # With the setting `arrivals`, a run may receive only the first mega-batches of the stream, so `num_arrivals` may
     # differ from the length of the stream. Take the length from the setting `mega_batches` or, if the user did not set
     # it, from the default for the dataset.
+    num_mega_batches = num_arrivals
     if settings.get("arrivals"):
-        num_mega_batches = settings.get("mega_batches")
-        if not isinstance(num_mega_batches, int):
-            entry = entry_of(str(settings["dataset"]))
-            num_mega_batches = (entry.mega_batches if entry else None) or -1
+        entry, given = entry_of(str(settings["dataset"])), settings.get("mega_batches")
+        num_mega_batches = given if isinstance(given, int) else (entry.mega_batches if entry else None) or -1
     split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
     drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
-    data = (hashable(settings["dataset"]), run.test_set, first_charged_arrival(settings), *drift)
-    return Stream("vision", data, split, num_mega_batches or run.longest or num_arrivals, num_arrivals)
-
-
-def runs_to_shorten(runs: Sequence[Run]) -> dict[int, tuple[int, int]]:
-    """Find runs on streams that have grown, and the arrivals over which they can be compared with shorter runs.
-
-    Runs on one stream with 6, 7 and 8 mega-batches are compared over the first 6. A run with less than half as many
-    arrivals as the longest one is not compared with it, because one short trial must not shorten all other runs.
-
-    Returns:
-        For each run that has to be compared with runs of other lengths, by its index in `runs`: the number of arrivals
-        that they share, and the number of arrivals of the longest run.
-    """
-    families: dict[Stream, list[int]] = {}
-    for index, run in enumerate(runs):
-        if (family := _family_of(run)) is not None:
-            families.setdefault(family, []).append(index)
-    shortened: dict[int, tuple[int, int]] = {}
-    for indices in families.values():
-        rest = sorted(indices, key=lambda index: -runs[index].num_arrivals)
-        while rest:
-            longest = runs[rest[0]].num_arrivals
-            together = [index for index in rest if 2 * runs[index].num_arrivals >= longest]
-            shared = runs[together[-1]].num_arrivals
-            if shared < longest:
-                shortened |= dict.fromkeys(together, (shared, longest))
-            rest = rest[len(together) :]
-    return shortened
-
-
-def without_beginnings(runs: Sequence[Run], lengths: Mapping[Path, int]) -> tuple[list[Run], list[str]]:
-    """Leave out runs that are only the beginning of another run: equal settings and seeds, but fewer mega-batches.
-
-    Args:
-        runs: the runs, with the arrivals that they share.
-        lengths: run folder -> number of arrivals of the complete run, for runs on streams of several lengths.
-
-    Returns:
-        The other runs, and one message for each run that is left out.
-    """
-    longest: dict[tuple, Run] = {}
-    keys: list[tuple] = []
-    for run in runs:
-        stream = _stream_of(run)
-        compared = _compared_settings(stream.half, run.settings)
-        settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
-        keys.append((stream, settings, _seeds_of(run)))
-        before = longest.get(keys[-1])
-        if before is None or lengths.get(run.folder, 0) > lengths.get(before.folder, 0):
-            longest[keys[-1]] = run
-    kept, messages = [], []
-    for key, run in zip(keys, runs, strict=True):
-        other = longest[key]
-        if lengths.get(run.folder, 0) < lengths.get(other.folder, 0):
-            messages.append(f"{run.folder} is left out: {other.folder} is the same run over more mega-batches")
-        else:
-            kept.append(run)
-    return kept, messages
-
-
-def _family_of(run: Run) -> Stream | None:
-    """Return the stream of a run without its length, or None if the stream does not grow.
-
-    A stream of text grows by `alma-prep --extend`, which changes neither the mega-batches nor the test set. In vision,
-    a stream grows if each folder is a mega-batch. If the user limited the number of mega-batches, the run is compared
-    only with runs of the same length.
-    """
-    grows = run.settings.get("order") == "folders" if "dataset" in run.settings else run.settings.get("evaluated_on")
-    if not grows or run.settings.get("mega_batches") or run.settings.get("arrivals"):
-        return None
-    return _stream_of(run)._replace(num_mega_batches=0, num_arrivals=0)
+    # A run of an earlier version, without a digest, is compared with the others if these have only one.
+    digests, digest = test_sets.get(_images_of(run), []), settings.get("test_digest")
+    test_set = digests.index(digest) if digest else len(digests) if len(digests) > 1 else 0
+    data = (hashable(settings["dataset"]), test_set, first_charged_arrival(settings), *drift)
+    return Stream("vision", data, split, num_mega_batches, num_arrivals)
 
 
 def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:

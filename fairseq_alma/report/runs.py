@@ -4,7 +4,8 @@ Run           the content of one run folder: one setting and one seed
 RunGroup      runs with equal settings that differ only in the seed
 Comparison    groups whose results can be compared, because they learn from the same stream
 
-reading.py makes Run objects from run folders. grouping.py puts them into groups and comparisons.
+reading.py makes Run objects from run folders. grouping.py puts them into groups and comparisons. `group_label` names a
+group.
 
 A reader of tables, figures and the page sees the word "run" where the code says "group": each row, point or curve shows
 the mean over the seeds of one group.
@@ -12,7 +13,7 @@ the mean over the seeds of one group.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,12 @@ import numpy as np
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.catalogue import SEED_SETTINGS, SIZE_SETTINGS, Half
+from fairseq_alma.core.presets import ANYTIME, anytime_settings, is_anytime
+from fairseq_alma.core.printing import printable
 
 Array = np.ndarray
+MAX_CHARACTERS = 60
+"""Maximum length of a setting's value in a label, in characters. A longer value is cut."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,7 @@ class Run:
     folder: Path
     seed: int | None
     num_arrivals: int
-    """Number of mega-batches that will have arrived when the run is finished. If other runs on the same stream are
-    shorter, only the arrivals that all of them share are read (see `runs_to_shorten`)."""
+    """Number of mega-batches that will have arrived when the run is finished."""
     quality: Array
     """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array
@@ -52,8 +56,6 @@ class Run:
     """FLOPs of one forward pass on one example (vision) or one input of tokens_per_sample tokens (text)."""
     train_flops: Array
     """Training FLOPs since the previous arrival, as float64. `summary["comp"]` is the exact sum over all arrivals."""
-    num_updates: Array
-    """Number of optimizer updates since the previous arrival. For an ensemble, the sum over its members."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
@@ -89,11 +91,6 @@ class Run:
     """
     notes: tuple[str, ...] = ()
     """One message for each damaged file without which the run could be read."""
-    longest: int = 0
-    """Number of arrivals of the longest run on the same stream, if it is larger than `num_arrivals`; otherwise 0."""
-    test_set: int = 0
-    """Vision: number of the test set, if runs on a dataset of the same name have different ones (see
-    `grouping.with_numbered_test_sets`); otherwise 0."""
 
     @property
     def seeds(self) -> int | str | None:
@@ -211,6 +208,11 @@ class RunGroup:
         is_one_process = len({folder.parent for folder in folders}) == 1 and folders[0].name.startswith("seed_")
         return is_one_process and all(run.seeds_of_process > 1 for run in self.runs)
 
+    @cached_property
+    def is_anytime(self) -> bool:
+        """Whether the runs have the settings of preset=anytime."""
+        return is_anytime(self.half, self.settings)
+
     @property
     def replay(self) -> Any:
         """The setting `replay`: False, "all", or the fraction of each batch that comes from earlier mega-batches."""
@@ -236,26 +238,14 @@ class RunGroup:
         words = [str(word) for word in command] if isinstance(command, list) else []
         if words and words[0] in ("alma-lm", "alma-vision") and not any(word.startswith("out=") for word in words):
             words.append(f"out=runs/{self.folder.name}")
-        if any(word in ("-m", "--multirun") for word in words):
+        if {"-m", "--multirun"} & {*words}:
             return words
-        return [word for word in map(self._with_last_value, words) if word]
-
-    def _with_last_value(self, word: str) -> str:
-        """Return a word of the command, with the last value if it is a setting in CONTINUED; "" if it was left out."""
-        name, settings = word.partition("=")[0], self.runs[0].settings
-        if name not in CONTINUED or name not in settings:
-            return word
-        return "" if settings[name] is None else f"{name}={settings[name]}"
+        last = {name: value for name, value in self.runs[0].settings.items() if name in CONTINUED}
+        words = [word for word in words if last.get(word.partition("=")[0], "") is not None]
+        return [f"{name}={last[name]}" if (name := word.partition("=")[0]) in last else word for word in words]
 
     def column(self, name: str) -> Array:
-        """Return the values of a `Run` attribute for all runs in `counted_runs`, up to arrival `last_t`.
-
-        Args:
-            name: name of an attribute of `Run` that is an array, such as "quality".
-
-        Returns:
-            An array [number of counted runs, last_t + 1].
-        """
+        """Return a `Run` attribute, such as "quality", of the counted runs up to `last_t`: [runs, last_t + 1]."""
         return np.stack([getattr(run, name)[: self.last_t + 1] for run in self.counted_runs])
 
     def mean_column(self, name: str) -> Array:
@@ -295,6 +285,10 @@ class Comparison:
 
         return [name for name in ordered if len(values(name)) > 1]
 
+    def label_of(self, group: RunGroup) -> str:
+        """Return the label of a group: its learner, and the settings in which the groups differ; see `group_label`."""
+        return group_label(group, self.varied_settings)
+
     def follows_from_learner_and_wait(self, name: str) -> bool:
         """Return True if groups with the same learner and the same wait always have the same value of setting `name`.
 
@@ -330,6 +324,68 @@ def waits_of(groups: Iterable[RunGroup]) -> list[str]:
     """Return the different values of the setting `wait` in these groups of runs: numbers first, in ascending order."""
     waits = {(not group.has_fixed_wait, group.wait if group.has_fixed_wait else 0, group.wait_text) for group in groups}
     return [text for *_, text in sorted(waits)]
+
+
+def group_label(group: RunGroup, names: Sequence[str], with_learner: bool = True) -> str:
+    """Return the label of a group of runs, such as `gMoE, wait 10, width 32`.
+
+    Settings that have no effect, or switch nothing on, are left out. A group with the settings of preset=anytime is
+    called `anytime`. This word replaces the learner SM, wait 1 and all settings of the preset. So if such groups differ
+    in a setting that the preset does not have, the label is, for example, `anytime, lr 0.001`. A group in which a
+    setting of the preset was changed has a label like all others.
+
+    Args:
+        group: the group whose label is returned.
+        names: names of the settings that the label contains, in this order; usually Comparison.varied_settings.
+        with_learner: if False, the label contains only settings.
+    """
+    words = [printable(catalogue.label_of(group.learner))] if with_learner else []
+    if group.is_anytime:
+        recipe = anytime_settings(group.half)
+        if with_learner or {*names} & {*recipe} - {"learner", "wait"}:
+            words = [ANYTIME]
+        names = [name for name in names if name not in recipe]
+    return ", ".join([*words, *setting_words(group, names)])
+
+
+def setting_words(group: RunGroup, names: Sequence[str]) -> list[str]:
+    """Return the settings `names` of a group as words, such as ["wait 10", "replay"]; see `group_label`."""
+    words = []
+    for name in names:
+        value = group.settings.get(name)
+        is_off = catalogue.OPTIONS[group.half].get(name) == value
+        if name == "learner" or value is None or is_off or not has_effect(group.settings, name):
+            continue
+        if name == "replay":
+            if value:
+                words.append("replay" if value == "all" else f"replay {value}")
+        elif isinstance(value, bool):
+            words.append(name if value else f"no {name}")
+        else:
+            words.append(f"{name} {_short_text(value)}")
+    if group.repeat:
+        words.append(f"again ({group.repeat + 1})")
+    return [printable(word) for word in words]
+
+
+def _short_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        text = "+".join(map(_short_text, value))
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
+
+
+def options_of(group: RunGroup) -> list[str]:
+    """Return the names of the settings of catalogue.OPTIONS that are on in a group of runs."""
+    off = catalogue.OPTIONS[group.half]
+    return [name for name in off if group.settings.get(name) not in (None, off[name])]
+
+
+def learner_position(name: str) -> int:
+    """Return the position of a learner in the paper's list of learners. Learners that plugins add come last."""
+    names = [entry.name for entry in catalogue.learners()]
+    return names.index(name) if name in names else len(names)
 
 
 def has_effect(settings: Mapping[str, Any], name: str) -> bool:

@@ -3,36 +3,24 @@
 // In `data`, a group consists of runs with equal settings, one per seed. The visible text of the page calls it a run.
 
 const byId = (id) => document.getElementById(id);
-// alma-report writes this string for infinity, which JSON cannot represent.
-const INFINITE = "\0infinite";
-const data = JSON.parse(byId("data").textContent, (_, value) => (value === INFINITE ? Infinity : value));
+const data = JSON.parse(byId("data").textContent);
 
-// Maximum number of curves in a plot: at first, and after the user asked for more.
-const MAX_CURVES = 8, MORE_CURVES = 30;
-// If there are at most this many points, the plots have error bars and are redrawn while a slider is moved.
-const FEW_POINTS = 200;
-// If a stream has at most this many arrivals, its curves have markers at each arrival.
-const FEW_ARRIVALS = 12;
-const OBJECTIVES = ["all", "after", "final"];
-
-// The comparison with the most runs: the page opens on it.
-const largestComparison = () => data.comparisons.reduce((largest, { groups }, number) =>
-  (groups.length > data.comparisons[largest].groups.length ? number : largest), 0);
+// The page opens on the comparison with the most runs.
+const largest = data.comparisons.reduce((a, b) => (b.groups.length > a.groups.length ? b : a));
 
 const state = {
-  c: largestComparison(),                      // index of the comparison; the URL contains the name instead
-  objective: data.default_objective,           // what "best" means: one of OBJECTIVES
-  only: {},                                    // setting -> values; groups with other values are hidden
-  comp: null, params: null, target: null,      // limits of the budget; null: no limit
-  x: "comp", y: "value",                       // axes of the trade-off plot: keys of AXES and QUALITIES
-  sort: "score", down: false,                  // column that sorts the table; true: in descending order
-  more: false,                                 // true: plots may have MORE_CURVES curves
-  price: "", speed: "",                        // texts of the inputs: price of an hour, TFLOP per second of a machine
-  chosen: null,                                // index of the group shown in detail; the URL contains its folder
-  first: null, second: null,                   // indices of the two compared groups, likewise; first null: the best one
+  c: largest.name,       // name of the comparison
+  objective: "all",      // what "best" means: a key of comparison.objectives
+  only: {},              // setting -> values; groups with other values are hidden
+  x: "comp", y: "value", // axes of the plot of quality against cost: keys of AXES and QUALITIES
+  sort: "",              // column that sorts the table; "": by the score
+  down: false,           // true: in descending order
+  chosen: "",            // `keyOf` the group shown in detail; "": the best one
 };
-let comparison;                                // data.comparisons[state.c]
-let visible = [];                              // indices of the groups that the filters do not hide
+let comparison;          // the open one of data.comparisons
+let visible = [];        // indices of the groups that the filters do not hide, best first
+let best, chosen;        // indices of the best group of them, or undefined, and of the group shown in detail
+const keyOf = ({ folder, label }) => `${folder}: ${label}`;
 
 // Create an HTML element. Strings among the children are inserted as text, never as HTML.
 const element = (tag, properties = {}, ...children) => {
@@ -42,89 +30,51 @@ const element = (tag, properties = {}, ...children) => {
 };
 const small = (...content) => element("p", { className: "small" }, ...content);
 
+// Make an element show the explanation of a term, such as "wait" or "seeds", when the mouse is over it.
+const explain = (target, term, text = undefined) => {
+  const key = term.toLowerCase().replace(/[^a-z0-9]+/g, "");
+  const meaning = text ?? data.terms[key] ?? data.terms[key.replace(/s$/, "")];
+  if (meaning === undefined) return target;
+  target.title = meaning;
+  target.classList.add("term");
+  return target;
+};
+
 // ---- numbers as text
 const UNITS = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 const withUnit = (value) => {
-  if (value === null || value === undefined) return "";
-  for (const [size, unit] of UNITS) {
-    if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)} ${unit}`;
-  }
-  return `${+value.toPrecision(3)}`;
+  if (value === null) return "";
+  const [size, unit] = UNITS.find(([one]) => Math.abs(value) >= one) ?? [1, ""];
+  return `${+(value / size).toPrecision(3)} ${unit}`;
 };
-const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "inf");
-const signed = (value, text) => (value > 0 ? "+" : "") + text;
-// Return an estimate as text, such as "12.34 ± 0.56". `estimate` is [mean, standard error or null], or null.
-const withError = (estimate, scale = 1, digits = 2) => {
-  if (estimate === null) return "";
-  const [mean, error] = estimate;
-  return fixed(scale * mean, digits) + (error === null ? "" : ` ± ${fixed(scale * error, digits)}`);
+// Return an estimate, [mean, standard error], as text, such as "12.34 ± 0.56". Both may be null.
+const withError = ([mean, error], scale = 1) => {
+  if (mean === null) return "";
+  return (scale * mean).toFixed(2) + (error === null ? "" : ` ± ${(scale * error).toFixed(2)}`);
 };
-const hoursText = (hours) => {
-  if (hours >= 1) return `${+hours.toPrecision(3)} h`;
-  return hours >= 1 / 60 ? `${+(60 * hours).toPrecision(3)} min` : `${+(3600 * hours).toPrecision(3)} s`;
-};
+const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 // ---- values of a group
 // Error rates are fractions in `data` and percent on the page.
-const scale = () => comparison.scale;
-const unit = () => (comparison.vision ? " %" : "");
-const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
-// Wall time of a run as text. If its seeds were trained together, this is the time of all of them.
-const wallOf = (group) => (group.trained_together ? `${group.wall_text} for all ${plural(group.seeds.length, "seed")} together`
-  : `${group.wall_text}${group.seeds.length > 1 ? " per seed" : ""}`);
 const inPercent = (name) => name + (comparison.vision ? ", %" : "");
+const shown = (estimate) => (estimate[0] === null ? "-"
+  : withError(estimate, comparison.scale) + (comparison.vision ? " %" : ""));
 const objective = () => comparison.objectives[state.objective];
-// The value of a group under the chosen objective, on test data: [mean, standard error], or null.
+// The value of a group under the chosen objective, on test data, and its score, on validation data, which decides.
 const valueOf = (group) => group.value[state.objective];
-// The score of a group under the chosen objective, on validation data, or null. The lowest score is the best.
 const scoreOf = (group) => group.score[state.objective];
-const scaled = (value) => (value === null || value === undefined ? null : value * scale());
-const meanOf = (estimate) => estimate && estimate[0];
-const errorOf = (estimate) => estimate && estimate[1];
-// The paper's measure: the sum of the error rates, or the arithmetic mean of the perplexities.
-const paperName = () => (comparison.vision ? `CER${comparison.cer_from === 0 ? " from t = 0" : ""}` : "average perplexity");
-const paperTerm = () => (comparison.vision ? "CER" : "average perplexity");
-// Training time of one seed, in hours; null if it was not measured.
-const hoursOf = (group) => (group.train_seconds > 0 ? group.train_seconds / 3600 : null);
-
-// Values that the x axis of the trade-off plot can show.
+// Values that the axes of the plot of quality against cost can show.
 const AXES = {
-  comp: { of: (group) => group.comp, name: () => "training FLOPs" },
-  params: { of: (group) => group.params, name: () => "parameters at the end" },
-  mem: { of: (group) => group.mem, name: () => "Mem (sum of parameters)" },
-  forward: { of: (group) => group.forward_flops, name: () => "FLOPs of one prediction" },
-  wall: { of: (group) => group.wall_seconds, name: () => "wall time, s" },
-  hours: { of: hoursOf, name: () => "training time, h" },
+  comp: { of: (group) => [group.comp], name: () => "training FLOPs" },
+  params: { of: (group) => [group.params], name: () => "parameters at the end" },
+  mem: { of: (group) => [group.mem], name: () => "Mem (sum of parameters)" },
+  forward: { of: (group) => [group.forward_flops], name: () => "FLOPs of one prediction" },
+  wait: { of: (group) => [group.wait], name: () => "wait, in mega-batches" },
+  wall: { of: (group) => [group.wall_seconds], name: () => "wall time, s" },
 };
-// Values that the y axes of the plots can show.
+const scaled = (estimate) => estimate.map((value) => (value === null ? null : value * comparison.scale));
 const QUALITIES = {
-  value: {
-    of: (group) => scaled(meanOf(valueOf(group))),
-    error: (group) => scaled(errorOf(valueOf(group))),
-    name: () => `${inPercent(objective().name)} (test)`,
-  },
-  score: { of: (group) => scaled(scoreOf(group)), error: () => null, name: () => inPercent(objective().score) },
-  quality: {
-    of: (group) => meanOf(group.quality),
-    error: (group) => errorOf(group.quality),
-    name: () => (comparison.vision ? "CER (test)" : "average perplexity: arithmetic mean, as in the paper (test)"),
-  },
-};
-// The limits of the budget. Each limit has a slider and a field for a number. `scale` is the factor from a value to the
-// number that the page shows.
-const LIMITS = {
-  comp: {
-    of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP`, smallest: () => "the least training is",
-    scale: () => 1, example: () => "100G",
-  },
-  params: {
-    of: (group) => group.params, text: withUnit, smallest: () => "the fewest parameters are",
-    scale: () => 1, example: () => "50k",
-  },
-  target: {
-    of: scoreOf,
-    smallest: () => `the lowest ${objective().score} is`,
-    text: (value) => fixed(scaled(value), 2) + unit(),
-    scale, example: () => (comparison.vision ? "6 %" : "60"),
-  },
+  value: { of: (group) => scaled(valueOf(group)), name: () => `${inPercent(objective().name)} (test)` },
+  score: { of: (group) => scaled(scoreOf(group)), name: () => `${inPercent(objective().score)} (validation)` },
+  quality: { of: (group) => group.quality, name: () => `${comparison.quality}, as in the paper (test)` },
 };

@@ -1,243 +1,161 @@
-// Draw the three plots: quality against cost, quality against the wait, and the curves over the stream.
+// Draw the two plots: the curves over the stream, and quality against cost.
 
 const LAYOUT = {
   margin: { l: 60, r: 12, t: 8, b: 48 }, paper_bgcolor: "white", plot_bgcolor: "white", hovermode: "closest",
-  font: { family: "system-ui, sans-serif", size: 12, color: "#1c2430" }, showlegend: false,
+  font: { family: "system-ui, sans-serif", size: 12, color: "#1c2430" }, showlegend: true,
+  legend: { orientation: "h", xref: "container", yref: "container", x: 0, y: 0, yanchor: "bottom", itemclick: false },
 };
 const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 const GRID = "#e8ebef", INK = "#1c2430";
-// Number of markers on a curve with many points.
-const MARKERS_PER_CURVE = 8;
+// Maximum number of curves, and number of markers on a curve with many points.
+const MAX_CURVES = 8, MARKERS_PER_CURVE = 8;
+// If there are at most this many points, they have error bars.
+const FEW_POINTS = 200;
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "triangle-left",
+  "triangle-right", "star", "hexagon"];
 
 // Escape text, because Plotly interprets some HTML tags in names and hover texts.
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-// Return the ticks of a logarithmic axis: as many of 1, 2, 5 (or 1 to 9) times a power of ten as can be read.
-const logTicks = (low, high) => {
-  const decades = Math.log10(high / low);
-  const choices = decades > 4 ? [[1]] : decades > 1.5 ? [[1, 3], [1, 2, 5]] : [[1, 2, 3, 5], [1, 2, 3, 4, 5, 6, 7, 8]];
-  let ticks = [];
-  for (const digits of choices) {
-    ticks = [];
-    for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.ceil(Math.log10(high)); power++) {
-      for (const digit of digits) {
-        const value = Number(`${digit}e${power}`);
-        if (value >= low * 0.95 && value <= high * 1.05) ticks.push(value);
-      }
-    }
-    if (ticks.length >= 4) break;
-  }
-  return ticks;
-};
-
-// Return the title of an axis, in lines that are short enough for a narrow screen.
-const wrapped = (title) => {
+// Break a text into lines that are short enough for a narrow screen.
+const wrapped = (text) => {
   const lines = [""];
-  for (const word of title.split(" ")) {
+  for (const word of text.split(" ")) {
     if (lines.at(-1).length + word.length > 40) lines.push(word);
     else lines[lines.length - 1] += `${lines.at(-1) ? " " : ""}${word}`;
   }
-  return lines.join("<br>");
+  return lines.map(escaped).join("<br>");
 };
 
 // Return the layout of an axis. It is logarithmic if the largest value is at least three times the smallest; the title
 // then says so.
-const axis = (title, values, ticks = null) => {
+const axis = (title, values) => {
   const positive = values.filter((value) => Number.isFinite(value) && value > 0);
   const low = Math.min(...positive), high = Math.max(...positive), isLog = positive.length > 0 && high / low >= 3;
-  const settings = { gridcolor: GRID, zeroline: false, automargin: true, nticks: 7 };
+  const settings = { gridcolor: GRID, zeroline: false, automargin: true, nticks: 7, tickangle: 0 };
   if (!isLog) {
     // Ticks have three significant digits. If all values are almost equal, widen the axis, so that ticks differ.
     const range = high > 0 && high / low < 1.05 ? [0.9 * low, 1.1 * high] : undefined;
-    const tickformat = high >= 1000 ? ".3~s" : ".3~r";
-    return { ...settings, title: { text: wrapped(title) }, type: "linear", tickvals: undefined, tickformat, range };
+    return { ...settings, title: { text: wrapped(title) }, tickformat: high >= 1000 ? ".3~s" : ".3~r", range };
   }
-  const tickvals = ticks ?? logTicks(low, high);
-  return {
-    ...settings, title: { text: wrapped(`${title}, logarithmic`) }, type: "log", tickvals, tickangle: 0,
-    ticktext: tickvals.map((value) => withUnit(value).trim()),
-  };
+  // Ticks at 1, 2, 5, 10, ..., or only at powers of ten if these would be too many.
+  const dtick = high / low > 1e4 ? 1 : "D2";
+  return { ...settings, title: { text: wrapped(`${title}, logarithmic`) }, type: "log", dtick, tickformat: ".3~s" };
 };
-
-// Return the text that a point shows: the run and its results.
-const hoverText = (group) => [
-  `<b>${escaped(group.label)}</b>`,
-  `${escaped(objective().name)}: ${withError(valueOf(group), scale())}${unit()}`,
-  `${escaped(objective().score)}: ${scoreOf(group) === null ? "-" : fixed(scaled(scoreOf(group)), 2) + unit()}`,
-  `${paperName()}: ${withError(group.quality)}`,
-  `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${wallOf(group)}`,
-].join("<br>");
 
 // Put a summary of a plot where screen readers find it.
 const describe = (id, text) => byId(id).setAttribute("aria-label", text);
 
-const hasPoint = (group, ...axes) => group.finished && axes.every((one) => Number.isFinite(one.of(group)));
+// The name of a group in a legend: the best and the chosen one in bold.
+const legendName = (index) => {
+  const text = wrapped(comparison.groups[index].label);
+  return index === best || index === chosen ? `<b>${text}</b>` : text;
+};
 
-const drawTradeoff = (best) => {
-  const x = AXES[state.x], y = QUALITIES[state.y];
-  const shown = visible.filter((index) => hasPoint(comparison.groups[index], x, y));
-  const learners = [...new Set(shown.map((index) => comparison.groups[index].learner))];
-  const traces = learners.map((learner) => {
-    const indices = shown.filter((index) => comparison.groups[index].learner === learner);
-    const groups = indices.map((index) => comparison.groups[index]);
-    const hasErrorBars = shown.length <= FEW_POINTS && groups.some((group) => y.error(group));
+// ---- the curves
+// Return a symbol for each group, so that no two curves have the same colour and symbol: index -> symbol. The first curve
+// of a colour has the symbol of its learner. Open symbols follow when all are used.
+const symbolsOf = (indices) => {
+  const used = new Map();
+  return new Map(indices.map((index) => {
+    const { colour, symbol } = comparison.groups[index], taken = used.get(colour) ?? [];
+    const choices = ["", "-open"].flatMap((end) => [symbol, ...SYMBOLS].map((name) => name + end));
+    const free = choices.find((name) => !taken.includes(name)) ?? symbol;
+    used.set(colour, [...taken, free]);
+    return [index, free];
+  }));
+};
+
+// Draw the curves of the chosen group and of those with the best scores.
+const drawCurves = () => {
+  const first = [best, chosen].filter((index) => visible.includes(index));
+  const drawn = [...new Set([...first, ...visible])].slice(0, MAX_CURVES).sort((a, b) => a - b);
+  const symbols = symbolsOf(drawn), values = [];
+  const traces = drawn.map((index) => {
+    const group = comparison.groups[index], isFirst = first.includes(index);
+    const [y, error] = [group.mean, group.error].map((list) => list && scaled(list));
+    values.push(...y);
     return {
-      type: "scatter", mode: "markers", name: escaped(learner), customdata: indices,
-      x: groups.map(x.of), y: groups.map(y.of),
-      error_y: {
-        type: "data", array: groups.map((group) => y.error(group) ?? 0), thickness: 1, width: 2, visible: hasErrorBars,
-      },
+      type: "scatter", mode: "lines+markers", name: legendName(index), x: group.t, y, customdata: group.t.map(() => index),
+      line: { color: group.colour, dash: group.dash, width: isFirst ? 3.5 : 1.4, shape: comparison.few ? "linear" : "hv" },
+      marker: { symbol: symbols.get(index), color: group.colour, size: 7, maxdisplayed: MARKERS_PER_CURVE },
+      opacity: isFirst ? 1 : 0.65,
+      error_y: error && comparison.few ? { type: "data", array: error, thickness: 1, width: 2 } : undefined,
+      hovertemplate: "%{fullData.name}<br>t = %{x}: %{y:.4g}<extra></extra>",
+    };
+  });
+  byId("curves").dataset.shown = drawn.join(",");
+  byId("curves-note").textContent = drawn.length < visible.length
+    ? `${drawn.length} of ${visible.length} runs: the best by validation. The filters below choose others.` : "";
+  const title = inPercent(comparison.vision ? "test error" : "test perplexity");
+  describe("curves", `${title} after each arrival, ${plural(drawn.length, "run")}.`);
+  const xaxis = { title: { text: "mega-batches arrived" }, gridcolor: GRID, zeroline: false, automargin: true };
+  if (comparison.few) xaxis.dtick = 1;
+  return Plotly.react("curves", traces, { ...LAYOUT, xaxis, yaxis: axis(title, values) }, CONFIG);
+};
+
+// ---- quality against cost
+// Return the text that a point shows: the run and its results.
+const hoverText = (group) => [
+  `<b>${escaped(group.label)}</b>`,
+  `${objective().name}: ${shown(valueOf(group))}`, `${objective().score}: ${shown(scoreOf(group))}`,
+  `${comparison.quality}: ${withError(group.quality)}`,
+  `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${group.wall_text}`,
+].join("<br>");
+
+// Return those of some groups that no other one beats, from left to right. A group beats another one if it is at least as
+// good on both axes and better on one.
+const paretoFront = (indices, x, y) => {
+  const points = indices.map((index) => [x(index), y(index), index]);
+  points.sort((a, b) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2]);
+  const front = [];
+  let lowest = [null, Infinity];
+  for (const [pointX, pointY, index] of points) {
+    // Equal points do not beat each other, so all of them are on the front.
+    if (pointY < lowest[1] || (pointY === lowest[1] && pointX === lowest[0])) {
+      front.push(index);
+      lowest = [pointX, pointY];
+    }
+  }
+  return front;
+};
+
+const drawTradeoff = () => {
+  const { of: xOf, name: xName } = AXES[state.x], { of: yOf, name: yName } = QUALITIES[state.y];
+  const x = (index) => xOf(comparison.groups[index])[0], y = (index) => yOf(comparison.groups[index])[0];
+  const drawn = visible.filter((index) => comparison.groups[index].finished && x(index) !== null && y(index) !== null);
+  const byLearner = new Map();
+  for (const index of [...drawn].sort((a, b) => a - b)) {
+    const { learner } = comparison.groups[index];
+    byLearner.set(learner, [...(byLearner.get(learner) ?? []), index]);
+  }
+  const traces = [...byLearner].map(([learner, indices]) => {
+    const groups = indices.map((index) => comparison.groups[index]), errors = groups.map((group) => yOf(group)[1]);
+    const visibleErrors = drawn.length <= FEW_POINTS && errors.some((error) => error !== null);
+    return {
+      type: "scatter", mode: "markers", name: escaped(learner), customdata: indices, x: indices.map(x), y: indices.map(y),
+      error_y: { type: "data", array: errors, thickness: 1, width: 2, visible: visibleErrors },
       text: groups.map(hoverText), hovertemplate: "%{text}<extra></extra>",
       marker: {
         color: groups[0].colour, symbol: groups[0].symbol,
-        size: indices.map((index) => (index === best || index === state.chosen ? 14 : 8)),
-        opacity: groups.map((group) => (isWithinBudget(group) ? 1 : 0.22)),
-        line: { width: indices.map((index) => (index === best ? 3 : index === state.chosen ? 2 : 0)), color: INK },
+        size: indices.map((index) => (index === best || index === chosen ? 14 : 8)),
+        line: { width: indices.map((index) => (index === best ? 3 : index === chosen ? 2 : 0)), color: INK },
       },
     };
   });
-  const entries = traces.map(({ marker }, i) =>
-    ({ label: learners[i], colour: marker.color, dash: null, symbol: marker.symbol }));
-  const front = paretoFront(), frontGroups = front.map((index) => comparison.groups[index]);
-  byId("front").dataset.front = front.join(",");
-  const names = frontGroups.slice(0, 12).map((group) => group.label).join("; ");
-  byId("front").textContent =
-    front.length ? `On the Pareto front (${front.length}): ${names}${front.length > 12 ? " ..." : ""}` : "";
-  traces.push({
-    type: "scatter", mode: "lines", name: "Pareto front", x: frontGroups.map(x.of), y: frontGroups.map(y.of),
-    line: { shape: "hv", color: "#5b6675", width: 1.5, dash: "dot" }, hoverinfo: "skip",
-  });
-  if (front.length > 1) entries.push({ label: "Pareto front", colour: "#5b6675", dash: "dot", symbol: null });
-  showLegend("tradeoff-legend", entries);
-  describe("tradeoff", `${y.name()} against ${x.name()}, ${shown.length} runs. ${byId("front").textContent}`);
-  const layout = {
-    ...LAYOUT,
-    xaxis: axis(x.name(), shown.map((index) => x.of(comparison.groups[index]))),
-    yaxis: axis(y.name(), shown.map((index) => y.of(comparison.groups[index]))),
-  };
-  return Plotly.react("tradeoff", traces, layout, CONFIG);
-};
-
-// ---- curves
-const numCurves = () => (state.more ? MORE_CURVES : MAX_CURVES);
-// Return the button that shows more curves, or fewer; null if there are not more.
-const moreButton = (number) => (number <= MAX_CURVES ? null : element("button", {
-  type: "button", className: "chip", textContent: state.more ? `show ${MAX_CURVES} curves` : `show up to ${MORE_CURVES} curves`,
-  onclick: () => { state.more = !state.more; draw(); },
-}));
-const showNote = (id, text, button) => byId(id).replaceChildren(text ? `${text} ` : "", ...(button ? [button] : []));
-
-const traceOfCurve = (index, symbol, isHighlighted, isFaded) => {
-  const group = comparison.groups[index];
-  return {
-    type: "scatter", mode: "lines+markers", name: escaped(group.label),
-    line: { color: group.colour, dash: group.dash, width: isHighlighted ? 3.5 : 1.4 },
-    marker: { symbol, color: group.colour, size: 7, maxdisplayed: MARKERS_PER_CURVE },
-    opacity: isFaded ? 0.65 : 1,
-  };
-};
-
-// Return the lines of the wait plot: lists of groups that differ only in the fixed wait, sorted by it. The lines with the
-// most waits come first, and then those with the best scores.
-const linesOverWaits = () => {
-  const y = QUALITIES[state.y], series = new Map();
-  for (const index of visible) {
-    const group = comparison.groups[index];
-    if (group.has_fixed_wait && hasPoint(group, y)) series.set(group.series, [...(series.get(group.series) ?? []), index]);
-  }
-  const lines = [...series.values()].filter((line) => new Set(line.map((i) => comparison.groups[i].wait)).size > 1);
-  lines.forEach((line) => line.sort((a, b) => comparison.groups[a].wait - comparison.groups[b].wait || a - b));
-  const lowest = (line) => Math.min(...line.map((index) => scoreOf(comparison.groups[index]) ?? Infinity));
-  return lines.sort((a, b) => lowest(a) - lowest(b) || a[0] - b[0]);
-};
-
-const drawWaits = (best) => {
-  const y = QUALITIES[state.y], lines = linesOverWaits(), shown = lines.slice(0, numCurves());
-  byId("waits-section").hidden = lines.length === 0;
-  if (!lines.length) return null;
-  const symbols = symbolsOf(shown.map((line) => line[0]));
-  const groupsOf = (line) => line.map((index) => comparison.groups[index]);
-  // The dashes of other plots show the wait. Here the wait is the x axis, and all lines are solid.
-  const traces = shown.map((line) => ({
-    ...traceOfCurve(line[0], symbols.get(line[0]), line.includes(best) || line.includes(state.chosen), false),
-    x: groupsOf(line).map((group) => group.wait), y: groupsOf(line).map(y.of), customdata: line,
-    error_y: { type: "data", array: groupsOf(line).map((group) => y.error(group) ?? 0), thickness: 1, width: 2 },
-    text: groupsOf(line).map(hoverText), hovertemplate: "%{text}<extra></extra>",
-  }));
-  traces.forEach((trace) => { trace.line.dash = "solid"; });
-  const values = shown.flatMap(groupsOf);
-  const waits = [...new Set(values.map((group) => group.wait))].sort((a, b) => a - b);
-  showLegend("waits-legend", shown.map((line) => {
-    const group = comparison.groups[line[0]];
-    return { label: group.series_label, colour: group.colour, dash: "solid", symbol: symbols.get(line[0]) };
-  }));
-  byId("waits").dataset.shown = shown.map((line) => line.join("-")).join(",");
-  showNote("waits-note", shown.length < lines.length ? `${shown.length} of ${lines.length} lines: the best by validation.` : "",
-    moreButton(lines.length));
-  describe("waits", `${y.name()} against the wait, ${shown.length} lines.`);
-  const layout = {
-    ...LAYOUT, xaxis: axis("wait, in mega-batches", waits, waits.length <= 8 ? waits : null),
-    yaxis: axis(y.name(), values.map(y.of)),
-  };
-  return Plotly.react("waits", traces, layout, CONFIG);
-};
-
-// Return the indices of the groups whose curves are drawn: the highlighted groups (the best within the budget, and the
-// one the user chose), and then groups with the best validation scores.
-const groupsWithCurves = (highlighted) => {
-  const score = (index) => scoreOf(comparison.groups[index]) ?? Infinity;
-  const byScore = [...visible].sort((a, b) => score(a) - score(b) || a - b);
-  return [...new Set([...highlighted, ...byScore])].slice(0, numCurves()).sort((a, b) => a - b);
-};
-
-let drawnCurves = "";
-const drawCurves = (best) => {
-  const highlighted = [best, state.chosen].filter((index) => index !== null && visible.includes(index));
-  const shown = groupsWithCurves(highlighted);
-  // Draw nothing if the curves are the same as before, which is often the case while a slider is moved.
-  const key = `${state.c}|${shown.join(",")}|${best}|${state.chosen}|${visible.length}`;
-  if (key === drawnCurves) return;
-  drawnCurves = key;
-  byId("curves").dataset.shown = shown.join(",");
-  showNote("curves-note", shown.length < visible.length
-    ? `${shown.length} of ${visible.length} runs: the best by validation. Use the filters above to see others.` : "",
-    moreButton(visible.length));
-  const traces = [], drawnValues = [], symbols = symbolsOf(shown);
-  for (const index of shown) {
-    const group = comparison.groups[index], isHighlighted = index === best || index === state.chosen;
-    // Start the curve of a language model at the first stage, because the perplexity of the untrained model is so large
-    // that differences between trained models would not be visible.
-    let from = 0;
-    if (!comparison.vision) {
-      const trained = (t) => t >= group.first_trained_t;
-      from = group.first_trained_t === null ? group.t.length : group.t.findIndex(trained);
-    }
-    const times = group.t.slice(from), isShort = comparison.B <= FEW_ARRIVALS;
-    const values = group.mean.slice(from).map((value) => (value === null ? null : value * scale()));
-    drawnValues.push(...values);
-    const trace = traceOfCurve(index, symbols.get(index), isHighlighted, !isHighlighted && highlighted.length > 0);
-    trace.line.shape = isShort ? "linear" : "hv";
+  // The longer of two waits is no cost: it has no front.
+  const front = state.x === "wait" ? [] : paretoFront(drawn, x, y);
+  if (front.length) {
     traces.push({
-      ...trace, x: times, y: values, customdata: times.map(() => index),
-      error_y: group.error && isShort
-        ? { type: "data", array: group.error.slice(from).map((value) => value * scale()), thickness: 1, width: 2 }
-        : undefined,
-      hovertemplate: "%{fullData.name}<br>t = %{x}: %{y:.4g}<extra></extra>",
+      type: "scatter", mode: "lines", name: "Pareto front", x: front.map(x), y: front.map(y),
+      line: { shape: "hv", color: "#5b6675", width: 1.5, dash: "dot" }, hoverinfo: "skip",
     });
   }
-  showLegend("curves-legend", shown.map((index) => {
-    const { label, colour, dash } = comparison.groups[index];
-    return { label, colour, dash, symbol: symbols.get(index), index };
-  }));
-  const title = comparison.vision ? "test error, %" : "test perplexity";
-  describe("curves", `${title} after each arrival, ${shown.length} runs.`);
-  const layout = {
-    ...LAYOUT,
-    xaxis: {
-      title: { text: "mega-batches arrived" }, ...(comparison.B <= FEW_ARRIVALS ? { dtick: 1 } : {}),
-      gridcolor: GRID, zeroline: false,
-    },
-    yaxis: axis(title, drawnValues),
-  };
-  return Plotly.react("curves", traces, layout, CONFIG);
+  const names = front.slice(0, 12).map((index) => comparison.groups[index].label).join("; ");
+  byId("front").dataset.front = front.join(",");
+  byId("front").textContent =
+    front.length ? `On the Pareto front (${front.length}): ${names}${front.length > 12 ? "; ..." : ""}` : "";
+  describe("tradeoff", `${yName()} against ${xName()}, ${plural(drawn.length, "run")}, ${front.length} on the Pareto front.`);
+  const layout = { ...LAYOUT, xaxis: axis(xName(), drawn.map(x)), yaxis: axis(yName(), drawn.map(y)) };
+  return Plotly.react("tradeoff", traces, layout, CONFIG);
 };

@@ -11,7 +11,6 @@ from fairseq_alma.core.catalogue import (
     LearnerEntry,
     add_learner,
     find_learner,
-    grows,
     label_of,
     learners,
     learners_that_take,
@@ -71,7 +70,6 @@ def test_labels_and_growth():
         "Ens of MoEs",
         "unknown",
     ]
-    assert [grows(name) for name in ("sm", "gens", "ff", "unknown")] == [False, True, True, False]
 
 
 def test_a_learner_of_the_other_half_is_refused():

@@ -76,7 +76,7 @@ class PageView:
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def best(self):
-        """Return the index of the group that the page recommends, or None."""
+        """Return the index of the group that the page calls the best, or None."""
         value = self.page.get_attribute("#answer", "data-best")
         return int(value) if value else None
 
@@ -85,38 +85,9 @@ class PageView:
         value = self.page.get_attribute("#front", "data-front")
         return sorted(int(index) for index in value.split(",")) if value else []
 
-    def slide(self, name, step):
-        """Move a slider to a step."""
-        self.page.evaluate(
-            "([name, step]) => { const input = document.getElementById(name); input.value = String(step);"
-            " input.dispatchEvent(new Event('input')); }",
-            [name, step],
-        )
-        self.frame()
-
-    def rivals(self):
-        """Return the indices of the groups that the page calls rivals of the best one."""
-        value = self.page.get_attribute("#answer", "data-rivals")
-        return [int(index) for index in value.split(",")] if value else []
-
     def objective(self, name):
         """Choose an objective."""
-        self.page.check(f"#objectives input[value={name}]")
-        self.frame()
-
-    def answer_for(self, steps):
-        """Move all sliders, and return the best group, its rivals, its label and the groups beyond the budget."""
-        return self.page.evaluate(
-            "async (steps) => {"
-            " for (const [name, step] of Object.entries(steps)) { const input = document.getElementById(name);"
-            " input.value = String(step); input.dispatchEvent(new Event('input')); }"
-            " await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));"
-            " const box = document.getElementById('answer');"
-            " return { best: box.dataset.best, rivals: box.dataset.rivals,"
-            " label: box.querySelector('.best')?.textContent,"
-            " beyond: [...document.querySelectorAll('#runs tr.beyond')].map((row) => Number(row.dataset.run)) }; }",
-            steps,
-        )
+        self.page.select_option("#objective", name)
 
     def rows(self):
         """Return the indices of the groups in the table, from top to bottom."""
@@ -125,7 +96,8 @@ class PageView:
             for value in self.page.eval_on_selector_all("#runs tbody tr", "rows => rows.map((row) => row.dataset.run)")
         ]
 
-    def table(self, selector):
-        """Return the rows of the body of a table: the text of each cell."""
-        rows = f"{selector} tbody tr"
-        return self.page.eval_on_selector_all(rows, "rows => rows.map((r) => [...r.cells].map((c) => c.textContent))")
+    def column(self, name):
+        """Return the texts of a column of the table of all runs, from top to bottom."""
+        heads = [text.rstrip(" ↑↓") for text in self.page.locator("#runs thead th").all_inner_texts()]
+        cells = "rows => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
+        return [row[heads.index(name)] for row in self.page.eval_on_selector_all("#runs tbody tr", cells)]

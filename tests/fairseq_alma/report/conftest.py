@@ -55,6 +55,6 @@ def opened(tab, report):
     path, data = report
     number = next(i for i, comparison in enumerate(data.comparisons) if comparison.is_vision)
     with PageView(tab, path) as view:
-        view.page.select_option("#comparison", str(number))
+        view.page.select_option("#comparison", data.comparisons[number].name)
         view.frame()
         yield view, data.comparisons[number], all_numbers(data.comparisons[number])

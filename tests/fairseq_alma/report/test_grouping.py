@@ -1,7 +1,10 @@
+import pytest
+
 from fairseq_alma.core.catalogue import learners
-from fairseq_alma.report.labels import group_label, learner_position
+from fairseq_alma.core.presets import anytime_settings
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
+from fairseq_alma.report.runs import learner_position
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
 ERRORS = [0.9, 0.5, 0.4, 0.3, 0.2]
@@ -9,7 +12,7 @@ PERPLEXITIES = [900.0, 50.0, 40.0, 30.0, 20.0]
 
 
 def labels_of(comparison):
-    return [group_label(group, comparison.varied_settings) for group in comparison.groups]
+    return [comparison.label_of(group) for group in comparison.groups]
 
 
 def test_the_seeds_of_one_setting_are_one_group_in_whichever_folders_they_are(tmp_path):
@@ -46,6 +49,27 @@ def test_labels_leave_out_options_that_are_off_and_what_has_no_effect_without_th
         "SM, average_power 4, predict_with average, schedule constant",
         "SM, average_power 8, predict_with average, schedule constant",
     ]
+
+
+@pytest.mark.parametrize("half", ["language model", "vision"])
+def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_path, half):
+    """Its name replaces the settings of the preset. Another setting follows it, and a changed one brings all back."""
+    recipe = dict(anytime_settings(half))
+    write, values = (write_text, PERPLEXITIES) if half == "language model" else (write_vision, ERRORS)
+    write(tmp_path / "sm", values)
+    write(tmp_path / "anytime", values, preset="anytime", **recipe)
+    write(tmp_path / "by hand", values, seed=1, **recipe)
+    write(tmp_path / "waits", values, wait=4)
+    comparison = only_comparison(tmp_path)
+    assert "anytime" in labels_of(comparison)
+    [group] = [group for group in comparison.groups if comparison.label_of(group) == "anytime"]
+    assert [run.seed for run in group.runs] == [0, 1]
+    other = "lr" if half == "language model" else "width"
+    write(tmp_path / "other", values, **recipe, preset="anytime", **{other: 8})
+    assert f"anytime, {other} 8" in labels_of(only_comparison(tmp_path))
+    write(tmp_path / "changed", values, preset="anytime", **recipe | {"average_power": 4})
+    [changed] = [label for label in labels_of(only_comparison(tmp_path)) if "average_power 4" in label]
+    assert changed.startswith("SM, wait 1, replay ") and "predict_with average" in changed
 
 
 def test_the_same_seed_in_two_folders_is_a_repeat_and_the_same_folder_twice_is_not(tmp_path):
@@ -91,8 +115,8 @@ def test_no_two_comparisons_share_a_folder(tmp_path):
 
 def test_a_setting_that_an_older_release_did_not_have_separates_neither_seeds_nor_pairs(tmp_path):
     write_vision(tmp_path / "a", ERRORS, seed=0)
-    write_vision(tmp_path / "b", ERRORS, seed=1, nesterov=False)
-    write_vision(tmp_path / "c", ERRORS, seed=0, nesterov=False, wait=2)
+    write_vision(tmp_path / "b", ERRORS, seed=1, patience=None)
+    write_vision(tmp_path / "c", ERRORS, seed=0, patience=None, wait=2)
     first, second = only_comparison(tmp_path).groups
     assert [[run.seed for run in group.runs] for group in (first, second)] == [[0, 1], [0]]
     assert first.settings == second.settings | {"wait": 1}
@@ -205,33 +229,14 @@ def test_learners_of_plugins_are_reported_and_sorted_after_ours(tmp_path):
     assert learner_position("my_own") == len(learners())
 
 
-def test_runs_on_a_stream_that_has_grown_are_compared_over_the_arrivals_that_they_share(tmp_path):
-    """Runs over 6, 7 and 8 months, and a trial over 2."""
-    months = [900.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 9.0, 8.0]
-    for learner, num_months in (("sm", 8), ("ens", 7), ("gmoe", 6), ("sm", 2)):
-        folder = tmp_path / f"{learner}_{num_months}"
-        write_text(folder, months[: num_months + 1], learner=learner, mega_batches=None)
-    trial, comparison = sorted(read_runs([tmp_path]).comparisons, key=lambda one: one.num_arrivals)
-    assert (trial.name, comparison.name) == ("books, B = 2", "books, first 6 of B = 8")
-    assert labels_of(comparison) == ["SM", "Ens", "gMoE"]
-    for group, numbers in zip(comparison.groups, all_numbers(comparison), strict=True):
-        assert group.is_finished
-        assert numbers.quality.mean == sum(months[1:7]) / 6
-        assert numbers.final.mean == 10.0
-
-
-def test_a_run_that_another_run_continues_is_no_repeat(tmp_path):
+def test_runs_of_a_stream_that_has_grown_are_compared_apart(tmp_path):
     write_text(tmp_path / "six", [900.0, *[50.0] * 6], mega_batches=None)
     write_text(tmp_path / "eight", [900.0, *[50.0] * 6, 40.0, 40.0], mega_batches=None)
-    write_text(tmp_path / "eight again", [900.0, *[50.0] * 6, 40.0, 40.0], mega_batches=None)
-    data = read_runs([tmp_path])
-    [comparison] = data.comparisons
-    assert labels_of(comparison) == ["SM", "SM, again (2)"]
-    assert data.notes == [f"{tmp_path}/six is left out: {tmp_path}/eight is the same run over more mega-batches"]
+    assert [comparison.name for comparison in read_runs([tmp_path]).comparisons] == ["books, B = 6", "books, B = 8"]
 
 
-def test_runs_that_the_user_limited_do_not_shorten_others(tmp_path):
-    write_text(tmp_path / "all", [900.0, *[50.0] * 4], mega_batches=None)
-    write_text(tmp_path / "limited", [900.0, *[50.0] * 3], mega_batches=3)
-    names = sorted(comparison.name for comparison in read_runs([tmp_path]).comparisons)
-    assert names == ["books, B = 3", "books, B = 4"]
+def test_the_command_of_a_continued_run_has_its_last_number_of_arrivals(tmp_path):
+    command = ["alma-vision", "dataset=mnist", "arrivals=2", "last_group=wait"]
+    write_vision(tmp_path / "a", ERRORS, command=command, arrivals=4, last_group=None)
+    [group] = only_comparison(tmp_path).groups
+    assert group.command == ["alma-vision", "dataset=mnist", "arrivals=4", "out=runs/a"]

@@ -1,19 +1,20 @@
-"""The three objectives on ledgers worked out by hand, and what the report says about them."""
+"""The three objectives on ledgers worked out by hand, which run is best, and what the report says about it."""
 
 import math
 
 import pytest
 
-from fairseq_alma.report.choice import Budget, best_within
-from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.numbers import all_numbers, best_of, ranking
 from fairseq_alma.report.objectives import (
     OBJECTIVES,
     explanation,
     objective_name,
     rule_of,
     score_name,
+    score_scale,
     validation_score,
 )
+from fairseq_alma.report.tables import summary
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
 
@@ -68,12 +69,8 @@ def test_the_objective_decides_the_answer(tmp_path):
         {1: 0.425, 2: 1.1 / 3, 4: 0.32}
     )
 
-    def best(**budget):
-        found = {name: best_within(numbers, Budget(**budget), name) for name in OBJECTIVES}
-        return {name: None if i is None else comparison.groups[i].wait for name, i in found.items()}
-
-    assert best() == {"all": 1, "after": 4, "final": 2}
-    assert best(target=0.31) == {"all": None, "after": None, "final": 2}
+    best = {name: comparison.groups[best_of(numbers, name)].wait for name in OBJECTIVES}
+    assert best == {"all": 1, "after": 4, "final": 2}
 
 
 def test_the_untrained_perplexity_no_longer_decides_alone(tmp_path):
@@ -83,7 +80,7 @@ def test_the_untrained_perplexity_no_longer_decides_alone(tmp_path):
     comparison = only_comparison(tmp_path)
     numbers = all_numbers(comparison)
     assert [round(result.quality.mean) for result in numbers] == [2540, 2138]
-    assert comparison.groups[best_within(numbers, Budget())].settings["lr"] == 0.001
+    assert comparison.groups[best_of(numbers)].settings["lr"] == 0.001
 
 
 def test_a_run_without_a_score_after_its_first_stage_changes_the_rule_of_this_objective_only(tmp_path):
@@ -128,3 +125,84 @@ def test_an_unfinished_run_has_no_result_under_any_objective(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], mega_batches=4)
     [result] = results(tmp_path)[1].values()
     assert all(result.scores[name].value is None and result.scores[name].score is None for name in OBJECTIVES)
+
+
+def test_runs_are_ranked_by_validation_and_an_unfinished_one_is_last(tmp_path):
+    """The order of their test errors is another."""
+    write_vision(tmp_path / "a", [0.9, 0.1, 0.1], validations=[0, 0.5, 0.5])
+    write_vision(tmp_path / "b", [0.9, 0.9, 0.2], validations=[0, 0.0, 0.2], wait=2)  # 0.9 while it waits, and 0.2
+    write_vision(tmp_path / "c", [0.9, 0.4, 0.3], validations=[0, 0.2, 0.3], learner="gmoe")
+    write_vision(tmp_path / "d", [0.9, 0.3, 0.3], validations=[0, 0.3, 0.3], replay="all")
+    write_vision(tmp_path / "e", [0.9, 0.0], mega_batches=2, validations=[0, 0.0], width=8)
+    comparison = only_comparison(tmp_path)
+    numbers = all_numbers(comparison)
+    order = [(comparison.label_of(comparison.groups[i]), numbers[i].validation_score) for i in ranking(numbers)]
+    assert order == [
+        ("gMoE, wait 1, width 4", pytest.approx(0.25)), ("SM, wait 1, replay, width 4", pytest.approx(0.3)),
+        ("SM, wait 1, width 4", pytest.approx(0.5)), ("SM, wait 2, width 4", pytest.approx(0.55)),
+        ("SM, wait 1, width 8", None),
+    ]  # fmt: skip
+
+
+def test_of_equal_runs_the_cheaper_is_best_and_the_summary_marks_it(tmp_path):
+    write_vision(tmp_path / "dear", [0.9, 0.5], flops=20, width=4)
+    write_vision(tmp_path / "cheap", [0.9, 0.5], flops=10, width=8)
+    comparison = only_comparison(tmp_path)
+    marked = [row[:2] for row in summary(comparison, all_numbers(comparison)).rows]
+    assert marked == [("SM, width 4", ""), ("SM, width 8", "best")]
+
+
+def test_without_a_finished_run_none_is_best(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], mega_batches=4)
+    assert best_of(all_numbers(only_comparison(tmp_path))) is None
+
+
+@pytest.fixture
+def biased(tmp_path):
+    """The validation error chooses wait 1, the prequential error wait 2."""
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.5], validations=[0, 0.1, 0.1], prequential=[None, 0.9, 0.5])
+    write_vision(tmp_path / "b", [0.9, 0.9, 0.2], validations=[0, 0.9, 0.2], wait=2, prequential=[None, 0.9, 0.4])
+    return tmp_path
+
+
+def test_the_best_is_chosen_by_the_prequential_error_if_all_runs_have_it(biased):
+    comparison = only_comparison(biased)
+    numbers = all_numbers(comparison)
+    assert rule_of(comparison) == "prequential"
+    assert [result.validation_score for result in numbers] == [0.5, 0.4]
+    assert comparison.groups[best_of(numbers)].wait == 2
+    assert (score_name(comparison), score_scale(comparison)) == ("prequential error", 100)
+    assert "before any stage uses it" in explanation(comparison)
+
+
+@pytest.mark.parametrize("lacking", [[None, None, None], [None, 0.9, None]])
+def test_one_run_without_the_prequential_error_brings_back_the_validation_error(biased, lacking):
+    write_vision(biased / "c", [0.9, 0.6, 0.6], validations=[0, 0.6, 0.6], width=8, prequential=lacking)
+    comparison = only_comparison(biased)
+    numbers = all_numbers(comparison)
+    assert rule_of(comparison) == "validation"
+    assert [result.validation_score for result in numbers] == pytest.approx([0.1, (0.9 + 0.2) / 2, 0.6])
+    assert comparison.groups[best_of(numbers)].wait == 1
+    assert (score_name(comparison), score_scale(comparison)) == ("average validation error", 100)
+    assert "1 of 3 finished runs have no prequential score" in explanation(comparison)
+    assert "too low for small waits" in explanation(comparison)
+
+
+def test_an_unfinished_run_does_not_change_the_rule(biased):
+    write_vision(biased / "c", [0.9, 0.6], mega_batches=2, width=8)
+    comparison = only_comparison(biased)
+    assert rule_of(comparison) == "prequential"
+    assert [result.validation_score for result in all_numbers(comparison)] == [0.5, 0.4, None]
+
+
+def test_language_models_are_chosen_by_the_geometric_mean_and_a_diverged_one_never(tmp_path):
+    # Arithmetic means 425 and 310, geometric means sqrt(800 * 50) = 200 and sqrt(600 * 20) = 109.5.
+    write_text(tmp_path / "a", [900.0, 800.0, 50.0], wait=2)
+    write_text(tmp_path / "b", [900.0, 600.0, 20.0])
+    write_text(tmp_path / "c", [900.0, 50.0, 9.0], validations=[900.0, 50.0, float("nan")], lr=9.0)
+    comparison = only_comparison(tmp_path)
+    assert rule_of(comparison) == "prequential"
+    scores = [result.validation_score for result in all_numbers(comparison)]
+    assert sorted(score for score in scores if score) == pytest.approx([12000**0.5, 200])
+    assert scores.count(None) == 1
+    assert score_name(comparison) == "prequential perplexity"

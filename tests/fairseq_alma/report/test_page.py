@@ -25,8 +25,8 @@ def test_the_page_holds_all_that_it_needs(tmp_path):
     [comparison] = data_of(text)["comparisons"]
     [group] = comparison["groups"]
     assert (comparison["name"], comparison["vision"], comparison["B"]) == ("mnist, B = 2", True, 2)
-    assert (group["quality"], group["final"]) == ([0.75, None], [0.25, None])
-    assert group["score"] == {"all": (0.9 + 0.25) / 2, "after": 0.25, "final": 0.25}
+    assert group["quality"] == [0.75, None]
+    assert group["score"] == {"all": [(0.9 + 0.25) / 2, None], "after": [0.25, None], "final": [0.25, None]}
     assert group["value"] == {"all": [0.375, None], "after": [0.25, None], "final": [0.25, None]}
     assert (group["comp"], group["params"], group["mem"], group["wall_text"]) == (200, 10, 30, "1 min 30 s")
     assert group["command"] == ["alma-vision", "lr=0.1", "out=runs/a"]
@@ -47,43 +47,38 @@ def test_text_from_settings_is_escaped(tmp_path):
 def test_values_without_a_number_in_json_are_null(tmp_path):
     write_text(tmp_path / "a", [900.0, float("inf"), 50.0], validations=[900.0, float("nan"), 60.0])
     [group] = data_of(page(read_runs([tmp_path])))["comparisons"][0]["groups"]
-    assert group["mean"] == [900.0, None, 50.0]
-    assert group["score"] == {"all": None, "after": None, "final": 60.0}
-    assert group["quality"] == ["\0infinite", None]  # the script turns it into infinity
+    assert group["mean"] == [None, 50.0]
+    assert group["score"] == {"all": [None, None], "after": [None, None], "final": [60.0, None]}
+    assert group["quality"] == [None, None]
 
 
 def test_a_curve_is_kept_where_it_changes(tmp_path):
     for seed in (0, 1):
         write_vision(tmp_path / str(seed), [0.9, 0.9, 0.9, 0.5, *[0.5] * 10, 0.4], wait=3, seed=seed)
     [group] = read_runs([tmp_path]).comparisons[0].groups
-    assert curve(group, 100) == ([0, 3, 14], [0.9, 0.5, 0.4], [0.0, 0.0, 0.0])
+    assert curve(group, 100) == {"t": [0, 3, 14], "mean": [0.9, 0.5, 0.4], "error": [0.0, 0.0, 0.0]}
 
 
 def test_a_short_curve_has_every_arrival_because_it_is_drawn_with_straight_lines(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.9, 0.9, 0.9, 0.3], wait=4)
     [group] = read_runs([tmp_path]).comparisons[0].groups
-    assert curve(group, 100)[:2] == ([0, 1, 2, 3, 4], [0.9, 0.9, 0.9, 0.9, 0.3])
-
-
-def test_scores_are_not_rounded_because_runs_are_chosen_by_them(tmp_path):
-    write_vision(tmp_path / "a", [0.9, 0.5734491])
-    [group] = data_of(page(read_runs([tmp_path])))["comparisons"][0]["groups"]
-    assert group["score"]["all"] == 0.5734491
+    assert curve(group, 100) == {"t": [0, 1, 2, 3, 4], "mean": [0.9, 0.9, 0.9, 0.9, 0.3], "error": None}
 
 
 def test_a_setting_that_only_one_learner_takes_is_shown_with_its_run(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5])
     write_vision(tmp_path / "b", [0.9, 0.4], learner="gmoe", grow_every=7, hard_gates=True)
     [comparison] = data_of(page(read_runs([tmp_path])))["comparisons"]
-    own = {group["learner"]: group["own_settings"] for group in comparison["groups"]}
-    assert own == {"SM": {}, "gMoE": {"experts": "1", "grow_every": "7", "hard_gates": "yes"}}
+    own = {group["learner"]: group["settings"] for group in comparison["groups"]}
+    gmoe = {"learner": "gmoe", "experts": "1", "grow_every": "7", "hard_gates": "yes"}
+    assert own == {"SM": {"learner": "sm"}, "gMoE": gmoe}
     assert "width" in comparison["common_settings"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends(tmp_path):
     write_vision(tmp_path / "a", [0.9 - t / 2000 for t in range(501)])
     [group] = read_runs([tmp_path]).comparisons[0].groups
-    t, y, _ = curve(group, 50)
+    t, y = (curve(group, 50)[name] for name in ("t", "mean"))
     assert len(t) == 50
     assert (t[0], t[-1], y[-1]) == (0, 500, pytest.approx(0.65))
 
@@ -109,13 +104,9 @@ def test_the_data_of_a_comparison(tmp_path):
     data = comparison_data(comparison)
     assert data["filters"] == [{"name": "wait", "values": ["1", "2"]}]
     assert [group["settings"] for group in data["groups"]] == [{"wait": "1"}, {"wait": "2"}]
-    waits = [[group["alternatives"][change] for change in ("wait_less", "wait_longer")] for group in data["groups"]]
-    assert waits == [
-        [{"reason": "this run does not wait"}, {"runs": [1], "number": 1}],
-        [{"runs": [0], "number": 1}, {"reason": "this run waits for the whole stream"}],
-    ]
-    assert data["groups"][0]["alternatives"]["replay"]["command"].startswith("alma-vision dataset=mnist ")
-    assert [group["score"]["all"] for group in data["groups"]] == [
+    assert [objective["ranking"] for objective in data["objectives"].values()] == [[0, 1], [1, 0], [1, 0]]
+    assert data["columns"][:2] == ["seeds", "CER"] and data["groups"][0]["cells"][:2] == ["1", "0.75"]
+    assert [group["score"]["all"][0] for group in data["groups"]] == [
         numbers.validation_score for numbers in all_numbers(comparison)
     ]
 
