@@ -376,6 +376,8 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
 
 
 _NAME = "tasks.txt"
+"""Name of the list of the tasks of a step: a table with the position of each description, in rows of _ROW bytes, with
+which a worker reads its task without those before it; then the descriptions, one a line."""
 _DIGITS = 15
 _ROW = _DIGITS + 1
 

@@ -8,7 +8,6 @@ OUT does not count as a stream.
 import errno
 import json
 import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.store import link_or_copy
 from fairseq_alma.core.stream_description import STREAM_FILE
 
 SETTINGS = "settings.json"
@@ -106,10 +106,7 @@ class WorkFolder(NamedTuple):
         """
         target = self.stream / name
         with written_aside(target, durable=False) as temporary:
-            try:
-                os.link(path, temporary)
-            except OSError:
-                shutil.copyfile(path, temporary)
+            link_or_copy(path, temporary)
         self._record(name, digest)
 
     def add_digests(self) -> None:
