@@ -15,13 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.checkpoints import BEST, TRAINED, digest_of_model, read_checkpoint
+from fairseq_alma.checkpoints import BEST, CONTINUATION, digest_of_model, read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
-    "core/averaging.py", "lm/average.py", "lm/expert_digests.py", "lm/train_member.py", "lm/trainee.py",
+    "core/averaging.py", "lm/average.py", "lm/continuation.py", "lm/expert_digests.py", "lm/train_member.py",
     "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
 )  # fmt: skip
 """Packages and files of `fairseq_alma` whose code determines the files of a trained member.
@@ -41,7 +41,7 @@ class SharedStages:
             the same time. It is created if it is missing.
     """
 
-    FILES = (BEST, TRAINED, "log.txt", "done.json")
+    FILES = (BEST, CONTINUATION, "log.txt", "done.json")
     """The files that are copied for a member, in this order, if they exist. If done.json exists, the other files are
     complete, because done.json is copied last."""
 
@@ -67,12 +67,12 @@ class SharedStages:
 
     def _is_whole(self, folder: Path) -> bool:
         """Return whether the checkpoints of a shared member can be read."""
-        names = [name for name in self._files_in(folder) if name in (BEST, TRAINED)]
+        names = [name for name in self._files_in(folder) if name in (BEST, CONTINUATION)]
         return all(read_checkpoint(folder / name) is not None for name in names)
 
     def _files_in(self, folder: Path) -> list[str]:
-        """Return the names of the files to copy. Only some members have a checkpoint TRAINED."""
-        return [name for name in self.FILES if name != TRAINED or (folder / name).exists()]
+        """Return the names of the files to copy. Only some members have a checkpoint CONTINUATION."""
+        return [name for name in self.FILES if name != CONTINUATION or (folder / name).exists()]
 
     def check(self) -> None:
         """Raise SettingError if no file can be written in the shared folder."""
@@ -82,7 +82,7 @@ class SharedStages:
                 pass
         except OSError as error:
             raise SettingError(
-                f"share={self.folder} is not writable ({error.strerror}): choose another folder"
+                f"reuse_from={self.folder} is not writable ({error.strerror}): choose another folder"
             ) from error
 
     def publish(self, member_folder: Path, key: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, SIZE_SETTINGS, UNRECORDED, Half, takes
+from fairseq_alma.core.catalogue import Half, not_compared, settings_that_are, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.printing import printable
 from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, hashable, learner_position
@@ -22,12 +22,10 @@ class Stream(NamedTuple):
     data: Any
     """The data of the stream.
 
-    Vision: (dataset, number of its test set, first arrival that CER includes, settings `order` and `drift_overlap`).
+    Vision: (dataset, number of its test set, first arrival that CER includes, setting `order`).
     Language models: digests (hashes) of the validation and test data. If the settings contain no digests, the name of
     the stream folder.
     """
-    split: Any
-    """Name of the emnist split, such as `balanced`; None for all other datasets and for language models."""
     num_mega_batches: int
     """Number of mega-batches in the stream, B."""
     num_arrivals: int
@@ -67,7 +65,7 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
 
 def _sort_key(group: RunGroup) -> tuple:
     """Return the sort key of a group. Numbers come before texts, because Python cannot compare the two."""
-    sizes = [group.settings.get(name) for name in SIZE_SETTINGS]
+    sizes = [group.settings.get(name) for name in settings_that_are("size")]
     size = tuple((0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in sizes)
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
@@ -79,8 +77,7 @@ def with_numbered_test_sets(runs: Sequence[Run]) -> list[Run]:
 
     A dataset is identified by its name, for example the path of a file. If the file was replaced between two runs, the
     recorded digests of their test sets differ. Runs with another `image_size` have another digest, too, so digests are
-    compared only among runs of one size. A run of an earlier version, without a digest, is compared with the others if
-    these have only one.
+    compared only among runs of one size.
     """
     digests: dict[tuple, list[str]] = {}
     for run in runs:
@@ -96,7 +93,7 @@ def with_numbered_test_sets(runs: Sequence[Run]) -> list[Run]:
 
 
 def _images_of(run: Run) -> tuple:
-    names = ("dataset", "split", "image_size", "order")
+    names = ("dataset", "image_size", "order")
     return tuple(hashable(run.settings.get(name)) for name in names)
 
 
@@ -114,20 +111,14 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     runs_of: dict[tuple, list[Run]] = {}
     streams: dict[tuple, Stream] = {}
     settings_of: dict[tuple, dict[str, Any]] = {}
-    shared = _shared_settings(runs)
     for run in runs:
         stream = _stream_of(run)
-        filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
-        compared = {**_compared_settings(stream.half, filled), "last_group": _last_group(run)}
+        compared = {**_compared_settings(stream.half, run.settings), "last_group": _last_group(run)}
         settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
-        # Several settings determine seeds. `given` contains the names of the seed settings that the run has, for
-        # example only `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different
-        # groups, because different parts of the runs are random.
-        given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
-        while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
+        while any(run.seed == other.seed for other in runs_of.get((stream, settings, repeat), [])):
             repeat += 1
-        key = (stream, settings, given, repeat)
+        key = (stream, settings, repeat)
         runs_of.setdefault(key, []).append(run)
         streams[key], settings_of[key] = stream, compared
     groups = []
@@ -139,40 +130,6 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     return groups
 
 
-def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return values to fill in for settings that runs of older releases of ALMA did not record.
-
-    A run of an older release did not record a setting that was added later. A newer run with another seed recorded this
-    setting. Both runs should be in the same group, so the missing value is filled in.
-
-    For settings in `UNRECORDED`, the value is known. For others, it is taken from the runs on the same stream that
-    recorded the setting. It is filled in only if all of them recorded the same value.
-
-    If only runs of a single learner recorded the setting, its value is filled in only for this learner. Other learners
-    may not have the setting at all.
-
-    Returns:
-        A dictionary (stream, learner) -> name of the setting -> value to fill in.
-    """
-    values: dict[Stream, dict[str, dict[Any, Any]]] = {}
-    learners: dict[Stream, dict[str, set[str]]] = {}
-    for run in runs:
-        stream, learner = _stream_of(run), _learner_of(run.settings)
-        for name, value in run.settings.items():
-            values.setdefault(stream, {}).setdefault(name, {})[hashable(value)] = value
-            learners.setdefault(stream, {}).setdefault(name, set()).add(learner)
-    return {
-        (stream, learner): {
-            name: UNRECORDED[stream.half].get(name, next(iter(different.values())))
-            for name, different in values[stream].items()
-            if name in UNRECORDED[stream.half]
-            or (len(different) == 1 and (len(learners[stream][name]) > 1 or learner in learners[stream][name]))
-        }
-        for stream in values
-        for learner in set().union(*learners[stream].values())
-    }
-
-
 def _last_group(run: Run) -> str:
     """Return what happened to the last mega-batches: "wait" if no stage has trained on them, otherwise "train".
 
@@ -180,11 +137,6 @@ def _last_group(run: Run) -> str:
     """
     last_stage = int((run.stage == run.stage.max()).argmax())  # the arrival at which it was trained; 0 if there is none
     return "wait" if run.is_finished and last_stage < run.num_arrivals else "train"
-
-
-def _seeds_of(run: Run) -> tuple:
-    """Return the values of all settings that determine seeds; None for each setting that the run does not have."""
-    return tuple(run.settings.get(name) for name in SEED_SETTINGS)
 
 
 def _learner_of(settings: Mapping[str, Any]) -> str:
@@ -201,11 +153,7 @@ def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any
         settings: all settings of the run.
     """
     learner = _learner_of(settings)
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(half, learner, name)
-    }
+    return {name: value for name, value in settings.items() if not not_compared(name) and takes(half, learner, name)}
 
 
 def _stream_of(run: Run) -> Stream:
@@ -216,7 +164,7 @@ def _stream_of(run: Run) -> Stream:
     settings, num_arrivals = run.settings, run.num_arrivals
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
-        return Stream("language model", evaluated_on, None, run.longest or num_arrivals, num_arrivals)
+        return Stream("language model", evaluated_on, run.longest or num_arrivals, num_arrivals)
     num_mega_batches = None
     # With the setting `arrivals`, a run may receive only the first mega-batches of the stream, so `num_arrivals` may
     # differ from the length of the stream. Take the length from the setting `mega_batches` or, if the user did not set
@@ -226,10 +174,9 @@ def _stream_of(run: Run) -> Stream:
         if not isinstance(num_mega_batches, int):
             entry = entry_of(str(settings["dataset"]))
             num_mega_batches = (entry.mega_batches if entry else None) or -1
-    split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
-    drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
-    data = (hashable(settings["dataset"]), run.test_set, first_charged_arrival(settings), *drift)
-    return Stream("vision", data, split, num_mega_batches or run.longest or num_arrivals, num_arrivals)
+    order = str(settings.get("order", "random"))
+    data = (hashable(settings["dataset"]), run.test_set, first_charged_arrival(settings), order)
+    return Stream("vision", data, num_mega_batches or run.longest or num_arrivals, num_arrivals)
 
 
 def runs_to_shorten(runs: Sequence[Run]) -> dict[int, tuple[int, int]]:
@@ -275,7 +222,7 @@ def without_beginnings(runs: Sequence[Run], lengths: Mapping[Path, int]) -> tupl
         stream = _stream_of(run)
         compared = _compared_settings(stream.half, run.settings)
         settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
-        keys.append((stream, settings, _seeds_of(run)))
+        keys.append((stream, settings, run.seed))
         before = longest.get(keys[-1])
         if before is None or lengths.get(run.folder, 0) > lengths.get(before.folder, 0):
             longest[keys[-1]] = run
@@ -315,10 +262,10 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
         # Many stream folders have the name `stream`. For these, use the name of the parent folder.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name
     else:
-        dataset, _, first_charged, order, overlap = stream.data
-        name = f"{dataset} {stream.split}" if stream.split else str(dataset)
+        dataset, _, first_charged, order = stream.data
+        name = str(dataset)
         if order != "random":
-            name += f" in order of {order}" + (f", overlap {overlap:g}" if overlap else "")
+            name += f" in order of {order}"
         if first_charged == 0:
             count += ", CER from t = 0"
     return printable(name)[:MAX_CHARACTERS], count

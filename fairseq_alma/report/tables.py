@@ -188,7 +188,7 @@ def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
 
     Only the seeds that both groups have are compared. If there are none, it is the difference of the means.
     """
-    values, others = ({run.seeds: run.quality[t] for run in one.counted_runs} for one in (group, other))
+    values, others = ({run.seed: run.quality[t] for run in one.counted_runs} for one in (group, other))
     if shared := values.keys() & others.keys():
         return float(np.mean([values[seed] - others[seed] for seed in shared]))
     return float(group.mean_column("quality")[t] - other.mean_column("quality")[t])
@@ -328,14 +328,16 @@ def _mean_text(values: Sequence[float]) -> str:
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    """Return True if groups `a` and `b` differ only in WAIT_SETTINGS, such as the wait and the number of updates."""
-    names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
+    """Return True if groups `a` and `b` differ only in the wait and in what is changed with it, such as the updates."""
+    names = {*a.settings, *b.settings} - set(catalogue.settings_that_are("with_wait"))
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 
 def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
-    """Return the label of a group without WAIT_SETTINGS, such as the wait and the number of updates."""
-    return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
+    """Return the label of a group without the wait and what is changed with it, such as the number of updates."""
+    return group_label(
+        group, [name for name in comparison.varied_settings if name not in catalogue.settings_that_are("with_wait")]
+    )
 
 
 def _without_empty_columns(

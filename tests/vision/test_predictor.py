@@ -23,7 +23,7 @@ LEARNERS = [
     *(("ens", {"combine": combine}) for combine in Combine.__args__),
     ("umix", {"umix": "mean"}),
     ("umix", {"umix": "sum"}),
-    ("gens", {"gens_combine": "logit"}),
+    ("gens", {"combine": "logit"}),
     ("moe", {"experts": 2}),
     ("gmoe", {"hard_gates": True}),
     ("gmoe", {}),

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
+from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.report.figures.curves import MAX_TITLE, panels_of
 from fairseq_alma.report.figures.style import (
     add_learners_and_waits,
@@ -37,7 +37,7 @@ MAX_POINTS = 400
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw CER or average perplexity against training FLOPs. Return None if no group of runs is finished.
 
-    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    A line joins groups of runs that differ only in the size of the model (such as `width`).
     """
     return _tradeoff(comparison, numbers, lambda result: result.comp, "training FLOPs over the stream")
 
@@ -45,7 +45,7 @@ def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw CER or average perplexity against the number of parameters. Return None if no group of runs is finished.
 
-    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    A line joins groups of runs that differ only in the size of the model (such as `width`).
     """
     return _tradeoff(comparison, numbers, lambda result: result.num_params, "parameters after the last mega-batch")
 
@@ -55,7 +55,7 @@ def _tradeoff(
 ) -> Figure | None:
     """Draw CER or average perplexity against a cost.
 
-    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    A line joins groups of runs that differ only in the size of the model (such as `width`).
 
     Args:
         comparison: the groups; only finished groups are drawn.
@@ -66,7 +66,9 @@ def _tradeoff(
     Returns:
         The figure, or None if no group is finished.
     """
-    panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait", *SIZE_SETTINGS))
+    panels, numbers_by_id, num_left_out = _finished_panels(
+        comparison, numbers, ("learner", "wait", *settings_that_are("size"))
+    )
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
@@ -144,12 +146,12 @@ def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: S
 def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
     """Divide the groups of runs in a panel into lists. A figure draws one line through the points of each list.
 
-    The groups in one list have the same learner and wait, and differ only in the size of the model (SIZE_SETTINGS, such
-    as `width`).
+    The groups in one list have the same learner and wait, and differ only in the size of the model (such as
+    `width`).
     """
     # Growth settings can be ignored here, because `panels_of` has already separated groups that have the same learner
     # and wait but different growth settings: such groups are in different panels.
-    ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
+    ignored = (*settings_that_are("size"), *settings_that_are("growth"))
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:
         key = tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name not in ignored)

@@ -408,7 +408,7 @@ def test_a_disk_that_is_full_repeatedly_costs_no_work(stream, gmoe, small_disk):
 
 UNTRAINED = Moment("the untrained learner", exists("settings.json"))
 EVALUATED = Moment("the end of stage 1", exists("stages/stage_001/evaluate.done.json"))
-TRAINED = Moment("the end of the last fairseq-train", lambda out: has_trained(out, 2))
+CONTINUATION = Moment("the end of the last fairseq-train", lambda out: has_trained(out, 2))
 
 
 @pytest.mark.slow
@@ -417,7 +417,7 @@ TRAINED = Moment("the end of the last fairseq-train", lambda out: has_trained(ou
     [
         pytest.param(UNTRAINED, id="untrained"),
         pytest.param(EVALUATED, id="growth"),
-        pytest.param(TRAINED, id="drop_optimizer_state"),
+        pytest.param(CONTINUATION, id="drop_optimizer_state"),
     ],
 )
 def test_a_disk_that_is_full_when_the_driver_writes_a_checkpoint_is_reported(stream, gmoe, small_disk, moment):
