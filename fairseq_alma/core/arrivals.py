@@ -2,8 +2,6 @@
 
 RUN/arrivals.json       digest of each mega-batch
 RUN/decisions.jsonl     one line per arrival: whether a stage was trained, the reason (wait=auto), the prequential score
-
-Earlier versions of ALMA stored the decisions in arrivals.json, without prequential scores. Such a run is continued.
 """
 
 import json
@@ -36,8 +34,6 @@ class StoredArrivals(TypedDict):
     """The content of arrivals.json."""
 
     digests: list[str]
-    decisions: NotRequired[dict[str, bool]]
-    """Earlier versions: for each arrival, whether a stage starts."""
 
 
 def read_arrivals(folder: Path) -> StoredArrivals:
@@ -63,12 +59,9 @@ class Arrivals:
     def __init__(self, folder: Path, durable: bool):
         self._path = folder / "arrivals.json"
         self._lines = JsonLines(folder / "decisions.jsonl", durable)
-        self._stored = read_arrivals(folder) if self._path.exists() else StoredArrivals(digests=[])
-        self.digests: list[str] = list(self._stored["digests"])
+        self.digests: list[str] = read_arrivals(folder)["digests"] if self._path.exists() else []
         """Digest of each mega-batch of the stream, in order."""
-        # Earlier versions stored the decisions in arrivals.json. They stay there.
-        earlier = self._stored.get("decisions", {})
-        self._decisions = {int(t): Decision(due) for t, due in earlier.items() if t.isdecimal()}
+        self._decisions: dict[int, Decision] = {}
         self.unwritten: list[dict[str, Any]] = []
         """Lines for decisions.jsonl that `write` will append."""
         for number, line in enumerate(self._lines.values(), start=1):
@@ -87,8 +80,7 @@ class Arrivals:
         """Write the digests of the stream to arrivals.json. Mega-batches may have been added since the run started."""
         if list(digests) != self.digests or not self._path.exists():
             self.digests = list(digests)
-            self._stored["digests"] = self.digests
-            write_whole(self._path, json.dumps(self._stored) + "\n")
+            write_whole(self._path, json.dumps(StoredArrivals(digests=self.digests)) + "\n")
 
     def decision(self, t: int) -> Decision | None:
         """Return what was recorded at arrival t; None if nothing was recorded yet."""

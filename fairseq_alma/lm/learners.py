@@ -26,7 +26,7 @@ from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.continuation import remove_old_continuations
 from fairseq_alma.lm.member import MemberTraining, Processes
-from fairseq_alma.lm.precision import as_recorded
+from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.training_config import Member
 
@@ -337,4 +337,4 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
     """Return a new learner. Its class is the one that the setting `learner` selects in LEARNERS."""
-    return LEARNERS[settings.learner](as_recorded(settings), stream, processes)
+    return LEARNERS[settings.learner](with_known_precision(settings), stream, processes)

@@ -89,9 +89,9 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.precision import as_recorded
+    from fairseq_alma.lm.precision import with_known_precision
 
-    settings = as_recorded(settings)
+    settings = with_known_precision(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     with Lease(settings.out), closing(scalars):
         record = RunRecord(

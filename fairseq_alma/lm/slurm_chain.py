@@ -367,7 +367,7 @@ def _check_same_settings(settings: LanguageModelSettings, is_finished: bool) -> 
     free += ["precision"] if settings.precision == "auto" else []
     free += ["batch_size"] if settings.batch_size is None else []
     differing = differing_settings(
-        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary", "forks"], {}
+        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary", "forks"]
     )  # fmt: skip
     names = [line.partition(":")[0] for line in differing]
     can_fork = all(name in settings_that_are("forkable", "language model") for name in names) and not is_finished

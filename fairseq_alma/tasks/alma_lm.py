@@ -314,7 +314,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             SettingError: if the checkpoint was trained with another dictionary.
         """
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
-        if state.get("dict_sha256", dictionary) != dictionary:
+        if state["dict_sha256"] != dictionary:
             raise SettingError(
                 f"the checkpoint was trained with another dictionary than that of {self.args.data}: give the stream on "
                 f"which it was trained, or another --save-dir"

@@ -354,14 +354,14 @@ class VisionLearner:
             RunError: if learner.json is damaged, or if a file with networks has changed.
         """
         state: dict[str, Any] = dict(read_json(folder / STATE, State, advice="restore the file from a backup"))
-        for file in state.get("files", []):
+        for file in state["files"]:
             checked_file(Path(self.settings.out), file)
         self._stack = None
         self._file.current = saved.file_of_run(Path(self.settings.out), state["networks"])
-        self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
+        self.stage_index, self.stage_length = state["stage"], state["stage_length"]
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
-        self.validated_on = tuple(state.get("validated_on", (0, 0)))
-        self.num_stored = state.get("num_stored")
+        self.validated_on = tuple(state["validated_on"])
+        self.num_stored = state["num_stored"]
         if self._average is not None:
             self._average.load(state, self.device, self._prepared)
         self.set_extra_state(state)

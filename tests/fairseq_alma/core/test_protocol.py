@@ -1,7 +1,6 @@
 """Algorithm 1, with a learner whose every number can be worked out by hand (see tiny_learner.py)."""
 
 import gc
-import json
 import types
 from dataclasses import replace
 
@@ -219,22 +218,6 @@ def test_a_continued_run_takes_the_prequential_scores_that_are_stored(tmp_path):
     assert measured == [4, 5]
     assert after[:4] == before  # no row changes when mega-batches are added
     assert ahead(after)[4:] == [(1 / 4, 4.0), (2 / 5, 5.0)]  # it has met 1..3 before t = 4, and still at t = 5
-
-
-def test_a_run_of_an_earlier_version_continues_without_the_scores_that_it_lacks(tmp_path):
-    whole = tiny_run(tmp_path, num_mega_batches=3, wait=2)
-    digests = read_json(tmp_path / "arrivals.json")["digests"]
-    decisions = {"1": False, "2": True, "3": True}
-    (tmp_path / "arrivals.json").write_text(json.dumps({"digests": digests, "decisions": decisions}))
-    (tmp_path / "decisions.jsonl").unlink()
-    # It was killed in stage 2, before the row of t = 3: the predictor from before t = 3 may be lost.
-    path = tmp_path / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
-    rows = tiny_run(tmp_path, num_mega_batches=5, wait=2, prequential=share_not_met)
-    assert rows[:4] == whole
-    assert ahead(rows) == [None, None, None, None, (1 / 4, 4.0), (2 / 5, 5.0)]
-    assert [line["t"] for line in JsonLines(tmp_path / "decisions.jsonl").values()] == [4, 5]
-    assert read_json(tmp_path / "arrivals.json")["decisions"] == decisions
 
 
 def reachable_from(start):
