@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,35 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+EXPECTED_SKIPS = (
+    "needs a CUDA device",
+    "root can read everything",
+    "there is a GPU here",
+    *(() if os.environ.get("ALMA_DATA") else ("ALMA_DATA",)),
+    # These depend on the rights of the user and on the kernel, not on what is installed.
+    "needs the right to mount",
+    "cannot mount a file",
+    "this user may not create PID namespaces",
+    "no process namespaces here",
+    "the C library of this machine keeps freed memory by default",
+)
+"""How the reasons of tests begin that continuous integration may skip."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In continuous integration, let a test fail that is skipped for a reason that is not expected there.
+
+    Otherwise the tests would stay green on a machine without Slurm or without a browser.
+    """
+    report = yield
+    if report.skipped and os.environ.get("ALMA_NO_SKIPS") == "1" and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(EXPECTED_SKIPS):
+            report.outcome, report.longrepr = "failed", f"{item.nodeid} must not be skipped here: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session")

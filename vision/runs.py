@@ -23,7 +23,7 @@ from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
-from fairseq_alma.core.stack_record import StackRecord
+from fairseq_alma.core.seed_record import SeedRecord
 from vision.backbones import backbone_for
 from vision.batches import Memory
 from vision.dataset_names import kind_of
@@ -39,6 +39,9 @@ from vision.settings import VALIDATION_SHARE, VisionSettings
 from vision.stream import Arrival, digest_of, line_of, partition, stacked_stream, what_was_read
 
 logger = logging.getLogger(__name__)
+
+SAVE_SECONDS = 1.0
+"""Minimum time between two saves of the networks, in seconds (see `RunRecord`). A stage may take only milliseconds."""
 
 
 def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
@@ -114,7 +117,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         held_out = HeldOutEvaluator(streams, dataset.num_classes, inputs, device)
         evaluate = _evaluator(settings, dataset, inputs, device, held_out)
-        stream, record = stacked_stream(streams), StackRecord(records, learner.delete_old)
+        stream, record = stacked_stream(streams), RunRecord(records, SAVE_SECONDS, learner.delete_old)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 
@@ -129,11 +132,11 @@ def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
 
 def _open(
     settings: VisionSettings, dataset: Dataset, streams: Sequence[Sequence[Arrival]], scalars: Sequence[RunScalars]
-) -> list[RunRecord]:
+) -> list[SeedRecord]:
     """Create the run folder of each seed, or open it to continue its run, and return the records of the runs."""
     identity = identity_of(settings, dataset)
     records = [
-        RunRecord(
+        SeedRecord(
             folder,
             {**settings.to_json(), **identity, "seed": settings.seed + number, "stacked_from": settings.seed},
             [arrival.digest for arrival in streams[number]],

@@ -45,7 +45,7 @@ from fairseq_alma.core.lease import holder_of_run
 from fairseq_alma.core.metrics import checked_rows
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.settings import SettingErrors, Settings, describe, nearest_key, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}

@@ -31,7 +31,7 @@ from fairseq_alma.core.metrics import (
     read_summary,
 )
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.run_folder import find_runs
 
 FINAL_KEY = "final_validation"
 """Key of the validation score after the last arrival in summary.json."""

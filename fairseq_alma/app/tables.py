@@ -13,7 +13,7 @@ from rich.table import Table
 from fairseq_alma.core.ledger import Ledger, LedgerRow
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import printable
-from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.waiting import Wait, num_missing
 
 NOTHING_TO_DO = "nothing was left to do: the run had been finished before"

@@ -15,8 +15,9 @@ metrics.py           the paper's metrics, computed from a ledger
 averaging.py         settings of predictors that are averages of parameters
 waiting.py           when a stage is due
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
-run_record.py        read and write a run folder, so that an interrupted run can be continued
-stack_record.py      read and write the run folders of runs with different seeds that are trained together
+run_folder.py        the paths in a run folder
+seed_record.py       read and write the files of a run with one seed
+run_record.py        the progress of a run, for one or several seeds, so that an interrupted run can be continued
 settings.py          base class of settings, which checks their values
 learner_settings.py  settings that only some learners have
 catalogue.py         list of all learners, with name, label and settings
@@ -31,20 +32,24 @@ from fairseq_alma.core.metrics import (
     cumulative_flops,
     cumulative_params,
 )
-from fairseq_alma.core.protocol import Evaluator, Learner, Stage, StreamSettings, run_stream
+from fairseq_alma.core.protocol import Evaluate, Learner, Stage, StreamSettings, run_stream
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 from fairseq_alma.core.stream_folder import StreamFolder
 
 __all__ = [
-    "Evaluator",
+    "Evaluate",
     "Learner",
     "Ledger",
     "LedgerRow",
     "MegaBatch",
     "MegaBatchStream",
+    "RunFolder",
     "RunRecord",
     "Scores",
+    "SeedRecord",
     "Spent",
     "Stage",
     "StreamFolder",

@@ -59,7 +59,7 @@ class Arrivals:
     def __init__(self, folder: Path, durable: bool):
         self._path = folder / "arrivals.json"
         self._lines = JsonLines(folder / "decisions.jsonl", durable)
-        self.digests: list[str] = read_arrivals(folder)["digests"] if self._path.exists() else []
+        self.digests: list[str] = list(read_arrivals(folder)["digests"]) if self._path.exists() else []
         """Digest of each mega-batch of the stream, in order."""
         self._decisions: dict[int, Decision] = {}
         self.unwritten: list[dict[str, Any]] = []
@@ -97,7 +97,7 @@ class Arrivals:
         """Add those decisions that are not stored yet. `lines` are lines of decisions.jsonl."""
         for t, decision in map(decision_of, lines):
             stored = self._decisions.get(t)
-            if stored is None or (decision.due and not stored.due):  # see `RunRecord.decision`
+            if stored is None or (decision.due and not stored.due):  # see `SeedRecord.decision`
                 self.add(t, decision)
 
     def write(self) -> None:

@@ -23,6 +23,7 @@ and on whether the stream ends. It depends neither on test data nor on how many 
 """
 
 import math
+from collections.abc import Sequence
 
 from fairseq_alma.core.ledger import Prequential, Scores
 
@@ -87,26 +88,20 @@ class ErrorCurve:
         return (PRIOR_WEIGHT * PRIOR_EXPONENT - covariance) / (PRIOR_WEIGHT + variance)
 
 
-def known_error(prequential: object, scores: object) -> float | None:
+def known_error(prequential: Sequence[Prequential | None] | None, scores: Sequence[Scores]) -> float | None:
     """Return the error that a learner knows at an arrival, before it trains on the new mega-batch; None if unknown.
 
     Vision: the prequential error rate. Language models, which have none: the validation perplexity of the last stage.
-    If runs with different seeds are trained together, they need one common decision, so this is the mean over the
-    seeds.
+    All seeds of a run need one common decision, so this is the mean over the seeds.
 
     Args:
-        prequential: the prequential score at this arrival, or a list of them with one entry per seed.
-        scores: the latest scores of the learner, or a list of them with one entry per seed. Test scores are not used.
+        prequential: for each seed, the prequential score at this arrival, if it is known.
+        scores: for each seed, the latest scores of the learner. Test scores are not used.
     """
-    values = [one.error_rate for one in _parts(prequential) if isinstance(one, Prequential)]
+    values = [one.error_rate for one in prequential or () if one is not None]
     if not values:
-        perplexities = [one.validation_perplexity for one in _parts(scores) if isinstance(one, Scores)]
-        values = [value for value in perplexities if value is not None]
+        values = [one.validation_perplexity for one in scores if one.validation_perplexity is not None]
     return sum(values) / len(values) if values else None
-
-
-def _parts(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else [value]
 
 
 def stage_exponent(replay: bool | str | float) -> float:

@@ -186,7 +186,7 @@ are compressed to about a tenth of their size."""
 class Ledger:
     """The ledger file of a run, with one row (JSON object) per line. Rows are appended and never changed.
 
-    Exception: the last row is removed if a stage is trained at this arrival after all (see `RunRecord.decision`).
+    Exception: the last row is removed if a stage is trained at this arrival after all (see `SeedRecord.decision`).
 
     The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
 

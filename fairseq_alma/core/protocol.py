@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeVar
 
 from fairseq_alma.core.error_curve import ErrorCurve, auto_ratio, known_error
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 from fairseq_alma.core.waiting import Due, Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
 
@@ -19,9 +19,8 @@ meaning."""
 LastGroup = Literal["train", "wait"]
 """Type of the setting `last_group`. `StreamSettings.last_group` describes the meaning."""
 
-Cost = Spent | list[Spent]
-"""Cost of a step that grows or trains a learner. If runs with different seeds are trained together, the cost is a list
-with one entry per seed."""
+StepName = Literal["grow", "train"]
+"""Name of a step that changes the learner."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class Stage:
         return len(self.past) / (len(self.past) + len(self.new)) if self.replay == "uniform" else float(self.replay)
 
 
-class Stored(Protocol):
-    """Interface of an object whose state can be saved to a folder and restored from this folder."""
+class SavedLearner(Protocol):
+    """A learner as a `RunRecord` uses it: an object whose state can be saved to a folder and restored from it."""
 
     def save(self, folder: Path) -> None:
         """Write the state to `folder`, so that `load` can restore it."""
@@ -120,22 +119,23 @@ class Stored(Protocol):
         """Restore the state that was saved to `folder`."""
 
 
-class Learner(Stored, Protocol):
+class Learner(SavedLearner, Protocol):
     """Interface of a model or ensemble that trains, predicts and grows (adds capacity).
 
-    A learner has access to the training and validation data, but not to the test set.
+    A learner has access to the training and validation data, but not to the test set. It trains one model or ensemble
+    for each seed of the run, and returns one cost for each seed.
 
     If a learner has an attribute `can_grow` that is False, its method `grow` is not called.
     """
 
-    def grow(self, stage: Stage) -> Cost:
+    def grow(self, stage: Stage) -> list[Spent]:
         """Add capacity before `stage` and return the cost. This method is called before every stage except the first.
 
         A growing mixture of experts copies or splits some of its experts. It selects these experts with the validation
         data of the previous stage.
         """
 
-    def train(self, stage: Stage) -> Cost:
+    def train(self, stage: Stage) -> list[Spent]:
         """Train on the data of `stage` and return the cost.
 
         After the training, the learner has the parameters of the epoch or checkpoint with the best validation score.
@@ -143,75 +143,40 @@ class Learner(Stored, Protocol):
 
 
 LearnerT = TypeVar("LearnerT", bound=Learner)
-LearnerT_contra = TypeVar("LearnerT_contra", bound=Learner, contravariant=True)
-ScoresT = TypeVar("ScoresT")
-ScoresT_co = TypeVar("ScoresT_co", covariant=True)
-PrequentialT = TypeVar("PrequentialT")
-PrequentialT_co = TypeVar("PrequentialT_co", covariant=True)
-PrequentialT_contra = TypeVar("PrequentialT_contra", contravariant=True)
-KnownT = TypeVar("KnownT")
-RowsT = TypeVar("RowsT")
-RowsT_co = TypeVar("RowsT_co", covariant=True)
-T = TypeVar("T")
+
+Evaluate = Callable[[LearnerT], list[Scores]]
+"""Function that scores the predictor of a learner, for each seed, on the test set. Only the evaluator has access to the
+test set. The predictor is the network or ensemble that makes the predictions now."""
+
+PrequentialEvaluate = Callable[[LearnerT, MegaBatch], list[Prequential]]
+"""Function that scores the predictor of a learner, for each seed, on the validation data of a mega-batch that the
+learner has not trained on yet. Like `Evaluate`, it belongs to the environment and not to the learner."""
+
+Complete = Callable[[LearnerT, list[Scores]], list[Scores]]
+"""Function that returns the latest scores of a learner with what they lack, because the stream was extended after they
+were measured."""
 
 
-class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
-    """Interface of a function that scores a learner on the test set. Only the evaluator has access to the test set.
-
-    The function scores the predictor of the learner, which is the network or ensemble that makes the predictions now.
-
-    The interface has two type parameters: the type of the learner, and the type of the returned scores. The scores are
-    a `Scores` object. If the learner trains runs with different seeds together, the scores are a list with one `Scores`
-    object per seed.
-    """
-
-    def __call__(self, learner: LearnerT_contra) -> ScoresT_co:
-        """Return the scores of the learner's current predictor."""
-
-
-class PrequentialEvaluator(Protocol[LearnerT_contra, PrequentialT_co]):
-    """Interface of a function that scores a learner on a mega-batch that the learner has not trained on yet.
-
-    Like the `Evaluator`, this function belongs to the environment and not to the learner. The scores are a
-    `Prequential` object. If the learner trains runs with different seeds together, they are a list with one object per
-    seed.
-    """
-
-    def __call__(self, learner: LearnerT_contra, mega_batch: MegaBatch) -> PrequentialT_co:
-        """Return the scores of the learner's current predictor on the validation data of a mega-batch."""
-
-
-class Record(Protocol[ScoresT, RowsT_co, PrequentialT_contra, KnownT]):
-    """Interface of the object to which `run_stream` writes its progress.
-
-    Two classes have this interface. `RunRecord` stores one run, which has one seed. `StackRecord` stores runs with
-    different seeds that are trained together.
-    """
+class Record(Protocol):
+    """Interface of the object to which `run_stream` writes its progress. `RunRecord` stores it in a run folder."""
 
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k. The folder for k = 0 belongs to the untrained learner."""
 
-    def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Run one step of stage k by calling `do`. Store the result of the step and return it.
+    def step(self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]) -> list[Spent]:
+        """Grow or train the learner in stage k by calling `do`. Store the cost of the step and return it.
 
-        If an earlier process has finished the step, do not call `do`. Instead, load the saved learner and return the
-        stored result.
-
-        Args:
-            k: index of the stage.
-            name: name of the step: "grow", "train" or "evaluate".
-            learner: the learner that the step changes or scores.
-            do: function that runs the step and returns its result.
+        If an earlier process has finished the step, do not call `do`. Instead, return the stored cost, and load the
+        saved learner when it is needed.
         """
 
-    def prequential(self, t: int, do: Callable[[], PrequentialT_contra]) -> KnownT:
-        """Return the prequential score at arrival t: that of the predictor from before this arrival.
+    def scores(self, t: int, do: Callable[[], list[Scores]]) -> list[Scores]:
+        """Return the scores in the row of arrival t. Call `do` to measure them, if there is no such row yet."""
 
-        Call `do` to measure the score, unless an earlier process has stored it. `decision` stores it.
+    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+        """Return the prequential scores at arrival t: those of the predictor from before this arrival.
 
-        Args:
-            t: index of the arrival.
-            do: function that measures the score.
+        Call `do` to measure them, unless an earlier process has stored them. `decision` stores them.
         """
 
     def decision(self, t: int, due: Due) -> Due:
@@ -223,19 +188,16 @@ class Record(Protocol[ScoresT, RowsT_co, PrequentialT_contra, KnownT]):
         mega-batches shall not wait.
         """
 
-    def known_scores(self, t: int) -> ScoresT | None:
-        """Return the scores in the row of arrival t, or None if there is no such row yet."""
-
     def arrival(
         self,
         t: int,
         stage: int,
         updated: bool,
-        scores: ScoresT,
-        spent: Sequence[Cost],
-        prequential: KnownT | None = None,
+        scores: list[Scores],
+        spent: Sequence[list[Spent]],
+        prequential: list[Prequential | None] | None = None,
     ) -> None:
-        """Add the row of arrival t to the ledger.
+        """Add the row of arrival t to the ledger of each seed.
 
         Args:
             t: index of the arrival; 0 for the untrained learner.
@@ -243,11 +205,11 @@ class Record(Protocol[ScoresT, RowsT_co, PrequentialT_contra, KnownT]):
             updated: whether a stage was trained at this arrival.
             scores: the latest scores of the learner.
             spent: costs of the steps at this arrival.
-            prequential: prequential score at this arrival; None if it is not measured.
+            prequential: prequential scores at this arrival; None if they are not measured.
         """
 
-    def rows(self) -> RowsT_co:
-        """Return the rows of the ledger so far, or a list with the rows of each seed if there are several seeds."""
+    def rows(self) -> list[list[LedgerRow]]:
+        """Return, for each seed, the rows of the ledger so far."""
 
 
 def stage_is_due(
@@ -284,19 +246,16 @@ def stage_is_due(
 def run_stream(
     stream: MegaBatchStream,
     learner: LearnerT,
-    evaluate: Evaluator[LearnerT, ScoresT],
+    evaluate: Evaluate[LearnerT],
     settings: StreamSettings,
-    record: Record[ScoresT, RowsT, PrequentialT, KnownT],
-    prequential: PrequentialEvaluator[LearnerT, PrequentialT] | None = None,
-    complete: Callable[[LearnerT, ScoresT], ScoresT] | None = None,
-) -> RowsT:
-    """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B.
+    record: Record,
+    prequential: PrequentialEvaluate[LearnerT] | None = None,
+    complete: Complete[LearnerT] | None = None,
+) -> list[list[LedgerRow]]:
+    """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B, for each seed.
 
     If the process is killed, a second call continues the run. This works because every step goes through
-    `record.step`, which skips the steps that an earlier process has finished.
-
-    A learner may train runs with different seeds together. Then every step returns a list with one entry per seed, and
-    `record` must be a StackRecord, which stores one ledger per seed.
+    `record`, which skips the steps that an earlier process has finished.
 
     Args:
         stream: the mega-batches in order.
@@ -309,7 +268,7 @@ def run_stream(
         complete: function that is called at an arrival without a stage, with the latest scores. It returns them with
             what they lack, because the stream was extended after they were measured. By default, they lack nothing.
     """
-    scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
+    scores = record.scores(0, partial(evaluate, learner))
     record.arrival(0, 0, False, scores, [])
     gathered: list[MegaBatch] = []
     past: list[MegaBatch] = []
@@ -326,23 +285,23 @@ def run_stream(
         curve.add(len(past), known_error(ahead, scores))
         stream_ends = mega_batch.t == len(stream)
         due = record.decision(mega_batch.t, stage_is_due(gathered, past, settings, stream_ends, curve)).due
-        spent: list[Cost] = []
+        spent: list[list[Spent]] = []
         if due:
             k += 1
             folder = record.stage_folder(k)
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, folder)
             spent = _train_stage(stage, learner, record)
-            scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
+            scores = record.scores(mega_batch.t, partial(evaluate, learner))
             past += gathered
             gathered = []
         elif complete is not None:
-            scores = record.known_scores(mega_batch.t) or complete(learner, scores)
+            scores = record.scores(mega_batch.t, partial(complete, learner, scores))
         # If no stage was trained at this arrival, the model has not changed, and its latest scores are recorded again.
         record.arrival(mega_batch.t, k, due, scores, spent, ahead)
     return record.rows()
 
 
-def _train_stage(stage: Stage, learner: Learner, record: Record[ScoresT, RowsT, PrequentialT, KnownT]) -> list[Cost]:
+def _train_stage(stage: Stage, learner: Learner, record: Record) -> list[list[Spent]]:
     """Let the learner grow and train at a stage. Return the cost of each step."""
     spent = []
     # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow before

@@ -58,7 +58,7 @@ def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str,
 def differing_settings(folder: Path, settings: Mapping[str, Any], free: Sequence[str]) -> list[str]:
     """Return one line for each setting whose value differs from the value in settings.json of a run folder.
 
-    If the folder has no settings.json, the list is empty. For `settings` and `free`, see RunRecord.
+    If the folder has no settings.json, the list is empty. For `settings` and `free`, see SeedRecord.
     """
     if not (folder / "settings.json").exists():
         return []

@@ -1,395 +1,313 @@
-"""The run folder. It stores the settings, progress and results of a run, so that an interrupted run can be continued.
+"""Stores the progress of a run, for one seed or for several seeds that are trained together.
 
-A run trains one learner on one stream, with one choice of settings and one seed. Its folder, RUN, contains:
+Each seed has its own run folder and ledger (`SeedRecord`). The seeds share the saved learner and the done marks (files
+with the cost of finished steps, such as RUN/stages/stage_001/train.done.json).
 
-RUN/settings.json       values of all settings
-RUN/provenance.json     command, commit, versions, machine
-RUN/ledger.jsonl        one row per arrival
-RUN/summary.json        metrics of the run
-RUN/arrivals.json       digest of each mega-batch
-RUN/decisions.jsonl     for each arrival, whether a stage was trained, the reason (wait=auto), the prequential score
-RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
-RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
-RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
+The learner is saved after each step, or, if a stage may take only milliseconds, at most once in a given time and at the
+end. Ledger rows and decisions of stages that are not saved yet stay in memory. A save writes, in this order:
 
-A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json. Runs of
-alma-vision have one only for each save, and keep those of the last saves (see `fairseq_alma.core.stack_record`).
+1. the learner;
+2. a done mark, which also contains the rows and decisions that are only in memory;
+3. these rows and decisions, to the files of each seed.
+
+If the process is killed before 2, the next process continues from the save before. If it is killed later, the next
+process first adds the rows and decisions of the done mark that the files lack. So a row is never ahead of the saved
+learner, and no row is ever removed.
 """
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
-from fairseq_alma.core.arrivals import Arrivals, Decision
-from fairseq_alma.core.done_marks import mark_of, read_mark, write_mark
-from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
+from fairseq_alma.core.arrivals import decision_of
+from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import remove, write_json
-from fairseq_alma.core.lease import holder_of
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
-from fairseq_alma.core.metrics import check_summary, read_summary, summarize
-from fairseq_alma.core.protocol import Cost, Stored, T
-from fairseq_alma.core.provenance import write_provenance
-from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
+from fairseq_alma.core.files import read_json, remove, sync_unsynced, write_json
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
+from fairseq_alma.core.protocol import SavedLearner, StepName
+from fairseq_alma.core.run_folder import index_of_stage
+from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.waiting import Due
+
+_OF_RECORDS = ("ledger.jsonl", "decisions.jsonl", "summary.json")
+"""The files that the records of the seeds write. The next done mark vouches for them."""
+
+SaveStep = tuple[int, str]
+"""Index of a stage, and "grow" or "train". The names are in alphabetical order, so steps can be compared by `<`."""
 
 
 class RunRecord:
-    """Reads and writes the folder of one run: its settings, its ledger and its done marks.
+    """Stores the progress of a run. The result of each step is a list with one entry per seed.
+
+    If the process is killed during a stage, the stage is repeated for all seeds together. A continued run must have the
+    same results as an uninterrupted run. So the seeds are never trained separately, because separate training has other
+    rounding errors, which would change the results slightly.
+
+    The results of finished steps are read from the ledgers, and from done marks if a ledger has no row for the stage
+    yet. A finished step is not run again, and the learner is loaded only if something must be computed after it.
 
     Args:
-        folder: the run folder. It is created if it does not exist.
-        settings: setting name -> value, for all settings. The values must be JSON values.
-        digests: digest (hash of the content) of each mega-batch of the stream.
-        free: names of settings that may differ when a run is continued, for example file locations.
-        stages: folder that contains the folders of all stages. The default is RUN/stages. Runs with different seeds
-            that are trained together share one such folder (see StackRecord).
-        durable: if True, the disk must have stored each row before the next step begins. Use False if a stage takes
-            only milliseconds. With False, the disk must have stored the rows when the next done mark is written, and
-            summary.json is written at most once a second.
-        cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
-        forkable: names of settings that may be changed by a fork.
-        fork: if True, and only settings in `forkable` differ from those of the run, the run is forked: it gets the new
-            settings from its first unfinished stage on. What that stage has trained so far is deleted. The ledger row
-            of that stage records the change, and so does the key "forks" in settings.json.
-        on_rows: function that is called whenever rows are written to the ledger, for example to show progress. Its
-            argument is the list of all rows so far. In a continued run, the function is first called with the existing
-            rows.
+        seeds: one SeedRecord per seed. All of them must use the same `stages` folder.
+        save_seconds: minimum time between two saves of the learner, in seconds. It is also the most time that a kill
+            costs, in addition to the step that was being computed. By default, each step is saved.
+        delete_old: function that deletes what the learner saved before its last but one save after a training, as far
+            as it is not needed. The done marks of these saves are then deleted too. By default, all saves are kept.
 
     Raises:
-        RunError: if the folder contains a run with other settings or another stream. The message lists the
-            differences. In this case, nothing is written.
+        RunError: if the done mark of the last save is damaged, or if a ledger lacks rows before those in this mark.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        settings: Mapping[str, Any],
-        digests: Sequence[str],
-        free: Sequence[str] = (),
-        stages: Path | None = None,
-        durable: bool = True,
-        cer_from: int = 1,
-        forkable: Sequence[str] = (),
-        fork: bool = False,
-        on_rows: Callable[[Sequence[LedgerRow]], None] | None = None,
+        self, seeds: Sequence[SeedRecord], save_seconds: float = 0.0, delete_old: Callable[[], None] | None = None
     ):
-        self.folder = Path(folder)
-        self.ledger = Ledger(self.folder / "ledger.jsonl", durable)
-        self.durable = durable
-        self.stages = stages or self.folder / "stages"
-        self._cer_from, self._on_rows = cer_from, on_rows
-        self._started = self._summary_written = time.monotonic()
-        settings_file = self.folder / "settings.json"
-        # Stage -> name of each setting that was changed at the fork -> old value, new value.
-        self._forks: dict[str, dict[str, list[Any]]] = (
-            read_settings(self.folder).get("forks", {}) if settings_file.exists() else {}
-        )
-        self.defers = False
-        """Whether new rows and decisions stay in memory until `write` is called. If False, they are written at once."""
-        self._rows = self.ledger.rows()
-        self._unwritten: list[LedgerRow] = []
-        """The last rows of `_rows`, if they are only in memory."""
-        self.num_mega_batches = len(digests)
-        fork_at = self._check_same_settings(settings, [*free, "forks"], forkable, fork)
-        self._arrivals = Arrivals(self.folder, durable)
-        known = self._arrivals.digests
-        if known != list(digests[: len(known)]):
-            t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
-            if t > len(digests):
-                raise RunError(
-                    f"the run in {self.folder} has {len(known)} mega-batches, but here are only {len(digests)}: give "
-                    f"the complete stream, no smaller mega_batches= or arrivals= than before, or another out="
-                )
-            raise RunError(
-                f"the run in {self.folder} used another stream: mega-batch {t} differs. "
-                f"Use the original stream, or choose another out="
-            )
-        if fork_at is not None:
-            self._fork(*fork_at)
-        if on_rows and 1 < len(self._rows) <= len(digests):
-            # The run is continued. Report the rows of earlier processes too, so that the reported progress is complete.
-            on_rows(self._rows)
-        before = self._read_summary()
-        self._seconds_before = float(before.get("wall_seconds") or 0.0)
-        self._num_summarized = before.get("num_arrivals", 0)
-        check_summary(self.ledger.path, self._rows, before, self._cer_from)
-        self._arrivals.use(digests)
-        self._measured: dict[int, Prequential | None] = {}
-        """Prequential scores that `decision` will store."""
-        write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
-        write_provenance(self.folder / "provenance.json", settings)
+        self.seeds, self._save_seconds, self._delete_old = list(seeds), save_seconds, delete_old
+        self._stages = self.seeds[0].stages
+        self._marks = set(self._stages.glob("stage_*/*.done.json"))
+        """The done marks that may be deleted later."""
+        self._saved: SaveStep = max(map(_step_of, self._marks), default=(0, "train"))
+        """The step after which the learner was saved last; stage 0 if it was never saved."""
+        self._stage_before = self._saved[0]
+        """The stage of the last save after a training; at first, of the last save."""
+        self._last = self._of_learner = (0, "train")
+        """The last step that `step` was called for, and the step after which the learner has its present state."""
+        self._learner: SavedLearner | None = None
+        self._unsaved: list[Spent] | None = None
+        """The cost of the last step, if the learner has not been saved since."""
+        self._saved_at = time.monotonic()
+        self._restore()
+        ledgers = [{row.stage: row for row in rows if row.updated or row.t == 0} for rows in self.rows()]
+        is_finished = all(len(rows) > one.num_mega_batches for rows, one in zip(self.rows(), self.seeds, strict=True))
+        self._known = {
+            stage: [ledger[stage] for ledger in ledgers]
+            for stage in ledgers[0]
+            if all(stage in one for one in ledgers)
+            and (is_finished or not self._marks or (stage, "train") <= self._saved)
+        }
+        """For each stage whose results are in all ledgers, the row of each seed.
+
+        If a newer save was removed by hand, the ledgers may have rows after the last save. These stages are trained
+        again, unless the ledgers are complete."""
+
+    def _restore(self) -> None:
+        """Add the rows and decisions in the done mark of the last save that the files lack."""
+        mark = self._mark(*self._saved)
+        for record in self.seeds:
+            compressed = record.ledger.path.with_name(f"{record.ledger.path.name}.gz")
+            if compressed.exists() and not record.ledger.path.exists():
+                raise RunError(f"{compressed} is compressed, so the run cannot be continued: decompress it with gunzip")
+        logs = _read_mark(mark, len(self.seeds))["log"] if mark.exists() else []
+        for record, log in zip(self.seeds, logs, strict=False):
+            record.restore(log)
+        for record in self.seeds:
+            record.write()
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, and create the folder if necessary.
+        """Return the folder of stage k, which may not exist. All seeds share this folder."""
+        return self._stages / f"stage_{k:03d}"
 
-        Stages are numbered from 1. The folder of stage 0 belongs to the untrained learner.
-        """
-        folder = self.stages / f"stage_{k:03d}"
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def _mark(self, k: int, name: str) -> Path:
+        return self.stage_folder(k) / f"{name}.done.json"
 
-    def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Run one step of stage k, write its done mark and return its result.
+    def step(self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]) -> list[Spent]:
+        """Grow or train the learner in stage k, for all seeds together, or return the cost if this is finished.
 
-        If the done mark exists, skip the step and return the result that is stored in the done mark.
-
-        The steps "grow" and "train" change the learner. After one of these two steps, save the learner first and then
-        write the done mark. So if the done mark exists, the saved learner is complete. If one of these two steps is
-        skipped, load the saved learner.
-
-        Args:
-            k: index of the stage.
-            name: name of the step: "grow", "train" or "evaluate".
-            learner: the learner to save or load.
-            do: function that runs the step and returns its result.
+        The learner is saved first, and then the done mark is written. So if the done mark exists, the saved learner is
+        complete.
 
         Raises:
-            RunError: if the done mark is damaged.
+            ValueError: if the step does not return one result per seed.
+            RunError: if a done mark is damaged, or if a ledger lacks a row.
         """
-        folder = self.stage_folder(k)
-        mark = mark_of(folder, name)
-        if mark.exists():
-            if name != "evaluate":
-                learner.load(folder / name)
-            return cast(T, read_mark(mark)[0])
-        result = do()
-        if name != "evaluate":
-            learner.save(folder / name)
-        write_mark(mark, result)
-        return result
+        self._learner = learner
+        if (costs := self._recorded(k, name)) is not None:
+            self._last = (k, name)
+            return costs
+        self._load()
+        began = time.monotonic()
+        costs = self._of_all_seeds(do(), f"step {name!r} of stage {k}")
+        growth = self._unsaved if self._last == (k, "grow") else None
+        self._unsaved = [a + b for a, b in zip(growth, costs, strict=True)] if growth else costs
+        self._last = self._of_learner = (k, name)
+        is_slow_growth = name == "grow" and time.monotonic() - began >= self._save_seconds
+        if is_slow_growth or (name == "train" and (self._is_due() or self._saved == (k, "grow"))):
+            self._save()
+        return costs
 
-    def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
-        """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet.
+    def scores(self, t: int, do: Callable[[], list[Scores]]) -> list[Scores]:
+        """Return the scores in the rows of arrival t. Call `do` to measure them, if a ledger does not have the row yet.
 
-        If a decision is stored, the score was stored with it, or the run was started by a version without such scores.
-        Then the predictor from before arrival t may no longer exist, so the result is what was stored, or None.
+        Raises:
+            ValueError: if `do` does not return one result per seed.
         """
-        if decision := self._arrivals.decision(t):
-            return decision.prequential
-        self._measured[t] = do()
-        return self._measured[t]
+        known = [record.scores(t) for record in self.seeds]
+        if None not in known:
+            return cast(list[Scores], known)
+        self._load()
+        return self._of_all_seeds(do(), f"the evaluation at arrival {t}")
+
+    def _of_all_seeds(self, results: Any, what: str) -> list[Any]:
+        """Return the results of a step, after a check that there is one for each seed."""
+        if not isinstance(results, list) or len(results) != len(self.seeds):
+            count = len(results) if isinstance(results, list) else f"{type(results).__name__}, not a list of"
+            raise ValueError(f"{what} returned {count} results for {len(self.seeds)} seeds")
+        return results
+
+    def _recorded(self, k: int, name: StepName) -> list[Spent] | None:
+        """Return the cost of a step if it is finished, otherwise None."""
+        if rows := self._known.get(k):
+            # A row has the cost of the whole stage. So all of it is returned for the training, and nothing for growth.
+            return [row.spent if name == "train" else Spent() for row in rows]
+        if k <= self._saved[0] and self._mark(k, name).exists():
+            return [Spent(**cost) for cost in _read_mark(self._mark(k, name), len(self.seeds))["result"]]
+        # The done mark of the training includes the cost of growth, unless growth has a done mark.
+        return [Spent() for _ in self.seeds] if (k, name) == (self._saved[0], "grow") else None
+
+    def _load(self) -> None:
+        """Load the learner, if something must be computed and it does not have the state after the last step.
+
+        Raises:
+            RunError: if no save has this state.
+        """
+        if self._last >= self._saved and self._of_learner == self._last:
+            return
+        if self._learner is None or self._last != self._saved:
+            raise RunError(
+                f"the networks in {self._stages} are those of stage {self._saved[0]}, but {self._stages.parent} "
+                f"does not contain exactly the results up to this stage: restore ledger.jsonl, "
+                f"decisions.jsonl and the folder {self._stages.name} from a backup, or choose another out="
+            )
+        k, name = self._saved
+        self._learner.load(self.stage_folder(k) / name)
+        self._of_learner = self._saved
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._save_seconds
+
+    def _save(self) -> None:
+        """Save the learner, and then write the rows and decisions that are only in memory."""
+        assert self._learner is not None and self._unsaved is not None
+        k, name = self._last
+        mark = self._mark(k, name)
+        self._learner.save(self.stage_folder(k) / name)
+        sync_unsynced()  # the mark vouches for all files that were written until now
+        log = [record.unwritten() for record in self.seeds]
+        write_json(mark, {"result": [asdict(cost) for cost in self._unsaved], "log": log})
+        self._saved, self._unsaved = (k, name), None
+        self._write()
+        self._marks.add(mark)
+        if (
+            name == "train" and self._delete_old is not None
+        ):  # after growth, predictor.json still names the files of the stage before
+            for old in [mark for mark in self._marks if _step_of(mark)[0] < self._stage_before]:
+                remove(old)
+                self._marks.remove(old)
+            self._stage_before = k
+            self._delete_old()
+        self._saved_at = time.monotonic()
+
+    def _write(self) -> None:
+        """Write the rows and decisions that are only in memory, if the saved learner is not behind them."""
+        if self._unsaved is None and self._last >= self._saved:
+            # A row says that the files that its evaluation has written are complete.
+            if any(record.has_unwritten for record in self.seeds):
+                sync_unsynced(but=_OF_RECORDS)
+            for record in self.seeds:
+                record.write()
+
+    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+        """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
+
+        If a killed process has stored the score only for the first seeds, `do` measures it again for all seeds. The
+        first seeds keep the stored score, which is equal.
+        """
+        measured: list[Prequential] = []
+
+        def of_seed(number: int) -> Prequential:
+            # Measure the scores of all seeds together, and only if they are needed.
+            if not measured:
+                self._load()
+                measured.extend(do())
+            return measured[number]
+
+        return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.seeds)]
 
     def decision(self, t: int, due: Due) -> Due:
         """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
 
-        The prequential score of this arrival is stored with it. If a decision for t is already stored, return the
-        stored decision instead. Exception: at the last arrival, a stored decision to wait is replaced by one to train,
-        and the row of this arrival is removed from the ledger.
+        All seeds have the same decision. If a decision for t is already stored, return the stored decision instead. If
+        a killed process has stored the decision only for the first seeds, store it for the remaining seeds too.
         """
-        stored = self._arrivals.decision(t)
-        is_replaced = stored and due.due and not stored.due and t == len(self._arrivals.digests)
-        # There may be a row of the earlier decision, also if it was replaced by a process that was then killed.
-        if stored and (is_replaced or stored.due) and len(self._rows) == t + 1 and not self._rows[t].updated:
-            self._write_summary(self._rows[:-1])
-            self.ledger.remove_from(t)
-            del self._rows[-1], self._unwritten[-1:]
-        if stored and is_replaced:  # last: if this process is killed before that, the next one repeats these steps
-            stored = Decision(True, stored.prequential, due.reason)
-            self._arrivals.add(t, stored)
-        if stored is None:
-            stored = Decision(due.due, self._measured.pop(t, None), due.reason)
-            self._arrivals.add(t, stored)
-        if not self.defers:
-            self._arrivals.write()
-        return Due(stored.due, stored.reason)
-
-    def known_scores(self, t: int) -> Scores | None:
-        """Return the scores in the ledger row of arrival t, or None if the ledger does not have this row yet."""
-        return self._rows[t].scores if t < len(self._rows) else None
+        for record in self.seeds:
+            due = record.decision(t, due)
+        self._write()
+        return due
 
     def arrival(
         self,
         t: int,
         stage: int,
         updated: bool,
-        scores: Scores,
-        spent: Sequence[Cost],
-        prequential: Prequential | None = None,
+        scores: list[Scores],
+        spent: Sequence[list[Spent]],
+        prequential: list[Prequential | None] | None = None,
     ) -> None:
-        """Add the row of arrival t to the ledger, with the current scores and the summed cost of the steps in `spent`.
+        """Add the row of arrival t to the ledger of each seed.
 
-        Raises:
-            RunError: if the ledger has a different row for this arrival.
-            TypeError: if `spent` contains a list, which means that the costs belong to several seeds. This class
-                records a run with only one seed.
+        If the learner has changed since the last save, the row is written with the next one.
         """
-        total = Spent()
-        for cost in spent:
-            if isinstance(cost, list):
-                raise TypeError("the step returned costs for several seeds: use a StackRecord instead of a RunRecord")
-            total += cost
-        changed = self._forks.get(str(stage)) if updated else None
-        self.append(LedgerRow(t, stage, updated, scores, total, changed, prequential))
+        for number, record in enumerate(self.seeds):
+            total = sum((costs[number] for costs in spent), Spent())
+            record.arrival(t, stage, updated, scores[number], total, prequential[number] if prequential else None)
+        if self._unsaved is not None and (self._is_due() or t == self.seeds[0].num_mega_batches):
+            self._save()
+        self._write()
 
-    def rows(self) -> list[LedgerRow]:
-        """Return all ledger rows so far."""
-        return list(self._rows)
-
-    def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger and update summary.json. If the ledger already has the row, do not add it again.
-
-        There are two reasons why the ledger may already have the row. An earlier process may have been killed after it
-        added the row and before it updated summary.json. Or the run is continued. In this case, `run_stream` starts at
-        t = 0 again, skips the steps that are finished, and calls this method for every arrival again.
-
-        Raises:
-            RunError: if the ledger has a different row for this arrival.
-        """
-        if row.t == len(self._rows):
-            self._rows.append(row)
-            self._unwritten.append(row)
-        known = self._rows[row.t]
-        if self.defers:  # then a stage may have been trained again, in another time
-            row = replace(row, spent=replace(row.spent, train_seconds=known.spent.train_seconds))
-        if known != row:
-            raise RunError(
-                f"{self.ledger.path}, arrival t={row.t} does not match the results in {self.folder / 'stages'}: "
-                f"one of these files was changed by hand; restore it or start a new run"
-            )
-        if not self.defers:
-            self.write()
-
-    def write(self) -> None:
-        """Write the rows and decisions that are only in memory, and update summary.json."""
-        self._arrivals.write()
-        if self._unwritten:
-            self.ledger.append(*self._unwritten)
-            self._unwritten = []
-            if self._on_rows:
-                self._on_rows(self._rows)
-        last, now = self._rows[-1].t if self._rows else 0, time.monotonic()
-        is_finished = last == len(self._arrivals.digests)
-        if last > self._num_summarized and (self.durable or is_finished or now - self._summary_written > 1):
-            self._write_summary(self._rows)
-
-    @property
-    def has_unwritten(self) -> bool:
-        """True if rows or decisions are only in memory."""
-        return bool(self._unwritten or self._arrivals.unwritten)
-
-    def unwritten(self) -> dict[str, Any]:
-        """Return the rows and decisions that are only in memory, for `restore`."""
-        return {"rows": [row.to_json() for row in self._unwritten], "decisions": self._arrivals.unwritten}
-
-    def restore(self, unwritten: Mapping[str, Any]) -> None:
-        """Add the rows and decisions that `unwritten` returned in an earlier process, unless the files have them.
-
-        They are only in memory until `write` is called.
-
-        Raises:
-            RunError: if the ledger lacks rows before them.
-        """
-        for row in map(LedgerRow.from_json, unwritten["rows"]):
-            if row.t > len(self._rows):
-                raise RunError(f"{self.ledger.path} lacks the rows from t={len(self._rows)} on: restore the file")
-            if row.t == len(self._rows):
-                self._rows.append(row)
-                self._unwritten.append(row)
-        self._arrivals.restore(unwritten["decisions"])
-
-    def _write_summary(self, rows: Sequence[LedgerRow]) -> None:
-        """Write summary.json, with the metrics of these rows."""
-        self._summary_written = time.monotonic()
-        seconds = self._seconds_before + self._summary_written - self._started
-        summary = summarize(rows, self._cer_from)
-        # The metrics compare the last arrival with earlier ones, so they exist only when the run is finished.
-        is_finished = rows[-1].t == len(self._arrivals.digests)
-        errors = read_errors(self.folder, [one.stage for one in rows]) if is_finished else None
-        if errors is not None:
-            summary |= transfer_metrics(errors)
-        write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
-        self._num_summarized = rows[-1].t
-
-    def _check_same_settings(
-        self,
-        settings: Mapping[str, Any],
-        free: Sequence[str],
-        forkable: Sequence[str],
-        fork: bool,
-    ) -> tuple[int, dict[str, list[Any]]] | None:
-        """Compare the settings with those in settings.json.
-
-        If the settings differ and no step is finished, delete the files of unfinished steps and accept the new
-        settings. If a step is finished, return the arguments of `_fork`, or raise RunError if the run cannot be forked.
-        For the arguments, see the class.
-        """
-        # A folder of stages alone may belong to a run of several seeds, whose ledgers are in seed_*.
-        found = "a ledger" if self.ledger.path.exists() else "stages" if any(self.folder.glob("stages/*")) else None
-        if found and not (self.folder / "settings.json").exists():
-            raise RunError(
-                f"{self.folder} has {found} but no settings.json, so the run cannot be continued: choose another out="
-            )
-        differing = differing_settings(self.folder, settings, free)
-        if differing and not self._rows and not any(self.stages.glob("*/*.done.json")):
-            # No step was finished with the old settings, so accept the new settings. The user may have corrected a
-            # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
-            remove(self.stages)
-        elif differing:
-            k = 1 + len(list(self.stages.glob("*/train.done.json")))
-            before = read_settings(self.folder)
-            changed = {name: [before.get(name), settings.get(name)] for name in forkable}
-            changed = {name: values for name, values in changed.items() if values[0] != values[1]}
-            # A finished run has no stage that could use other settings, unless its last mega-batches still wait.
-            is_finished = len(self._rows) > self.num_mega_batches and self._rows[-1].updated
-            can_fork = len(changed) == len(differing) and not is_finished
-            if not (fork and can_fork):
-                raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
-            return k, changed
-        return None
-
-    def _fork(self, k: int, changed: dict[str, list[Any]]) -> None:
-        """Use other settings from stage k on, which is not finished. Delete what stage k has trained so far.
-
-        Args:
-            k: index of the stage.
-            changed: name of each changed setting -> old value, new value.
-
-        Raises:
-            RunError: if another process is training a member of the stage.
-        """
-        unfinished = [path for path in self.stage_folder(k).iterdir() if path.name not in ("grow", "grow.done.json")]
-        for path in unfinished:
-            if (holder := holder_of(path)) is not None:
-                raise RunError(f"{path} is in use by {holder}: stop it before you change the settings of the run")
-        for path in unfinished:
-            remove(path)
-        if k > 1:  # otherwise, no stage was trained with the old settings
-            earlier = self._forks.get(str(k), {})
-            changes = {name: [earlier.get(name, values)[0], values[1]] for name, values in changed.items()}
-            # Drop settings that were changed back to their old values.
-            changes = {name: values for name, values in {**earlier, **changes}.items() if values[0] != values[1]}
-            self._forks.pop(str(k), None)
-            if changes:
-                self._forks[str(k)] = changes
-
-    def _read_summary(self) -> dict[str, Any]:
-        # A power failure may leave a file without content. No done mark vouches for it, and it is computed again.
-        path = self.folder / "summary.json"
-        is_cut = not path.exists() or not path.read_bytes().strip(b"\0")
-        return {} if is_cut else read_summary(self.folder)
+    def rows(self) -> list[list[LedgerRow]]:
+        """Return one list per seed, with the rows that the ledger of this seed has so far."""
+        return [record.rows() for record in self.seeds]
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """Return all run folders in `folder`, sorted. If `folder` itself is a run folder, return only `folder`.
+def _step_of(mark: Path) -> SaveStep:
+    return index_of_stage(mark.parent), mark.name.partition(".")[0]
 
-    A folder with a ledger, but without settings.json, is a damaged run folder, and is returned too. Run folders are
-    found at any depth. A sweep names its run folders after the settings. A slash in a setting, such as the one in
-    preset=table2/gmoe_w1, makes a nested folder.
+
+class _LogOfSeed(TypedDict):
+    rows: list[dict[str, Any]]
+    """Lines of ledger.jsonl."""
+    decisions: list[dict[str, Any]]
+    """Lines of decisions.jsonl."""
+
+
+class _Mark(TypedDict):
+    """The content of a done mark: for each seed, the cost of the step, and the lines that are not written yet."""
+
+    result: list[dict[str, Any]]
+    log: list[_LogOfSeed]
+
+
+def _read_mark(path: Path, num_seeds: int) -> _Mark:
+    """Return the content of a done mark.
+
+    Raises:
+        RunError: if the done mark is damaged.
     """
-    found = []
-    for path, folders, files in os.walk(folder):
-        if not {"settings.json", "ledger.jsonl", "ledger.jsonl.gz"}.isdisjoint(files):
-            found.append(Path(path))
-            # Do not search the subfolders of a run folder. They contain no other run, but many checkpoints, so the
-            # search would take long on a slow file system.
-            folders.clear()
-        elif "stages" in folders:
-            # `path` contains runs with different seeds, which share the folder `stages`. Do not search this folder,
-            # because it contains no run.
-            folders.remove("stages")
-    return sorted(found)
+    try:
+        mark = read_json(path, _Mark)
+        if {len(mark["result"]), len(mark["log"])} != {num_seeds}:
+            raise ValueError(f"it does not have the results of {num_seeds} seeds")
+        for cost in mark["result"]:
+            value_of(cost, Spent)
+            if unknown := cost.keys() - {one.name for one in fields(Spent)}:
+                raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
+        for seed in mark["log"]:
+            [*map(LedgerRow.from_json, seed["rows"]), *map(decision_of, seed["decisions"])]
+    except (ValueError, RunError) as error:
+        raise RunError(
+            f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
+            f"restore the file from a backup, or start a new run. If you delete the file, the run continues from the "
+            f"save before"
+        ) from error
+    return mark

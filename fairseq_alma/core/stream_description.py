@@ -1,7 +1,6 @@
 """The file stream.json, which describes a stream."""
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -97,38 +96,12 @@ def read_description(path: Path) -> dict[str, Any]:
             f"{file} has format version {version}, but this version of ALMA reads {FORMAT_VERSION}: "
             f"prepare the stream again with `alma-prep`"
         )
-    missing = _missing(description)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise StreamError(f"{file} lacks the keys {', '.join(missing[:3])}{more}: run `alma-prep` again")
-    num_mega_batches = description["num_mega_batches"]
-    if type(num_mega_batches) is not int or num_mega_batches < 1:
-        raise StreamError(
-            f"{file} has num_mega_batches={num_mega_batches!r}, expected 1 or more: run `alma-prep` again"
-        )
-    if description["dtype"] not in ITEM_SIZE:
-        known = ", ".join(ITEM_SIZE)
-        raise StreamError(f"{file} has dtype {description['dtype']!r}, expected one of {known}: run `alma-prep` again")
-    if fault := fault_in(description, Description):
+    fault = fault_in(description, Description)
+    if fault is None:
+        found = description["splits"]
+        # Look only for some of the splits: the number can be wrong, and as large as the memory.
+        wanted = split_names(min(description["num_mega_batches"], len(found) + 1))
+        fault = next((f"splits.{name} is missing" for name in wanted if name not in found), None)
+    if fault:
         raise StreamError(f"{file} is damaged ({fault}): {ADVICE}")
     return description
-
-
-def _missing(description: Mapping[str, Any]) -> list[str]:
-    """Return the required keys that are missing in stream.json, in dotted notation such as splits.valid.tokens."""
-    needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
-    num_mega_batches = description.get("num_mega_batches")
-    if isinstance(num_mega_batches, int):
-        # Name only some of the splits that are missing: the number can be wrong, and as large as the memory.
-        found = description.get("splits")
-        num_found = len(found) if isinstance(found, Mapping) else 0
-        splits = split_names(min(num_mega_batches, num_found + 1))
-        needed += [("splits", split, key) for split in splits for key in ("tokens", "sequences", "sha256")]
-    missing = []
-    for path in needed:
-        value: Any = description
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is None:
-            missing.append(".".join(path))
-    return missing

@@ -10,12 +10,19 @@ import torch
 
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.ledger import Scores
+from fairseq_alma.core.store import Store
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.devices import default_devices
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member
 from fairseq_alma.evaluation.scoring import TokenScores, score_tokens
-from fairseq_alma.evaluation.stored_scores import MemberFacts, MemberScores, StoredScores, key_of_scores
+from fairseq_alma.evaluation.stored_scores import (
+    MemberFacts,
+    MemberScores,
+    key_of_scores,
+    read_scores,
+    write_scores,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +86,8 @@ class PerplexityEvaluator:
         periods = range(1, stream.num_periods + 1)
         self._added = {t: f"mega_batch_{t}/test" for t in periods if stream.place_in_test(t) is None}
         self._splits = (*SPLITS, *self._added.values())
-        self._kept = StoredScores(keep_in)
-        self._shared = StoredScores(shared) if shared else None
+        self._kept = Store(keep_in, durable=False)
+        self._shared = Store(shared, durable=False) if shared else None
         self._devices = list(devices or default_devices())
         # If no split has more than `untrained_tokens` tokens, score all tokens. Then the ledger has no `scored_tokens`.
         largest = max(stream.counts(split)["tokens"] for split in SPLITS)
@@ -177,12 +184,12 @@ class PerplexityEvaluator:
         key = frozen_key or self._key(checkpoint, max_tokens)
         stores = [store for store in (self._kept if frozen_key else None, self._shared) if store]
         for store in stores:
-            if found := store.read(key):
+            if found := read_scores(store, key):
                 return found
         scores = self._score(checkpoint, max_tokens)
         for store in stores:
             try:
-                store.write(key, scores)
+                write_scores(store, key, scores)
             except OSError as error:
                 if store is self._kept:
                     raise

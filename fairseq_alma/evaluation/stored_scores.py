@@ -2,17 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fairseq_alma.checkpoints import digest_of_model, require_checkpoint
-from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import digest_of_code, read_json, remove, sha256_of, write_json, written_aside
+from fairseq_alma.core.files import digest_of_code
+from fairseq_alma.core.store import Store
 
 CODE = ("models", "modules", "evaluation")
 """Packages of `fairseq_alma` whose code computes scores.
@@ -77,67 +76,25 @@ def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, 
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()
 
 
-class StoredScores:
-    """A folder with the scores of checkpoints. Several processes may use it at the same time.
+def read_scores(store: Store, key: str) -> MemberScores | None:
+    """Return stored scores, memory-mapped; None if there are none or they are damaged."""
+    entry = store.take(key)
+    if entry is None:
+        return None
+    arrays = {name.removesuffix(".npy"): np.load(entry.folder / name, mmap_mode="r") for name in entry.files}
+    return MemberScores(MemberFacts(**entry.value), arrays)
 
-    Each checkpoint has a subfolder with one .npy file for each split (4 bytes for each token) and facts.json, which
-    also has the digests of the .npy files. The name of the subfolder is the key of the scores. A process first writes
-    the subfolder under a temporary name, and renames it when it is complete. So if a process is killed, it leaves no
-    incomplete scores under a key. If a file is damaged later, `read` treats the scores as missing.
 
-    Args:
-        folder: the folder. It is created when the first scores are stored.
+def write_scores(store: Store, key: str, scores: MemberScores) -> None:
+    """Store scores, 4 bytes for each token. If they are stored already, do nothing.
+
+    Raises:
+        OSError: if the disk is full or the folder cannot be written.
     """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def read(self, key: str) -> MemberScores | None:
-        """Return the stored scores, memory-mapped; None if there are none or a file is damaged."""
-        folder = self.folder / key
-        try:
-            stored = read_json(folder / "facts.json")
-            if any(sha256_of(folder / f"{split}.npy") != digest for split, digest in stored["sha256"].items()):
-                return None
-            arrays = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in stored["sha256"]}
-            return MemberScores(MemberFacts(**stored["facts"]), arrays)
-        except (OSError, RunError, ValueError, TypeError, KeyError, AttributeError):
-            return None
-
-    def write(self, key: str, scores: MemberScores) -> None:
-        """Atomically store the scores. If they are stored already and not damaged, do nothing.
-
-        Raises:
-            OSError: if the disk is full or the folder cannot be written.
-        """
-        target = self.folder / key
-        if target.exists():
-            if self.read(key) is not None:
-                return
-            remove(target)
-        try:
-            # Do not wait until the disk has stored the files. If a power failure damages them, `read` detects this,
-            # because their digests do not match.
-            with written_aside(target, durable=False) as temporary:
-                temporary.mkdir()
-                digests: dict[str, Any] = {}
-                for split, array_T in scores.log_probability_T.items():
-                    # The name of a period's split has a slash, so its file is in a subfolder.
-                    (temporary / split).parent.mkdir(exist_ok=True)
-                    np.save(temporary / f"{split}.npy", array_T)
-                    digests[split] = sha256_of(temporary / f"{split}.npy")
-                write_json(temporary / "facts.json", {"facts": asdict(scores.facts), "sha256": digests}, durable=False)
-        except OSError:
-            # Raise the error only if the scores are still missing. Another process may have stored the same scores in
-            # the meantime, and then nothing is lost.
-            if self.read(key) is None:
-                raise
-
-    def remove_all_but(self, keys: Collection[str]) -> None:
-        """Remove all scores from this folder, except those with a key in `keys`. Also remove unfinished files.
-
-        Call this method only if no other process uses the folder.
-        """
-        for path in self.folder.glob("*") if self.folder.is_dir() else ():
-            if path.name not in keys:
-                remove(path)
+    if store.take(key) is not None:
+        return
+    with store.writing(key, asdict(scores.facts)) as folder:
+        for split, array_T in scores.log_probability_T.items():
+            # The name of a period's split has a slash, so its file is in a subfolder.
+            (folder / split).parent.mkdir(exist_ok=True)
+            np.save(folder / f"{split}.npy", array_T)

@@ -24,7 +24,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.printing import say
-from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.settings import NonNegative
 from launch.slurm import QueuedJob, SlurmError, cancel, queue, signal_script
 

@@ -90,7 +90,7 @@ class LanguageModelLearner:
         """Whether a stage has trained the models in `predictor`."""
         return bool(self._predictor)
 
-    def grow(self, stage: Stage) -> Spent:
+    def grow(self, stage: Stage) -> list[Spent]:
         """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
 
         This method is called before every stage except the first.
@@ -99,9 +99,9 @@ class LanguageModelLearner:
             StageError: if a checkpoint from which the stage continues is missing.
         """
         self._check_files(self._continuations.values(), f"stage {stage.index}")
-        return Spent()
+        return [Spent()]
 
-    def train(self, stage: Stage) -> Spent:
+    def train(self, stage: Stage) -> list[Spent]:
         """Train the members for one stage and return the total cost.
 
         Raises:
@@ -114,7 +114,7 @@ class LanguageModelLearner:
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         self._count_stored(stage)
-        return sum((spent for _, _, spent in trained.values()), Spent())
+        return [sum((spent for _, _, spent in trained.values()), Spent())]
 
     def save(self, folder: Path) -> None:
         """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json.
@@ -256,7 +256,7 @@ class GrowingEnsemble(LanguageModelLearner):
     def frozen(self) -> list[Path]:
         return list(self._predictor)
 
-    def grow(self, stage: Stage) -> Spent:
+    def grow(self, stage: Stage) -> list[Spent]:
         """Write the checkpoints of new, randomly initialised members. Return zero cost.
 
         The predictor uses the new members only after the stage has trained them.
@@ -266,7 +266,7 @@ class GrowingEnsemble(LanguageModelLearner):
             number: self._training.untrained(self._member(number, stage.index), folder)
             for number in range(first, first + self.num_members)
         }
-        return Spent()
+        return [Spent()]
 
     def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
         self._predictor = [*self._predictor, *predictor]
@@ -295,7 +295,7 @@ class GrowingMixture(LanguageModelLearner):
     def added_layers(self, stage_index: int) -> int:
         return sum(self._own.layers_added_at(k) for k in range(2, stage_index + 1))
 
-    def grow(self, stage: Stage) -> Spent:
+    def grow(self, stage: Stage) -> list[Spent]:
         """Write a larger checkpoint, from which the training of this stage starts. Return the cost.
 
         By default, growth copies the experts with the largest validation loss. The validations of the previous stage
@@ -323,7 +323,7 @@ class GrowingMixture(LanguageModelLearner):
             utilities=utilities, drop=drop, num_layers=own.layers_added_at(stage.index),
         )  # fmt: skip
         self._continuations = {1: target}
-        return spent
+        return [spent]
 
 
 LEARNERS: dict[str, type[LanguageModelLearner]] = {

@@ -34,6 +34,7 @@ from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from fairseq_alma.core.printing import log_to_stderr
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
 from fairseq_alma.lm.jobs import cancel_runs, follow_logs, print_status, refuse_queued
@@ -94,7 +95,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     settings = with_known_precision(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     with Lease(settings.out), closing(scalars):
-        record = RunRecord(
+        record = SeedRecord(
             settings.out,
             _identity(settings, stream_folder),
             stream.digests,
@@ -111,7 +112,14 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             shared=Path(settings.reuse_from) / "evaluated" if settings.reuse_from else None,
             untrained_tokens=UNTRAINED_TOKENS if stream_settings.arrivals_of_stages[:1] == [1] else None,
         )
-        rows = run_stream(stream, learner, evaluator, stream_settings, record, complete=evaluator.complete)
+        (rows,) = run_stream(
+            stream,
+            learner,
+            lambda learner: [evaluator(learner)],
+            stream_settings,
+            RunRecord([record]),
+            complete=lambda learner, scores: [evaluator.complete(learner, scores[0])],
+        )
         learner.remove_old_continuations(rows[-1].stage)
         return rows
 

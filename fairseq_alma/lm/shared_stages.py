@@ -15,9 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.checkpoints import BEST, CONTINUATION, digest_of_model, read_checkpoint
+from fairseq_alma.checkpoints import BEST, CONTINUATION, digest_of_model
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
+from fairseq_alma.core.store import Store
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
@@ -31,10 +32,11 @@ reused."""
 
 
 class SharedStages:
-    """A folder of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
+    """A store of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
 
-    Each member has a subfolder with the files checkpoint_best.pt, log.txt and done.json (the cost of the training). The
-    name of the subfolder is the key: a digest of everything on which the training depends (see key_of).
+    An entry has the files checkpoint_best.pt, log.txt and done.json (the cost of the training), and, if the next stage
+    continues from another checkpoint, checkpoint_trained.pt. Its key is a digest of everything on which the training
+    depends (see key_of).
 
     Args:
         folder: the shared folder. It must be accessible to all runs that share members, and several runs may use it at
@@ -42,37 +44,28 @@ class SharedStages:
     """
 
     FILES = (BEST, CONTINUATION, "log.txt", "done.json")
-    """The files that are copied for a member, in this order, if they exist. If done.json exists, the other files are
-    complete, because done.json is copied last."""
+    """The files of a member. They are copied to a run in this order: if done.json exists there, the others do."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
+        self._store = Store(self.folder / "trained", durable=False)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
         """Copy the member with the key `key` from the shared folder to `member_folder`, and return True.
 
-        If the shared folder does not contain this member, or if its checkpoint is damaged, return False.
+        If the shared folder does not contain this member, or if it is damaged, return False.
         """
-        source = self.folder / key
-        if not (source / "done.json").exists() or not self._is_whole(source):
+        entry = self._store.take(key)
+        if entry is None:
             return False
-        for name in self._files_in(source):
+        for name in (name for name in self.FILES if name in entry.files):
             # Durable, because the done marks of the run, which rely on these files, are durable too.
             with written_aside(member_folder / name) as temporary:
-                shutil.copyfile(source / name, temporary)
+                shutil.copyfile(entry.folder / name, temporary)
                 if name == "log.txt":
                     with open(temporary, "a", encoding="utf-8") as log:
-                        log.write(f"copied from {source}, not trained here\n")
+                        log.write(f"copied from {entry.folder}, not trained here\n")
         return True
-
-    def _is_whole(self, folder: Path) -> bool:
-        """Return whether the checkpoints of a shared member can be read."""
-        names = [name for name in self._files_in(folder) if name in (BEST, CONTINUATION)]
-        return all(read_checkpoint(folder / name) is not None for name in names)
-
-    def _files_in(self, folder: Path) -> list[str]:
-        """Return the names of the files to copy. Only some members have a checkpoint CONTINUATION."""
-        return [name for name in self.FILES if name != CONTINUATION or (folder / name).exists()]
 
     def check(self) -> None:
         """Raise SettingError if no file can be written in the shared folder."""
@@ -86,27 +79,13 @@ class SharedStages:
             ) from error
 
     def publish(self, member_folder: Path, key: str) -> None:
-        """Atomically copy a finished member to the shared folder.
-
-        If the shared folder already contains the member, undamaged, nothing is copied.
+        """Copy a finished member to the shared folder, unless it is there already.
 
         Raises:
             OSError: if a file is missing, or the shared folder cannot be written.
         """
-        target = self.folder / key
-        if target.exists():
-            if self._is_whole(target):
-                return
-            shutil.rmtree(target)  # the checkpoint is damaged, so delete the member and copy it again below
-        try:
-            with written_aside(target, durable=False) as temporary:
-                temporary.mkdir()
-                for name in self._files_in(member_folder):
-                    shutil.copyfile(member_folder / name, temporary / name)
-        except OSError:
-            # If the target exists now, another run has just copied the same member to it, so there is no error.
-            if not target.exists():
-                raise
+        names = [name for name in self.FILES if name != CONTINUATION or (member_folder / name).exists()]
+        self._store.put(key, {name: member_folder / name for name in names})
 
 
 def key_of(recipe: Mapping[str, Any], start: Path) -> str:

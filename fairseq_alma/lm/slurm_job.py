@@ -24,6 +24,7 @@ from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.core.errors import AlmaError, StageError, message_of
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
 from fairseq_alma.lm.run import WHEN_STOPPED, hide_messages_of_libraries, run_seeds
@@ -118,11 +119,12 @@ class SlurmJob:
 
     def _has_progress(self) -> bool:
         """Return True if a checkpoint was written or a step was finished since the job was started."""
-        for pattern in ("*.done.json", "checkpoint_last.pt"):
-            for path in (self._chain.jobs.run / "stages").rglob(pattern):
-                with suppress(FileNotFoundError):
-                    if path.stat().st_mtime >= self._started:
-                        return True
+        run = RunFolder(self._chain.jobs.run)
+        written = [run.ledger, *run.marks(), *run.stages.rglob("checkpoint_last.pt")]
+        for path in written:
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime >= self._started:
+                    return True
         return False
 
     def _failed(self, reason: str) -> int:

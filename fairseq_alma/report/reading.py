@@ -24,7 +24,7 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
 from fairseq_alma.core.metrics import check_summary, period_losses, read_summary, summarize
 from fairseq_alma.core.provenance import read_provenance
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.report.grouping import (
     first_charged_arrival,
     group_runs,

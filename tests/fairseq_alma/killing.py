@@ -238,14 +238,16 @@ class KilledRun:
         if not lease.exists() or f'"pid": {pid},' not in lease.read_text():
             return "starting"
         stages = sorted((self.out / "stages").glob("stage_*"))
-        if not stages or not (stages[0] / "evaluate.done.json").exists():
+        ledger = self.out / "ledger.jsonl"
+        rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+        if not rows:
             return "evaluation of the untrained learner"
         done = {mark.name.split(".")[0] for mark in stages[-1].glob("*.done.json")}
         if running:
             new = [log.read_bytes()[self._logs.get(log, 0) :] for log in self._all_logs()]
             trains = any(b"train_inner" in text for text in new)
             return f"{stages[-1].name}: {'training' if trains else 'fairseq-train starting'}"
-        if "evaluate" in done:
+        if rows[-1]["stage"] == len(stages) - 1:
             return f"between, after {stages[-1].name}"
         if "train" in done:
             return f"{stages[-1].name}: evaluation"

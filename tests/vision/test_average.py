@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.core import stack_record
+import vision.runs
+from fairseq_alma.core import run_record
 from fairseq_alma.core.errors import SettingError
 from tests.vision.tiny_runs import FORWARD, UPDATES, flat, ledger, networks, small_run, small_settings
 from vision.checkpoints import read_checkpoint
@@ -148,17 +149,17 @@ def test_every_learner_of_one_network_takes_an_average(tmp_path):
 @pytest.mark.parametrize("changes", [{}, {"learner": "gmoe", "grow_every": 2}])
 def test_a_run_that_is_killed_before_a_done_mark_is_the_same(tmp_path, changes, monkeypatch):
     """The learner of stage 3 has been saved, but the stage is not marked as done."""
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0)
     small_run(tmp_path / "whole", average="power:0", **changes)
-    write = stack_record.write_mark
+    write = run_record.write_json
 
     def killed(path, *values, **more):
         if str(path).endswith("stage_003/train.done.json"):
-            monkeypatch.setattr(stack_record, "write_mark", write)
+            monkeypatch.setattr(run_record, "write_json", write)
             raise KeyboardInterrupt
         return write(path, *values, **more)
 
-    monkeypatch.setattr(stack_record, "write_mark", killed)
+    monkeypatch.setattr(run_record, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
         small_run(tmp_path / "killed", average="power:0", **changes)
     small_run(tmp_path / "killed", average="power:0", **changes)

@@ -282,7 +282,7 @@ def test_other_images_with_the_same_names_times_and_sizes_are_decoded_again(tmp_
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", None])
-@pytest.mark.parametrize("name", ["images.npy", "facts.json"])
+@pytest.mark.parametrize("name", ["images.npy", "entry.json"])
 def test_a_damaged_file_of_decoded_images_is_written_again(root, damage, name):
     before = values(load_dataset(str(root), root.parent).training)
     (cached,) = (root.parent / "image_cache").rglob(name)

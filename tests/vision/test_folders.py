@@ -137,26 +137,25 @@ def test_two_processes_that_start_at_once_and_a_killed_one_leave_one_whole_file(
     monkeypatch.setattr(image_cache, "image_values", killed_in_the_middle)
     (killed := start()).join()
     assert killed.exitcode == -signal.SIGKILL
-    assert list(folder.rglob("images.npy")) == []
-    assert len(list(folder.rglob(".images*.tmp.npy"))) == 1
+    assert [path.parent.suffix for path in folder.rglob("images.npy")] == [".part"]
     monkeypatch.setattr(image_cache, "image_values", slow)
     both = [start(), start()]
     deadline = time.monotonic() + 30
-    while len(list(folder.rglob(".images*.tmp.npy"))) < 3 and time.monotonic() < deadline:
+    while len(list(folder.glob("*.part"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert len(list(folder.rglob(".images*.tmp.npy"))) == 3  # both write at the same time
+    assert len(list(folder.glob("*.part"))) == 3  # both write at the same time
     for process in both:
         process.join()
         assert process.exitcode == 0
-    assert [path.name for path in folder.rglob("images*.npy")] == ["images.npy"]
+    (left,) = folder.glob("*.part")
+    (whole,) = (path for path in folder.iterdir() if path != left)
     monkeypatch.undo()
     assert values(load_dataset(str(root), tmp_path).training) == list(range(80))
-    # A file that nobody has written for a day is removed when images are decoded the next time.
-    (left,) = folder.rglob(".images*.tmp.npy")
+    # What nobody has written for a day is removed when images are decoded the next time.
     os.utime(left, (1, 1))
-    (left.parent / "images.npy").unlink()
+    (whole / "images.npy").unlink()
     load_dataset(str(root), tmp_path)
-    assert sorted(path.name for path in left.parent.iterdir()) == ["facts.json", "images.npy"]
+    assert [path.name for path in folder.iterdir()] == [whole.name]
 
 
 def test_a_folder_is_trained_on_with_one_command_and_continued(tmp_path):

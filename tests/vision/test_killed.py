@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.core import stack_record
+import vision.runs
 from fairseq_alma.core.json_lines import JsonLines
 from tests.commands import ROOT
-from tests.fairseq_alma.core.earlier_runs import EarlierRecord
 from tests.vision.tiny_runs import as_arguments, ledger, small_run, small_settings
 from vision.cli import main
 from vision.runs import run_learner
@@ -132,7 +131,7 @@ def without_clocks(value: object) -> object:
 
 @CAMPAIGNS
 def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings, monkeypatch):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0.02)
+    monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0.02)
     # Growth imports modules of torch that take seconds. Import them before the forks, and not in each of them.
     small_run(tmp_path / "warm", **settings, arrivals=2)
     kill_at_random_moments(lambda out: Child(lambda: small_run(out, **settings, epochs=10)), tmp_path, random.Random(0))
@@ -219,7 +218,7 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
     ids=["gens", "gmoe", "ff", "auto"],
 )
 def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings, save_seconds):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr(vision.runs, "SAVE_SECONDS", save_seconds)
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
     assert num_moments > 30
     for kill_at in range(1, num_moments + 1, max(8, num_moments // 12)):  # about 12 moments all over the run
@@ -245,24 +244,6 @@ def test_a_run_killed_in_the_stage_of_a_group_that_first_waited_is_continued(tmp
     small_run(tmp_path / "killed", **waits, last_group="train")
     for path in (tmp_path / "whole").rglob("ledger.jsonl"):
         assert ledger(tmp_path / "killed" / path.parent.relative_to(tmp_path / "whole")) == ledger(path.parent)
-
-
-@pytest.mark.parametrize("settings", [{"seeds": 2}, GENS, GMOE], ids=["sm", "gens", "gmoe"])
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, settings, keeps):
-    settings = {**settings, "keep_stages": keeps, "epochs": 1}
-    small_run(tmp_path / "whole", **settings)
-    with monkeypatch.context() as patch:
-        patch.setattr("vision.runs.StackRecord", EarlierRecord)
-        small_run(tmp_path / "old", **settings, arrivals=3)
-    old = tmp_path / "old"
-    assert len(list(old.glob("stages/*/evaluate.done.json"))) == 4
-    small_run(old, **settings)
-    for path in (tmp_path / "whole").rglob("ledger.jsonl"):
-        assert ledger(old / path.parent.relative_to(tmp_path / "whole")) == ledger(path.parent)
-    for path in (tmp_path / "whole").rglob("stage_004/*/networks.pt"):
-        assert (old / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
-    assert len(list(old.rglob("learner.json"))) == 2  # the older ones are deleted
 
 
 def sweep(out: Path, num_runs: int) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from fairseq_alma.core import stack_record
+import vision.runs
 from tests.late_writers import late_writers
 from tests.vision.test_killed import FF, GENS, GMOE, same_run
 from tests.vision.tiny_runs import small_run
@@ -18,7 +18,7 @@ SETTINGS = {"gens": GENS, "gmoe": GMOE, "ff": {**FF, "candidates": 5}}
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_process_that_wakes_up_late_changes_nothing(tmp_path, monkeypatch, name, every):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0)
 
     def run(out):
         small_run(out, **{"mega_batches": 2, **SETTINGS[name]}, epochs=1)

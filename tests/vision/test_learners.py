@@ -5,8 +5,7 @@ from math import log
 import pytest
 import torch
 
-from fairseq_alma.core import stack_record
-from tests.fairseq_alma.core.earlier_runs import EarlierRecord
+import vision.runs
 from tests.vision.rows import numbered
 from tests.vision.tiny_runs import (
     EPOCHS,
@@ -29,7 +28,7 @@ from vision.backbones import Perceptron
 from vision.batches import Batches, Memory
 from vision.datasets import load_dataset
 from vision.inputs import Vectors
-from vision.learners import LEARNERS, VisionLearner, worst_experts
+from vision.learners import LEARNERS, worst_experts
 from vision.learners.firefly import _chain_batches
 from vision.networks import MixtureStack, MLPStack
 from vision.predictor import load_predictor
@@ -468,19 +467,8 @@ def test_old_networks_are_removed_unless_they_are_kept_or_predict(tmp_path):
 
 
 def test_only_learners_that_grow_record_growth_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0)
     for learner in ("sm", "gmoe"):
         small_run(tmp_path / learner, **taken(learner, grow_every=2), epochs=1)
     assert not [*(tmp_path / "sm").rglob("grow*")]
     assert [path.parent.name for path in (tmp_path / "gmoe").rglob("grow.done.json")] == ["stage_003", "stage_004"]
-
-
-def test_a_run_of_an_earlier_version_with_growth_steps_that_grew_nothing_continues(tmp_path, monkeypatch):
-    whole = small_run(tmp_path / "whole", epochs=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(VisionLearner, "can_grow", True)
-        patch.setattr("vision.runs.StackRecord", EarlierRecord)
-        small_run(tmp_path / "old", epochs=1, arrivals=2)
-    assert (tmp_path / "old/stages/stage_002/grow.done.json").exists()
-    rows = small_run(tmp_path / "old", epochs=1)
-    assert [row.scores for row in rows[0]] == [row.scores for row in whole[0]]

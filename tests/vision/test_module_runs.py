@@ -5,7 +5,7 @@ import time
 import pytest
 
 import vision
-from fairseq_alma.core import stack_record
+import vision.runs
 from tests.vision.test_api import OwnNetwork
 from tests.vision.test_killed import Child, same_run
 from tests.vision.test_vgg_runs import tiny_dataset
@@ -40,7 +40,7 @@ def compare(tmp_path, **settings):
 @pytest.fixture
 def saved_after_each_stage(monkeypatch):
     """On a fast machine, the first stage would end too early to be saved."""
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0)
 
 
 @pytest.mark.slow

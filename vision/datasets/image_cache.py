@@ -6,12 +6,9 @@ folder that has changed is decoded again. The files may be removed at any time w
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -19,16 +16,14 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.files import read_json, unfinished_files, write_json, written_aside
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.store import Store
 from vision.datasets.decoding import as_shown, image_values, is_grey, opened, readable
 
 FORMAT = 2
 """Part of the digest. Increase it when the same files are decoded to other pixels."""
 CHUNK = 256
 """Number of images that are decoded between two updates of the progress bar."""
-ABANDONED_SECONDS = 24 * 3600.0
-"""An unfinished file that nobody has written for this time was left behind by a killed process."""
 
 
 def decoded_images(
@@ -51,24 +46,17 @@ def decoded_images(
         SettingError: if a file cannot be read as an image, or if `image_size` is None and images have different
             sizes.
     """
-    folder, key = cache / _digest(paths, root, image_size, where), "images"
-    path, facts = folder / f"{key}.npy", folder / "facts.json"
-    try:
-        images, num_animated = _mapped(path), read_json(facts)["several_frames"]
-    except (OSError, ValueError, EOFError, KeyError, TypeError, RunError):  # not decoded yet, or damaged
+    store, key = Store(cache, durable=False), _digest(paths, root, image_size, where)
+    entry = store.take(key, check_digests=False)
+    if entry is None:  # not decoded yet, or damaged
         mode, num_animated = _common_mode(paths, image_size, where)
-        own = _own_name(facts)
-        write_json(own, {"several_frames": num_animated}, durable=False)
-        os.replace(own, facts)
-        _write(path, paths, mode, image_size, where)
-        images = _mapped(path)
+        with store.writing(key, {"several_frames": num_animated}) as folder:
+            _write(folder / "images.npy", paths, mode, image_size, where)
+        entry = store.take(key, check_digests=False)
+        assert entry is not None
+    images = _mapped(entry.folder / "images.npy")
     channels, height, width = (int(size) for size in images.shape[1:])
-    return torch.from_numpy(images).flatten(1), (channels, height, width), num_animated
-
-
-def _own_name(path: Path) -> Path:
-    """Return a name that no other process uses. Machines that share the data folder may use the same process number."""
-    return path.with_name(f"{path.stem}_{uuid4().hex}{path.suffix}")
+    return torch.from_numpy(images).flatten(1), (channels, height, width), entry.value["several_frames"]
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -89,7 +77,7 @@ def _digest(paths: Sequence[Path], root: Path, image_size: int | None, where: st
             state = path.stat()
         digest.update(b"\0" + os.fsencode(path.relative_to(root)))
         digest.update(f"\0{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}".encode())
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
 
 
 def _common_mode(paths: Sequence[Path], image_size: int | None, where: str) -> tuple[str, int]:
@@ -133,10 +121,6 @@ def _different_sizes(
 
 def _write(path: Path, paths: Sequence[Path], mode: str, image_size: int | None, where: str) -> None:
     """Decode the images and write them to the file `path`, an array uint8 [n, channels, height, width]."""
-    for left in unfinished_files(path.parent):
-        with suppress(OSError):  # another process may remove it at the same time
-            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                left.unlink()
 
     def shown(index: int) -> Image.Image:
         with opened(paths[index], name := f"{where}: {paths[index]}") as image:
@@ -144,21 +128,18 @@ def _write(path: Path, paths: Sequence[Path], mode: str, image_size: int | None,
 
     size = (image_size, image_size) if image_size else shown(0).size
     shape = (1 if mode == "L" else 3, size[1], size[0])
-    own = _own_name(path)
-    with written_aside(own) as temporary:
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
-        _allocate(temporary)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
+    _allocate(path)
 
-        def decode(index: int) -> None:
-            image = shown(index)
-            if not image_size and image.size != size:
-                raise _different_sizes(paths[0], size, paths[index], image.size, where)
-            values = image_values(image, mode, image_size, f"{where}: {paths[index]}")
-            array[index] = values.reshape(shape)
+    def decode(index: int) -> None:
+        image = shown(index)
+        if not image_size and image.size != size:
+            raise _different_sizes(paths[0], size, paths[index], image.size, where)
+        values = image_values(image, mode, image_size, f"{where}: {paths[index]}")
+        array[index] = values.reshape(shape)
 
-        _for_all(decode, len(paths), f"{where}: decoding images")
-        array.flush()
-    os.replace(own, path)
+    _for_all(decode, len(paths), f"{where}: decoding images")
+    array.flush()
 
 
 def _allocate(path: Path) -> None:

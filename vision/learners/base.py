@@ -246,7 +246,7 @@ class VisionLearner:
         if stage.replay:
             self.num_stored = sum(sum(one.counts.values()) for one in (*stage.past, *stage.new))
         seconds = (time.perf_counter() - began) / len(self.seeds)
-        # Other networks are only written when the learner is saved (see `fairseq_alma.core.stack_record`).
+        # Other networks are only written when the learner is saved (see `fairseq_alma.core.run_record`).
         if settings.keep_stages or self.needs_networks_of_all_stages:
             self._write_networks(stage.folder / "train")
         if settings.keep_stages:

@@ -28,8 +28,6 @@ from fairseq_alma.report.figures.style import (
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup, group_label
 
-REPLAY_SETTINGS = ("replay", "replay_memory")
-"""Names of the settings of replay."""
 MAX_POINTS = 400
 """Maximum number of points in a panel."""
 
@@ -173,8 +171,8 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
     waits = waits_of([group for group, _, _, _ in pairs])
-    kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in REPLAY_SETTINGS) for _, _, group, _ in pairs}
-    unnamed = ("learner", "wait", *(REPLAY_SETTINGS if len(kinds_of_replay) == 1 else ()))
+    kinds_of_replay = {repr(group.settings.get("replay")) for _, _, group, _ in pairs}
+    unnamed = ("learner", "wait", *(["replay"] if len(kinds_of_replay) == 1 else []))
     names = [name for name in comparison.varied_settings if name not in unnamed]
     texts = [group_label(replayed, names, with_learner=False) for _, _, replayed, _ in pairs]
     if len(set(texts)) == 1:
@@ -234,7 +232,7 @@ def replay_pairs(
 def _key_without_replay(group: RunGroup) -> tuple:
     """Return a tuple of all settings but those of replay. Groups that differ only in replay have equal tuples."""
     settings = sorted(group.settings.items())
-    return tuple((name, repr(value)) for name, value in settings if name not in REPLAY_SETTINGS)
+    return tuple((name, repr(value)) for name, value in settings if name != "replay")
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: str, dashes: Any) -> None:

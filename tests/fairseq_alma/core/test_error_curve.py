@@ -97,8 +97,8 @@ def test_the_known_error_is_the_mean_over_the_seeds_and_never_a_test_score():
     assert known_error([Prequential(0.25, 1.0), Prequential(0.75, 1.0)], [scores, scores]) == 0.5
     assert known_error([None, None], [scores, scores]) is None
     text = Scores(1, 1, perplexity=10.0, validation_perplexity=30.0)
-    assert known_error(None, text) == 30.0
-    assert known_error(None, replace(text, validation_perplexity=None)) is None
+    assert known_error(None, [text]) == 30.0
+    assert known_error(None, [replace(text, validation_perplexity=None)]) is None
 
 
 class PowerLaw(TinyEvaluator):
@@ -109,7 +109,8 @@ class PowerLaw(TinyEvaluator):
         self.test_set.numbers = frozenset(test_numbers)
 
     def __call__(self, learner):
-        return replace(super().__call__(learner), validation_perplexity=100 * max(1, len(learner.numbers)) ** -0.2)
+        (scores,) = super().__call__(learner)
+        return [replace(scores, validation_perplexity=100 * max(1, len(learner.numbers)) ** -0.2)]
 
 
 def auto_run(out, num_mega_batches=30, **arguments):

@@ -79,7 +79,7 @@ def test_scores_are_completed_at_new_arrivals_that_wait_and_only_there(tmp_path)
     def complete(num_periods):
         def add_periods(learner, scores):
             calls.append(sorted(learner.numbers))
-            return replace(scores, period_perplexities=[9.0] * num_periods)
+            return [replace(scores[0], period_perplexities=[9.0] * num_periods)]
 
         return add_periods
 
@@ -187,7 +187,7 @@ def test_the_last_mega_batches_can_be_trained_on_after_all(tmp_path, monkeypatch
 def share_not_met(learner, mega_batch):
     """Return the error rate of the tiny learner on mega-batch t: the share of the numbers 1..t that it has not met."""
     numbers = set(range(1, mega_batch.t + 1))
-    return Prequential(len(numbers - set(learner.numbers)) / len(numbers), loss=float(mega_batch.t))
+    return [Prequential(len(numbers - set(learner.numbers)) / len(numbers), loss=float(mega_batch.t))]
 
 
 def ahead(rows):

@@ -99,36 +99,35 @@ def test_another_format_version_is_refused(stream):
 @pytest.mark.parametrize("key", ["num_mega_batches", "tokenizer", "dtype", "splits"])
 def test_a_missing_key_is_named(stream, key):
     change(stream, **{key: None})
-    assert f"{stream / 'stream.json'} lacks the keys {key}" in refusal(stream)
+    assert f"{stream / 'stream.json'} is damaged ({key} is None, expected" in refusal(stream)
 
 
 def test_a_missing_key_of_a_split_is_named(stream):
     splits = json.loads((stream / "stream.json").read_text())["splits"]
-    del splits["valid"]["tokens"], splits["test"]
+    del splits["valid"]["tokens"]
     change(stream, splits=splits)
-    message = refusal(stream)
-    assert (
-        "lacks the keys splits.valid.tokens, splits.test.tokens, splits.test.sequences and 1 more: run `alma-prep`"
-        in message
-    )
+    assert "is damaged (splits.valid.tokens is missing)" in refusal(stream)
+    del splits["valid"]
+    change(stream, splits=splits)
+    assert "is damaged (splits.valid is missing)" in refusal(stream)
 
 
 def test_a_stream_that_says_more_mega_batches_than_it_describes_is_refused(stream):
     change(stream, num_mega_batches=4)
-    assert "lacks the keys splits.mega_batch_4.tokens" in refusal(stream)
+    assert "is damaged (splits.mega_batch_4 is missing)" in refusal(stream)
     change(stream, num_mega_batches=10**15)  # their names would not fit into memory
-    assert "lacks the keys splits.mega_batch_4.tokens" in refusal(stream)
+    assert "is damaged (splits.mega_batch_4 is missing)" in refusal(stream)
 
 
 @pytest.mark.parametrize("number", [0, -1, "3", 3.0, True])
 def test_the_number_of_mega_batches_is_a_whole_number_of_at_least_1(stream, number):
     change(stream, num_mega_batches=number)
-    assert f"num_mega_batches={number!r}" in refusal(stream)
+    assert f"num_mega_batches is {number!r}, expected an integer" in refusal(stream)
 
 
 def test_an_unknown_dtype_is_refused(stream):
     change(stream, dtype="float32")
-    assert "has dtype 'float32', expected one of uint16, uint32, int32: run `alma-prep` again" in refusal(stream)
+    assert "dtype is 'float32', expected one of uint16, uint32, int32" in refusal(stream)
 
 
 @pytest.mark.parametrize(("dtype", "item_size"), [("uint16", 2), ("uint32", 4), ("int32", 4)])

@@ -10,7 +10,16 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq_alma.core import MegaBatch, MegaBatchStream, RunRecord, Scores, Spent, StreamSettings, run_stream
+from fairseq_alma.core import (
+    MegaBatch,
+    MegaBatchStream,
+    RunRecord,
+    Scores,
+    SeedRecord,
+    Spent,
+    StreamSettings,
+    run_stream,
+)
 from fairseq_alma.core.lease import Lease
 
 
@@ -31,14 +40,14 @@ class TinyLearner:
     def grow(self, stage):
         self.calls.append(("grow", stage.index))
         self.num_params += 10
-        return Spent(validation_flops=7)
+        return [Spent(validation_flops=7)]
 
     def train(self, stage):
         self.calls.append(("train", stage.index))
         self.stages.append(stage)
         seen = [m.data for m in (stage.past + stage.new if self._replay else stage.new)]
         self.numbers += seen
-        return Spent(100 * len(seen), len(seen), train_seconds=time.perf_counter())  # a clock: never twice the same
+        return [Spent(100 * len(seen), len(seen), train_seconds=time.perf_counter())]  # a clock: never twice the same
 
     def save(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +72,7 @@ class TinyEvaluator:
     def __call__(self, learner):
         self.calls.append(("evaluate", sorted(learner.numbers)))
         perplexity = 1.0 + len(self.test_set.numbers - set(learner.numbers))
-        return Scores(learner.num_params, forward_flops=3, perplexity=perplexity, validation_perplexity=perplexity)
+        return [Scores(learner.num_params, forward_flops=3, perplexity=perplexity, validation_perplexity=perplexity)]
 
 
 def tiny_stream(num_mega_batches):
@@ -74,10 +83,11 @@ def tiny_run(folder, num_mega_batches=4, wait=3, replay=False, learner=None, eva
              last_group="train", complete=None):  # fmt: skip
     """Run, or run what is left: a new process would do the same. Returns the rows."""
     stream = tiny_stream(num_mega_batches)
-    record = RunRecord(folder, {"wait": wait, "replay": replay, "seed": 5}, stream.digests)
+    record = RunRecord([SeedRecord(folder, {"wait": wait, "replay": replay, "seed": 5}, stream.digests)])
     settings = StreamSettings(num_mega_batches, wait, replay, last_group)
     evaluate = evaluate or TinyEvaluator()
-    return run_stream(stream, learner or TinyLearner(), evaluate, settings, record, prequential, complete)
+    (rows,) = run_stream(stream, learner or TinyLearner(), evaluate, settings, record, prequential, complete)
+    return rows
 
 
 def ledger_without_seconds(folder):

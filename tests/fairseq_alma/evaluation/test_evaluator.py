@@ -24,7 +24,6 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.evaluation.stored_scores import MemberFacts, MemberScores, StoredScores
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of
@@ -213,7 +212,7 @@ def test_another_stream_is_scored_again(stream, members, tmp_path, loaded):
 def test_outputs_that_a_killed_process_kept_in_part_are_scored_again(stream, members, tmp_path, loaded):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
     before = PerplexityEvaluator(folder, keep_in, [CPU])(learner(members[:1], True))
-    (mark,) = keep_in.glob("*/facts.json")
+    (mark,) = keep_in.glob("*/entry.json")
     mark.unlink()
     for path in keep_in.glob("*/*.npy"):
         os.truncate(path, 100)
@@ -237,7 +236,7 @@ def test_kept_outputs_that_are_not_whole_are_scored_again(stream, members, tmp_p
     elif damage == "another value":
         np.save(path, np.load(path) - 1)
     else:
-        facts = path.with_name("facts.json")
+        facts = path.with_name("entry.json")
         facts.write_text(facts.read_text()[:20])
     assert score(learner(members[:1], True)) == before
     assert len(loaded) == 2
@@ -247,11 +246,10 @@ def test_only_what_is_needed_again_stays_in_the_run_folder(stream, members, tmp_
     score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path / "kept", [CPU])
     score(learner(members, True))
     assert len(list((tmp_path / "kept").iterdir())) == 2
-    (tmp_path / "kept" / ".half.123.tmp").mkdir()  # a killed process left it
-    (tmp_path / "kept" / "0123_4567.valid.npy").write_bytes(b"of an earlier version")
+    (tmp_path / "kept" / "half.123.part").mkdir()  # a killed process left it
     before = score(learner(members[:1], True))
     (kept,) = (tmp_path / "kept").iterdir()
-    assert {path.name for path in kept.iterdir()} == {"facts.json", "test.npy", "valid.npy"}
+    assert {path.name for path in kept.iterdir()} == {"entry.json", "test.npy", "valid.npy"}
     assert score(learner(members[:1], False)) == before
 
 
@@ -287,24 +285,6 @@ def test_a_shared_folder_that_cannot_be_written_stops_no_run(stream, members, tm
     score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path / "kept", [CPU], tmp_path / "shared")
     assert score(learner(members, True)) == score(learner(members, False))
     assert "cannot store the scores" in caplog.text
-
-
-def test_two_processes_that_store_the_same_scores_at_the_same_time_both_succeed(tmp_path, monkeypatch):
-    scores = MemberScores(MemberFacts(1, 2, None, [], 0.0), {"test": np.zeros(3, np.float32)})
-    store, other = StoredScores(tmp_path), StoredScores(tmp_path)
-    save = np.save
-
-    def save_after_the_other(path, array):
-        monkeypatch.setattr(np, "save", save)
-        os.rename(path.parent, tmp_path / "aside")  # both use the same temporary name in this process
-        other.write("key", scores)
-        os.rename(tmp_path / "aside", path.parent)
-        save(path, array)
-
-    monkeypatch.setattr(np, "save", save_after_the_other)
-    store.write("key", scores)
-    assert [path.name for path in tmp_path.iterdir()] == ["key"]
-    assert store.read("key").log_probability_T["test"].tolist() == [0, 0, 0]
 
 
 def test_an_untrained_learner_is_scored_on_a_sample_that_the_row_names(stream, members, tmp_path):

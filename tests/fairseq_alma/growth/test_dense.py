@@ -147,7 +147,7 @@ def test_the_learner_grows_a_dense_model_and_charges_the_choice_by_gradient(dens
     arrivals = tuple(StreamFolder.open(stream).stream())
     # The first growth copies the only expert, so nothing is chosen and nothing is charged.
     learner._continuations = {1: dense}
-    spent = learner.grow(Stage(2, arrivals[1:2], arrivals[:1], False, tmp_path / "stages" / "stage_002"))
+    (spent,) = learner.grow(Stage(2, arrivals[1:2], arrivals[:1], False, tmp_path / "stages" / "stage_002"))
     assert (spent.train_flops, spent.train_seconds) == (0, 0.0)
     state = read_checkpoint(learner._continuations[1])["model"]
     assert state[FIRST + "fc1_bias"].shape[0] == 4
@@ -155,7 +155,7 @@ def test_the_learner_grows_a_dense_model_and_charges_the_choice_by_gradient(dens
     assert kept_EF.sum(1).tolist() == [384] * 4  # a quarter of 512 units is new in each expert
     # The second one chooses 2 of 4 experts (here of another model), and no unit is dropped.
     learner._continuations = {1: trained}
-    spent = learner.grow(Stage(3, arrivals[2:3], arrivals[:2], False, tmp_path / "stages" / "stage_003"))
+    (spent,) = learner.grow(Stage(3, arrivals[2:3], arrivals[:2], False, tmp_path / "stages" / "stage_003"))
     assert spent.train_flops > 0
     assert spent.train_seconds > 0
     assert (spent.num_updates, spent.validation_flops) == (0, 0)

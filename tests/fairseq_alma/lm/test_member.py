@@ -326,7 +326,7 @@ def test_a_model_is_built_where_the_stream_has_moved(trained, stream, tmp_path):
 
 
 def test_a_fork_with_options_of_fairseq_that_change_the_model_is_refused(stream, tmp_path):
-    done = tmp_path / "stages" / "stage_000" / "evaluate.done.json"
+    done = tmp_path / "stages" / "stage_001" / "train.done.json"
     done.parent.mkdir(parents=True)
     (tmp_path / "settings.json").write_text(json.dumps({"fairseq": "--attention-dropout 0.1"}))
 
@@ -343,7 +343,7 @@ def test_a_fork_with_options_of_fairseq_that_change_the_model_is_refused(stream,
         ):
             check(fairseq)
     check("--attention-dropout 0.2 --adam-betas '(0.9,0.95)'")
-    check("--decoder-layers 6", fork=False)  # RunRecord refuses it
+    check("--decoder-layers 6", fork=False)  # SeedRecord refuses it
 
 
 def test_more_devices_than_experts_is_refused(stream, tmp_path):

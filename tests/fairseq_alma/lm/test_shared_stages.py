@@ -40,15 +40,17 @@ def test_the_first_to_finish_counts_and_nothing_unfinished_is_left(finished, tmp
     shared.publish(finished, "key")
     (finished / "done.json").write_text("later\n")
     shared.publish(finished, "key")
-    assert (shared.folder / "key" / "done.json").read_text() == "done.json\n"
-    assert [p.name for p in shared.folder.iterdir()] == ["key"]
-    with open(shared.folder / "key" / "checkpoint_best.pt", "r+b") as file:
+    trained = shared.folder / "trained"
+    assert shared.copy_to(tmp_path / "again", "key")
+    assert (tmp_path / "again" / "done.json").read_text() == "done.json\n"
+    assert [p.name for p in trained.iterdir()] == ["key"]
+    with open(trained / "key" / "checkpoint_best.pt", "r+b") as file:
         file.truncate(1000)
     assert not shared.copy_to(tmp_path / "other", "key")  # a truncated copy is not used
     (finished / "log.txt").unlink()
     with pytest.raises(FileNotFoundError):
         shared.publish(finished, "other")
-    assert [p.name for p in shared.folder.iterdir()] == ["key"]
+    assert [p.name for p in trained.iterdir()] == ["key"]
 
 
 def test_the_key_names_options_data_and_weights_and_no_folder(trained, tmp_path):
@@ -91,8 +93,7 @@ def test_an_ensemble_copies_its_first_member_from_a_run_of_one_model(stream, tmp
     # Its cost is counted as if it had been trained here: the cost of a result does not depend on earlier runs.
     assert ledgers["ens"][1].spent.num_updates == 2 * ledgers["sm"][1].spent.num_updates == 8
     assert ledgers["ens"][1].spent.train_flops == pytest.approx(2 * ledgers["sm"][1].spent.train_flops, rel=0.1)
-    members = [path for path in (tmp_path / "shared").iterdir() if path.name != "evaluated"]
-    assert len(members) == 2
+    assert len(list((tmp_path / "shared" / "trained").iterdir())) == 2
     # Member 1, untrained and trained, is scored only by the first run.
     scored = list((tmp_path / "shared" / "evaluated").iterdir())
     assert (len(of_sm), len(scored)) == (2 * 3, 4)

@@ -4,34 +4,37 @@ import gzip
 import math
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fairseq_alma.core import stack_record
+from fairseq_alma.core import run_record
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.ledger import Prequential, Spent
 from fairseq_alma.core.protocol import StreamSettings, run_stream
-from fairseq_alma.core.run_record import RunRecord, find_runs
-from fairseq_alma.core.stack_record import StackRecord
-from tests.fairseq_alma.core.earlier_runs import EarlierRecord
+from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.seed_record import SeedRecord
 from tests.fairseq_alma.core.test_run_record import Executioner, Killed, share_met
 from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_stream
 
 SEEDS = (5, 6)
+SAVE_SECONDS = 1.0
+THIS = sys.modules[__name__]
 
 
 class TwoLearners(TinyLearner):
     """What the tiny learner does, said for two seeds; the second has spent one update more."""
 
     def grow(self, stage):
-        return [super().grow(stage)] * 2
+        return super().grow(stage) * 2
 
     def train(self, stage):
-        spent = super().train(stage)
+        (spent,) = super().train(stage)
         return [spent, spent + Spent(num_updates=1)]
 
 
@@ -39,19 +42,19 @@ class TwoScores(TinyEvaluator):
     """The second seed has a perplexity that is higher by a half."""
 
     def __call__(self, learner):
-        scores = super().__call__(learner)
+        (scores,) = super().__call__(learner)
         return [scores, replace(scores, perplexity=scores.perplexity + 0.5)]
 
 
-def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, prequential=None, kind=StackRecord):
+def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, prequential=None):
     """Run, or run what is left."""
     stream = tiny_stream(num_mega_batches)
     records = [
-        RunRecord(folder / f"seed_{seed}", {"seed": seed, "wait": wait}, stream.digests, stages=folder / "stages")
+        SeedRecord(folder / f"seed_{seed}", {"seed": seed, "wait": wait}, stream.digests, stages=folder / "stages")
         for seed in SEEDS
     ]
     settings = StreamSettings(num_mega_batches, wait)
-    record = kind(records)
+    record = RunRecord(records, SAVE_SECONDS, lambda: None)
     return run_stream(stream, learner or TwoLearners(), evaluate or TwoScores(), settings, record, prequential)
 
 
@@ -78,7 +81,7 @@ def test_quick_stages_are_saved_once_at_the_end_with_the_costs_of_both_seeds(tmp
 
 
 def test_a_slow_step_is_saved_at_once_and_the_marks_of_earlier_stages_are_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", 0)
     stack_run(tmp_path, wait=2, num_mega_batches=6)
     assert [name for name in files_in_stages(tmp_path) if name.endswith(".done.json")] == [
         "stage_002/grow.done.json",  # the save before: a power failure may damage the last one
@@ -91,7 +94,7 @@ def test_a_slow_step_is_saved_at_once_and_the_marks_of_earlier_stages_are_delete
 
 
 def share_met_by_both(learner, mega_batch):
-    score = share_met(learner, mega_batch)
+    (score,) = share_met(learner, mega_batch)
     return [score, replace(score, loss=score.loss + 1)]
 
 
@@ -129,7 +132,7 @@ def numbers_of(folder):
 
 @pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
 def test_killed_at_any_moment_the_same_command_finishes_the_run(tmp_path, monkeypatch, save_seconds):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", save_seconds)
     _, whole = attempt(tmp_path / "whole", monkeypatch)
     assert whole.num_moments > 50
     for kill_at in range(1, whole.num_moments + 1):
@@ -148,27 +151,11 @@ def test_killed_while_it_saves_now_and_then_the_run_ends_all_the_same(tmp_path, 
     folder, num_attempts, executioner = tmp_path / "run", 0, None
     while executioner is None or executioner.num_moments == executioner.kill_at:
         num_attempts += 1
-        monkeypatch.setattr(stack_record, "SAVE_SECONDS", math.inf if num_attempts % 2 else 0)
+        monkeypatch.setattr(THIS, "SAVE_SECONDS", math.inf if num_attempts % 2 else 0)
         _, executioner = attempt(folder, monkeypatch, kill_at=30 + num_attempts)
         assert num_attempts < 50
     assert num_attempts > 3
     assert numbers_of(folder) == numbers_of(tmp_path / "whole")
-
-
-def test_a_run_of_an_earlier_version_killed_at_any_moment_is_continued(tmp_path, monkeypatch):
-    attempt(tmp_path / "whole", monkeypatch)
-    _, earlier = attempt(tmp_path / "earlier", monkeypatch, kind=EarlierRecord)
-    assert (tmp_path / "earlier/stages/stage_001/evaluate.done.json").exists()
-    content = {path: path.read_bytes() for path in (tmp_path / "earlier").rglob("*") if path.is_file()}
-    assert attempt(tmp_path / "earlier", monkeypatch)[0] == []  # it is finished, and stays as it is
-    assert {path: path.read_bytes() for path in (tmp_path / "earlier").rglob("*") if path.is_file()} == content
-    for kill_at in range(1, earlier.num_moments + 1, 3):
-        folder = tmp_path / f"killed_at_{kill_at}"
-        attempt(folder, monkeypatch, kill_at, kind=EarlierRecord)
-        num_trained = len(list(folder.glob("stages/*/train.done.json")))
-        calls, _ = attempt(folder, monkeypatch)
-        assert [k for name, k in calls if name == "train"] == [1, 2, 3][num_trained:], f"killed at moment {kill_at}"
-        assert numbers_of(folder) == numbers_of(tmp_path / "whole"), f"killed at moment {kill_at}"
 
 
 def test_every_seed_remembers_when_it_trained(tmp_path):
@@ -227,7 +214,7 @@ def test_each_seed_has_prequential_scores_of_its_own_also_after_a_kill_between_t
         [None, 0.25, 0.25, 0.25, 0.25],
         [None, 0.75, 0.75, 0.75, 0.75],
     ]
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", 0)
     killed = tmp_path / "killed"
     with pytest.raises(Killed):
         stack_run(killed, learner=DiesInStage2(), prequential=measure)
@@ -259,7 +246,7 @@ def content_of(folder):
 def test_a_ledger_that_has_lost_rows_of_saved_stages_is_named_and_nothing_is_changed(
     tmp_path, monkeypatch, damage, save_seconds
 ):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", save_seconds)
     stack_run(tmp_path)
     path = tmp_path / "seed_6/ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -283,7 +270,7 @@ def test_a_finished_run_whose_stages_are_gone_stays_as_it_is(tmp_path):
 
 
 def test_an_unfinished_run_whose_stages_are_gone_is_not_trained_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", 0)
     with pytest.raises(Killed):
         stack_run(tmp_path, learner=DiesInStage2())
     shutil.rmtree(tmp_path / "stages")
@@ -295,7 +282,7 @@ def test_an_unfinished_run_whose_stages_are_gone_is_not_trained_again(tmp_path, 
 
 def test_without_the_last_save_a_run_continues_from_the_one_before(tmp_path, monkeypatch):
     """As after a power failure. Nothing that is written changes, although two stages are trained again."""
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", 0)
     stack_run(tmp_path / "whole", 2, num_mega_batches=7)
     folder, learner = tmp_path / "run", TwoLearners()
     learner.train = lambda stage: dies_in_stage(4, learner, stage)
@@ -322,38 +309,21 @@ def dies_in_stage(k, learner, stage):
     return TwoLearners.train(learner, stage)
 
 
-class NeverGrows(TwoLearners):
-    can_grow = False
-
-
-def test_an_earlier_version_saved_growth_steps_of_learners_that_never_grow(tmp_path, monkeypatch):
-    stack_run(tmp_path / "whole", learner=NeverGrows())
-    learner = NeverGrows()
-    learner.can_grow, learner.grow = True, lambda stage: [Spent(), Spent()]
-    learner.train = lambda stage: dies_in_stage(2, learner, stage)
-    with pytest.raises(Killed):
-        stack_run(tmp_path / "run", learner=learner, kind=EarlierRecord)
-    assert (tmp_path / "run/stages/stage_002/grow.done.json").exists()
-    learner = NeverGrows()
-    stack_run(tmp_path / "run", learner=learner)
-    assert learner.calls == [("train", 2)]
-    for seed in SEEDS:
-        assert len({str(ledger_without_seconds(tmp_path / name / f"seed_{seed}")) for name in ("whole", "run")}) == 1
-
-
 def test_rows_are_reported_when_they_are_written_and_curves_survive_a_kill(tmp_path, monkeypatch):
     """No row is reported that the ledger lacks, and each process reports all rows from the first one on."""
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", math.inf)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", math.inf)
 
     def run(learner, seen):
-        record = RunRecord(
+        record = SeedRecord(
             tmp_path / "seed_5", {}, tiny_stream(6).digests, stages=tmp_path / "stages",
             on_rows=lambda rows: seen.append(
                 (len(rows), len((tmp_path / "seed_5/ledger.jsonl").read_text().splitlines()))
             ),
         )  # fmt: skip
         evaluate = lambda learner: TwoScores()(learner)[:1]  # noqa: E731
-        run_stream(tiny_stream(6), learner, evaluate, StreamSettings(6, 2), StackRecord([record]))
+        run_stream(
+            tiny_stream(6), learner, evaluate, StreamSettings(6, 2), RunRecord([record], SAVE_SECONDS, lambda: None)
+        )
 
     learner, seen = OneLearner(), []
     learner.train = lambda stage: dies_in_stage(3, learner, stage)[:1]
@@ -379,7 +349,7 @@ class OneLearner(TwoLearners):
 def test_a_learner_that_grows_is_saved_after_its_training_and_after_a_slow_growth_only(tmp_path, monkeypatch):
     """Time stands still while a stage is trained, and passes while it is evaluated."""
     now = [0.0]
-    monkeypatch.setattr(stack_record.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_record.time, "monotonic", lambda: now[0])
     saved, learner, evaluate = [], TwoLearners(), TwoScores()
     learner.save = lambda folder: (saved.append(str(folder)[-11:]), TwoLearners.save(learner, folder))
 
@@ -399,7 +369,7 @@ def test_a_learner_that_grows_is_saved_after_its_training_and_after_a_slow_growt
 @pytest.mark.parametrize("rows_left", [3, 4, 5])
 def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_left, monkeypatch):
     """The first seed's row is there, the second's is not: the next process adds what is missing."""
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", math.inf)  # on a slow machine, too
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", math.inf)  # on a slow machine, too
     stack_run(tmp_path / "whole")
     stack_run(tmp_path / "killed")
     path = tmp_path / "killed/seed_6/ledger.jsonl"
@@ -421,7 +391,7 @@ class DiesInStage2(TwoLearners):
 
 
 def test_a_stage_that_is_not_finished_is_done_again_for_all_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(stack_record, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(THIS, "SAVE_SECONDS", 0)
     stack_run(tmp_path / "whole")
     with pytest.raises(Killed):
         stack_run(tmp_path / "killed", learner=DiesInStage2())
@@ -435,7 +405,7 @@ def test_a_stage_that_is_not_finished_is_done_again_for_all_seeds(tmp_path, monk
 
 def test_a_learner_that_answers_for_one_seed_alone_is_told(tmp_path):
     evaluate = TwoScores()
-    with pytest.raises(ValueError, match="step 'evaluate' of stage 0 returned 1 results for 2 seeds"):
+    with pytest.raises(ValueError, match="the evaluation at arrival 0 returned 1 results for 2 seeds"):
         stack_run(tmp_path, evaluate=lambda learner: evaluate(learner)[:1])
 
 

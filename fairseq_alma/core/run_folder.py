@@ -1,0 +1,118 @@
+"""The paths in a run folder. No other module spells out their names.
+
+A run trains one learner on one stream, with one choice of settings and one seed. Its folder, RUN, contains:
+
+RUN/settings.json       values of all settings
+RUN/provenance.json     command, commit, versions, machine
+RUN/ledger.jsonl        one row per arrival
+RUN/summary.json        metrics of the run
+RUN/arrivals.json       digest of each mega-batch
+RUN/decisions.jsonl     for each arrival, whether a stage was trained, the reason (wait=auto), the prequential score
+RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
+RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
+RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
+RUN/seed_0/ ...         if the command has several seeds: the run folder of each seed. alma-vision trains the seeds
+                        together, so the stages are in RUN/stages
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run, and the paths in it."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "settings.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.path / "provenance.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def arrivals(self) -> Path:
+        return self.path / "arrivals.json"
+
+    @property
+    def decisions(self) -> Path:
+        return self.path / "decisions.jsonl"
+
+    @property
+    def stages(self) -> Path:
+        return self.path / "stages"
+
+    def stage(self, k: int) -> Path:
+        """Return the folder of stage k, which may not exist. Stage 0 belongs to the untrained learner."""
+        return self.stages / f"stage_{k:03d}"
+
+    def member(self, k: int, number: int) -> Path:
+        """Return the folder in which stage k trains a member of a language-model learner."""
+        return self.stage(k) / f"member_{number}"
+
+    def stage_folders(self) -> list[Path]:
+        """Return the folders of all stages that exist, in order."""
+        return sorted(self.stages.glob("stage_*"))
+
+    def mark(self, k: int, step: str) -> Path:
+        """Return the path of the done mark of a step ("grow" or "train"). The learner is saved beside it."""
+        return self.stage(k) / f"{step}.done.json"
+
+    def marks(self) -> Iterator[Path]:
+        """Return the paths of all done marks."""
+        return self.stages.glob("stage_*/*.done.json")
+
+    def predictor(self, stage: int | None = None) -> Path:
+        """Return the path of the file that lists the checkpoints of the predictor after a stage. None: the current."""
+        return self.path / ("predictor.json" if stage is None else f"predictors/stage_{stage:03d}.json")
+
+    def stages_with_predictor(self) -> list[int]:
+        """Return the stages whose predictors can still be used."""
+        return sorted(index_of_stage(path) for path in (self.path / "predictors").glob("stage_*.json"))
+
+    def of_seed(self, seed: int) -> "RunFolder":
+        """Return the folder of one of several seeds."""
+        return RunFolder(self.path / f"seed_{seed}")
+
+    def of_seeds(self) -> "list[RunFolder]":
+        """Return the folders of all seeds that have started, if the command had several seeds."""
+        return [RunFolder(path.parent) for path in sorted(self.path.glob("seed_*/settings.json"))]
+
+
+def index_of_stage(path: Path) -> int:
+    """Return the index of a stage from the path of its folder, or of a file that is named after the stage."""
+    return int(path.stem.removeprefix("stage_"))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return all run folders in `folder`, sorted. If `folder` itself is a run folder, return only `folder`.
+
+    A folder with a ledger, but without settings.json, is a damaged run folder, and is returned too. Run folders are
+    found at any depth. A sweep names its run folders after the settings. A slash in a setting, such as the one in
+    preset=table2/gmoe_w1, makes a nested folder.
+    """
+    found = []
+    for path, folders, files in os.walk(folder):
+        if not {"settings.json", "ledger.jsonl", "ledger.jsonl.gz"}.isdisjoint(files):
+            found.append(Path(path))
+            # Do not search the subfolders of a run folder. They contain no other run, but many checkpoints, so the
+            # search would take long on a slow file system.
+            folders.clear()
+        elif "stages" in folders:
+            # `path` contains runs with different seeds, which share the folder `stages`. Do not search this folder,
+            # because it contains no run.
+            folders.remove("stages")
+    return sorted(found)
