@@ -42,9 +42,9 @@ def test_labels_leave_out_options_that_are_off_and_what_has_no_effect_without_th
     on = {"average": "power:8", "schedule": "constant"}
     write_text(tmp_path / "a", PERPLEXITIES, **off)
     write_text(tmp_path / "b", PERPLEXITIES, **on)
-    assert labels_of(only_comparison(tmp_path)) == ["SM", "SM, average power:8, schedule constant"]
+    assert sorted(labels_of(only_comparison(tmp_path))) == ["SM", "SM, average power:8, schedule constant"]
     write_text(tmp_path / "c", PERPLEXITIES, **{**on, "average": "power:4"})
-    assert labels_of(only_comparison(tmp_path)) == [
+    assert sorted(labels_of(only_comparison(tmp_path))) == [
         "SM",
         "SM, average power:4, schedule constant",
         "SM, average power:8, schedule constant",
@@ -109,15 +109,6 @@ def test_no_two_comparisons_share_a_folder(tmp_path):
     write_text(tmp_path / "b", [900.0, 50.0], stream="/s/docs_2", evaluated_on=["b"])
     slugs = [comparison.slug for comparison in read_runs([tmp_path]).comparisons]
     assert sorted(slugs) == ["docs_2_B1", "docs_2_B1_2"]
-
-
-def test_a_setting_that_only_one_run_has_on_is_off_in_older_runs(tmp_path):
-    write_vision(tmp_path / "old", ERRORS, seed=2)
-    write_vision(tmp_path / "smooth", ERRORS, seed=0, label_smoothing=0.1, patience=3)
-    write_vision(tmp_path / "new", ERRORS, seed=1, label_smoothing=0.0, patience=None)
-    comparison = only_comparison(tmp_path)
-    assert sorted([run.seed for run in group.runs] for group in comparison.groups) == [[0], [1, 2]]
-    assert set(labels_of(comparison)) == {"SM", "SM, label_smoothing 0.1, patience 3"}
 
 
 def test_runs_whose_last_mega_batches_wait_are_a_group_of_their_own(tmp_path):
