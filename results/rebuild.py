@@ -18,7 +18,8 @@ from types import ModuleType
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fairseq_alma.report.figures import all_figures
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.report.figures import figures_or_errors
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import tables_of
@@ -49,7 +50,9 @@ def rebuild(out: Path, tables_only: bool = False) -> list[str]:
             (out / folder).mkdir(parents=True, exist_ok=True)
             for table in tables_of(comparison, numbers):
                 written.append(_write(out, folder / f"{table.name}.md", table.markdown()))
-            for name, figure in () if tables_only else all_figures(comparison, numbers):
+            for name, figure in () if tables_only else figures_or_errors(comparison, numbers):
+                if isinstance(figure, RunError):
+                    sys.exit(str(figure))
                 figure.set_dpi(DPI)
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())

@@ -1,11 +1,10 @@
 """The settings of preset=anytime, our recipe. Reports and tables call a run with exactly these settings *anytime*."""
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 ANYTIME = "anytime"
 """Name of the preset, and of the runs with its settings."""
@@ -23,9 +22,18 @@ def anytime_settings(half: str) -> Mapping[str, Any]:
     Args:
         half: "vision" for alma-vision, "language model" for alma-lm.
     """
-    settings = yaml.safe_load(_FILES[half].read_text(encoding="utf-8"))
-    own = {name: value for name, value in settings.items() if name not in ("defaults", "preset")}
+    # This package uses the standard library only. The lines of the file are `name: value`, comments, and defaults.
+    lines = _FILES[half].read_text(encoding="utf-8").splitlines()
+    found = dict(line.split(": ", 1) for line in lines if ": " in line and line[0] not in "# ")
+    own = {name: _value(text) for name, text in found.items() if name != "preset"}
     return {"learner": "sm", "wait": 1, **own}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def is_anytime(half: str, settings: Mapping[str, Any]) -> bool:

@@ -14,20 +14,14 @@ Comp                  training FLOPs, summed over the stream
 The modules, in the order in which the data passes through them:
 
 reading.py      reads run folders into Run objects
-runs.py         the classes: Run; RunGroup, runs that differ only in the seed; Comparison, groups on one stream
+runs.py         the classes: Run; RunGroup, runs that differ only in the seed; Comparison, groups on one stream; labels
 grouping.py     makes groups and comparisons from runs
-labels.py       names and order of groups
-appearance.py   colours and symbols of learners
-numbers.py      computes the metrics of a group: mean and standard error over its seeds
 objectives.py   what "best" means: over all arrivals, after the first stage, or at the end; on test and validation data
-choice.py       finds the best group within a budget, its rivals, and the groups that no other group beats
-alternatives.py finds the alternatives to a group: the same run with another decision of the user
-commands.py     makes command lines of alternatives that were not run
-glossary.py     reads the glossary of the documentation, which the page shows
+numbers.py      computes the metrics of a group, mean and standard error over its seeds, and ranks the groups
+periods.py      the matrix of losses by period of streams in the order of a date
 tables.py       summary of all groups, and the paper's Tables 1 and 2, as CSV, Markdown and LaTeX
 paper.py        the values that the paper printed in its Table 2
 figures/        figures as PNG and PDF
-page/           index.html, a page for choosing a setting
-write.py        writes tables, figures and the page into a folder
+page/           index.html
 cli.py          the command alma-report
 """

@@ -1,4 +1,4 @@
-"""alma-report makes the paper's figures and tables, and a page for choosing a run, from run folders.
+"""alma-report makes the paper's figures and tables, and a page that shows the best run, from run folders.
 
 alma-report runs/mnist --out report                   report on all runs in a folder, at any depth
 alma-report RUN RUN ... --out report --watch          repeat while the runs are running; open report/index.html
@@ -55,13 +55,15 @@ def main() -> None:
         else:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
-        sys.exit(_print_error(str(error)))
+        say(f"alma-report: {error}", sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:
         # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
         # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
         sys.stdout = None
     except OSError as error:
-        sys.exit(_print_error(message_of(error)))
+        say(f"alma-report: {message_of(error)}", sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("alma-report: stopped")
 
@@ -161,12 +163,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _refuse_run_folder(runs: list[str], out: Path) -> None:
-    """Raise RunError if the report would be written into a folder that contains the files of a run.
-
-    Args:
-        runs: run folders, or folders that contain run folders.
-        out: folder for the report.
-    """
+    """Raise RunError if the report would be written into a folder that contains the files of a run."""
     is_given = os.path.realpath(out) in map(os.path.realpath, runs)  # Path.resolve raises an error for loops of links
     if is_given or any((out / name).exists() for name in ("settings.json", "ledger.jsonl", "stages", "stream.json")):
         what = "is a folder with runs" if is_given else "is a run folder or a stream folder"
@@ -204,12 +201,6 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         time.sleep(seconds)
     print("no run is running any more: this is the last report")
     make(runs, out, page_only)
-
-
-def _print_error(message: str) -> int:
-    """Print an error message on standard error. Return 2, the exit code of the command."""
-    say(f"alma-report: {message}", sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Results of a group of runs: the paper's metrics, each with its mean and standard error over the seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fairseq_alma.core.error_matrix import TRANSFER_METRICS
 from fairseq_alma.core.metrics import PREQUENTIAL_KEYS, mean_and_standard_error
 from fairseq_alma.report.objectives import (
     DEFAULT,
@@ -25,6 +26,15 @@ class Estimate:
 
     mean: float
     stderr: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate | None":
+        """Return the estimate from values, one for each seed; None if there are none."""
+        if not values:
+            return None
+        if len(values) == 1 or not np.isfinite(values).all():
+            return cls(_mean(values))
+        return cls(_mean(values), float(np.std(values, ddof=1) / len(values) ** 0.5))
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
         """Return `12.34 ± 0.56`, or `12.34` for a single seed.
@@ -53,12 +63,12 @@ class Score:
     @property
     def value(self) -> Estimate | None:
         """Mean and standard error of the values on test data."""
-        return _estimate_of(self.test)
+        return Estimate.of(self.test)
 
     @property
     def validation_estimate(self) -> Estimate | None:
         """Mean and standard error of the scores on validation data."""
-        return _estimate_of(self.validation)
+        return Estimate.of(self.validation)
 
     @property
     def score(self) -> float | None:
@@ -99,12 +109,9 @@ class Numbers:
     summary.json contains no wall time, this is the time spent in training."""
     prequential: Estimate | None = None
     """Prequential error rate, a fraction, or prequential perplexity."""
-    forgetting: Estimate | None = None
-    """Mean forgetting, a difference of error rates. None if the runs have no error matrix."""
-    backward_transfer: Estimate | None = None
-    """Backward transfer, a difference of accuracies; see `forgetting`."""
-    forward_transfer: Estimate | None = None
-    """Forward transfer, a difference of accuracies; see `forgetting`."""
+    transfer: Mapping[str, Estimate] = field(default_factory=dict)
+    """Mean forgetting, a difference of error rates, and backward and forward transfer, differences of accuracies. Empty
+    if the runs have no error matrix."""
 
     @property
     def validation_score(self) -> float | None:
@@ -114,7 +121,7 @@ class Numbers:
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
     """Return the results of every group of runs in a comparison, in the order of `comparison.groups`."""
-    untrained = untrained_value(comparison)
+    untrained = _mean([run.quality[0] for group in comparison.groups for run in group.counted_runs])
     rules = {objective: rule_of(comparison, objective) for objective in OBJECTIVES}
     return [numbers_of(group, untrained, rules) for group in comparison.groups]
 
@@ -126,7 +133,7 @@ def ranking(numbers: Sequence[Numbers], objective: Objective = DEFAULT) -> list[
     Groups without a score, for example unfinished ones, come last.
     """
 
-    def key(index: int) -> tuple[float, float, float, int]:
+    def key(index: int) -> tuple[float, ...]:
         score = numbers[index].scores[objective].score
         return (score is None, score or 0.0, numbers[index].comp, numbers[index].num_params)
 
@@ -144,8 +151,8 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
 
     Args:
         group: runs with equal settings.
-        untrained: error rate before the first stage, used where the ledger contains no validation value. See the
-            function `objectives.validation_score`.
+        untrained: mean error rate or perplexity of the untrained learners (t = 0) of the comparison. It is used where
+            the ledger contains no validation value; see `objectives.validation_score`.
         rules: the rule by which groups are chosen under each objective, as returned by `objectives.rule_of`.
     """
     runs = group.counted_runs
@@ -164,8 +171,12 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
 
     final = estimate("final")
     assert final is not None
-    scores = {name: _score(runs, name, rules[name], untrained) if is_complete else Score() for name in OBJECTIVES}
-    final_validation = _estimate_of(scores["final"].validation) or estimate("final_validation")
+    scores = dict.fromkeys(OBJECTIVES, Score())
+    if is_complete:
+        for name in OBJECTIVES:
+            validation = [validation_score(run, name, rules[name], untrained) for run in runs]
+            scores[name] = Score(_if_complete([value_on_test(run, name) for run in runs]), _if_complete(validation))
+    final_validation = Estimate.of(scores["final"].validation) or estimate("final_validation")
     has_wall_time = "wall_seconds" in means
     return Numbers(
         quality=(estimate("cer") or estimate("average_perplexity")) if is_complete else None,
@@ -178,9 +189,7 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         comp=means.get("comp") or 0.0,
         wall_seconds=_mean([_wall_seconds(run, group, has_wall_time) for run in runs]),
         prequential=(estimate(PREQUENTIAL_KEYS[0]) or estimate(PREQUENTIAL_KEYS[1])) if is_complete else None,
-        forgetting=estimate("forgetting") if is_complete else None,
-        backward_transfer=estimate("backward_transfer") if is_complete else None,
-        forward_transfer=estimate("forward_transfer") if is_complete else None,
+        transfer={name.replace("_", " "): one for name in TRANSFER_METRICS if is_complete and (one := estimate(name))},
     )
 
 
@@ -191,33 +200,14 @@ def _wall_seconds(run: Run, group: RunGroup, has_wall_time: bool) -> float:
     return float(run.summary["wall_seconds"]) / (1 if group.is_trained_together else run.seeds_of_process)
 
 
-def _score(runs: Sequence[Run], objective: Objective, rule: Rule, untrained: float) -> Score:
-    """Return the results of finished runs under one objective."""
-    values = [value_on_test(run, objective) for run in runs]
-    scores = [validation_score(run, objective, rule, untrained) for run in runs]
-    return Score(_if_complete(values), _if_complete(scores))
-
-
 def _if_complete(values: Sequence[float | None]) -> tuple[float, ...]:
     """Return the values as a tuple, or an empty tuple if one of them is None or is not a number."""
     known = tuple(value for value in values if value is not None and not np.isnan(value))
     return known if len(known) == len(values) else ()
 
 
-def _estimate_of(values: Sequence[float]) -> Estimate | None:
-    """Return the mean and the standard error of values, one for each seed; None if there are none."""
-    if not values:
-        return None
-    if len(values) == 1 or not np.isfinite(values).all():
-        return Estimate(_mean(values))
-    return Estimate(_mean(values), float(np.std(values, ddof=1) / len(values) ** 0.5))
-
-
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
-    """Return a summary of an unfinished run, computed from the arrivals 0..t.
-
-    This summary has fewer entries than `Run.summary`. For example, it has no CER, which needs the complete stream.
-    """
+    """Return a summary of an unfinished run, computed from the arrivals 0..t, without CER and other averages."""
     summary = {
         "final": float(run.quality[t]),
         "mem": float(run.num_params[: t + 1].sum()),
@@ -229,20 +219,9 @@ def _summary_until(run: Run, t: int) -> dict[str, Any]:
     return summary
 
 
-def untrained_value(comparison: Comparison) -> float:
-    """Return the mean error rate or perplexity of the untrained learners (t = 0), over all runs of the comparison."""
-    return _mean([run.quality[0] for group in comparison.groups for run in group.counted_runs])
-
-
 def standard_error(values_ST: Array) -> Array | None:
-    """Return the standard error over seeds at each of T arrivals, as an array [T]; None for a single seed.
-
-    Args:
-        values_ST: values with one row per seed (S) and one column per arrival (T).
-    """
-    if len(values_ST) < 2:
-        return None
-    return values_ST.std(axis=0, ddof=1) / len(values_ST) ** 0.5
+    """Return the standard error over S seeds at each of T arrivals: [S, T] -> [T]; None for a single seed."""
+    return None if len(values_ST) < 2 else values_ST.std(axis=0, ddof=1) / len(values_ST) ** 0.5
 
 
 def _mean(values: Sequence[Any]) -> float:

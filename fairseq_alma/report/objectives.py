@@ -41,14 +41,11 @@ def is_vision_run(run: Run) -> bool:
 
 
 def value_on_test(run: Run, objective: Objective) -> float | None:
-    """Return the value of a finished run under an objective, on test data.
+    """Return the value of a finished run under an objective, on test data: an error rate (a fraction) or a perplexity.
 
-    Returns:
-        An error rate (a fraction) or a perplexity; infinity for a run that diverged. None if the value does not exist:
-        the run has no stage, or a perplexity is not a number.
+    It is infinite for a run that diverged, and None if the run has no stage, or a perplexity is not a number.
     """
-    first = first_charged_arrival(run.settings)
-    return _average(run, run.quality, objective, first)
+    return _average(run, run.quality, objective, first_charged_arrival(run.settings))
 
 
 def rule_of(comparison: Comparison, objective: Objective = DEFAULT) -> Rule:
@@ -111,13 +108,9 @@ def validation_score(run: Run, objective: Objective, rule: Rule, untrained: floa
 
 
 def _average(run: Run, values: Array, objective: Objective, first: int) -> float | None:
-    """Return the average of values over the arrivals that an objective counts; None if there are none.
+    """Return the average of values [T + 1] over the arrivals that an objective counts; None if there are none.
 
-    Args:
-        run: a finished run.
-        values: one value for each arrival, an array [T + 1].
-        objective: the objective.
-        first: the first arrival that the objective "all" counts, 0 or 1.
+    `first` is the first arrival that the objective "all" counts, 0 or 1.
     """
     if objective == "all":
         counted = values[first:]
@@ -165,14 +158,12 @@ def objective_name(objective: Objective, is_vision: bool) -> str:
 
 def value_explanation(objective: Objective, is_vision: bool) -> str:
     """Return a sentence that says what the value of an objective is. It is measured on test data."""
-    kind = "error" if is_vision else "perplexity"
-    if objective == "final":
-        return f"The {kind} on the test data after the last arrival."
-    mean = "mean" if is_vision else "geometric mean"
+    kind, mean = ("error", "mean") if is_vision else ("perplexity", "geometric mean")
     return {
         "all": f"The {mean} of the test {kind} after each arrival. Before the first stage, it is that of the untrained "
         "network, so waiting costs something.",
         "after": f"The {mean} of the test {kind} after each arrival from the first stage on. Waiting costs nothing.",
+        "final": f"The {kind} on the test data after the last arrival.",
     }[objective]
 
 
@@ -181,10 +172,8 @@ def score_name(comparison: Comparison, objective: Objective = DEFAULT) -> str:
     quality = "error" if comparison.is_vision else "perplexity"
     if objective == "final":
         return f"final validation {quality}"
-    after = " after the first stage" if objective == "after" else ""
-    if rule_of(comparison, objective) == "prequential":
-        return f"prequential {quality}{after}"
-    return f"average validation {quality}{after}"
+    kind = "prequential" if rule_of(comparison, objective) == "prequential" else "average validation"
+    return f"{kind} {quality}{' after the first stage' if objective == 'after' else ''}"
 
 
 def score_scale(comparison: Comparison) -> int:
@@ -194,36 +183,31 @@ def score_scale(comparison: Comparison) -> int:
 
 def explanation(comparison: Comparison, objective: Objective = DEFAULT) -> str:
     """Return sentences that say by which score the best group is chosen under an objective, and why."""
-    rule = rule_of(comparison, objective)
+    name = score_name(comparison, objective).capitalize()
     which = {"all": "all arrivals, untrained ones included", "after": "the arrivals after the first stage"}
-    if not comparison.is_vision:
-        if objective == "final":
-            return "Final validation perplexity: on the validation set, after the last arrival."
-        name = score_name(comparison, objective).capitalize()
-        return f"{name}: the geometric mean of the perplexity on the validation set, over {which[objective]}."
-    if objective == "final":
+    if objective == "final" and comparison.is_vision:
+        number = math.ceil(comparison.num_arrivals / LAST_PART)
         return (
-            f"Final validation error: the error on the validation data of the last {_last_part(comparison)}, measured "
-            "after the stage that trained on them. These data also chose the epoch of the stage, so the error is too "
-            "low for small waits. No data arrive after the last stage, so it has no prequential error."
+            f"{name}: the error on the validation data of the last {f'{number} ' if number > 1 else ''}mega-batch"
+            f"{'es' if number > 1 else ''}, measured after the stage that trained on them. These data also chose the "
+            "epoch of the stage, so the error is too low for small waits. No data arrive after the last stage, so it "
+            "has no prequential error."
         )
-    if rule == "prequential":
+    if objective == "final":
+        return f"{name}: on the validation set, after the last arrival."
+    if not comparison.is_vision:
+        return f"{name}: the geometric mean of the perplexity on the validation set, over {which[objective]}."
+    if rule_of(comparison, objective) == "prequential":
         return (
-            f"{score_name(comparison, objective).capitalize()}: the mean error on the validation data of each "
-            f"mega-batch, measured when it arrives, before any stage uses it; over {which[objective]}."
+            f"{name}: the mean error on the validation data of each mega-batch, measured when it arrives, before any "
+            f"stage uses it; over {which[objective]}."
         )
     # Count groups, because the reader of a report knows a group (one setting, all its seeds) as one run.
     num_without, num_runs = len(groups_without_prequential(comparison, objective)), len(comparison.finished_groups)
-    reason = "an earlier version of ALMA wrote them, or only one mega-batch arrived"
-    if objective == "after":
-        reason += ", or their first stage is the last arrival"
+    after = ("", "") if objective == "all" else (" after the first stage", ", or their first stage is the last arrival")
     return (
         f"Here the error is averaged over the validation data of the stages, because {num_without} of {num_runs} "
-        f"finished runs have no prequential score{' after the first stage' if objective == 'after' else ''}: {reason}. "
-        "The same data chose the epoch of each stage, so this score is too low for small waits."
+        f"finished runs have no prequential score{after[0]}: an earlier version of ALMA wrote them, or only one "
+        f"mega-batch arrived{after[1]}. The same data chose the epoch of each stage, so this score is too low for "
+        "small waits."
     )
-
-
-def _last_part(comparison: Comparison) -> str:
-    number = math.ceil(comparison.num_arrivals / LAST_PART)
-    return "mega-batch" if number == 1 else f"{number} mega-batches"

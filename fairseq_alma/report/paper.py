@@ -7,7 +7,10 @@ The paper reports two values for the large ensemble with wait 4 and four times t
 its Table 1 and 17.84 in its Table 2. This file contains the value of Table 2.
 """
 
+from itertools import groupby
 from typing import NamedTuple
+
+import numpy as np
 
 from fairseq_alma.core.catalogue import options
 from fairseq_alma.report.runs import Array, RunGroup
@@ -34,7 +37,6 @@ class Row(NamedTuple):
 
 
 def _single_value(t: int, value: float) -> tuple[float | None, ...]:
-    """Return the perplexities at the arrivals 1..4: `value` at arrival t, and None at the other three arrivals."""
     return tuple(value if arrival == t else None for arrival in range(1, 5))
 
 
@@ -99,22 +101,9 @@ def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _changes(values: Array) -> tuple[int, ...]:
     """Return the values as integers. Leave out NaN, and each value that is equal to the value before it."""
-    changes: list[int] = []
-    for value in values:
-        is_number = value == value
-        if is_number and (not changes or changes[-1] != round(value)):
-            changes.append(round(value))
-    return tuple(changes)
+    return tuple(number for number, _ in groupby(round(value) for value in values if not np.isnan(value)))
 
 
 def _sizes_match(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
-    """Return True if a group of runs has the same numbers of experts (or of members) as a row of the paper's table.
-
-    The numbers must be equal at each stage of the group. The group may have fewer stages than the paper.
-
-    Args:
-        ours: numbers of experts or of members of the group, one of the two tuples that `sizes` returns.
-        paper: numbers of experts or of members in the paper: `Row.experts` or `Row.members`.
-        num_stages: number of stages of the group.
-    """
+    """Return True if a group has the experts (or members) of a row at each of its stages. It may have fewer stages."""
     return ours == paper[: max(1, min(num_stages, len(paper)))] if len(paper) > 1 else ours == paper

@@ -42,8 +42,7 @@ class Run:
     folder: Path
     seed: int | None
     num_arrivals: int
-    """Number of mega-batches that will have arrived when the run is finished. If other runs on the same stream are
-    shorter, only the arrivals that all of them share are read (see `runs_to_shorten`)."""
+    """Number of mega-batches that will have arrived when the run is finished."""
     quality: Array
     """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array
@@ -57,8 +56,6 @@ class Run:
     """FLOPs of one forward pass on one example (vision) or one input of tokens_per_sample tokens (text)."""
     train_flops: Array
     """Training FLOPs since the previous arrival, as float64. `summary["comp"]` is the exact sum over all arrivals."""
-    num_updates: Array
-    """Number of optimizer updates since the previous arrival. For an ensemble, the sum over its members."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
@@ -94,11 +91,6 @@ class Run:
     """
     notes: tuple[str, ...] = ()
     """One message for each damaged file without which the run could be read."""
-    longest: int = 0
-    """Number of arrivals of the longest run on the same stream, if it is larger than `num_arrivals`; otherwise 0."""
-    test_set: int = 0
-    """Vision: number of the test set, if runs on a dataset of the same name have different ones (see
-    `grouping.with_numbered_test_sets`); otherwise 0."""
 
     @property
     def seeds_of_process(self) -> int:
@@ -236,26 +228,14 @@ class RunGroup:
         words = [str(word) for word in command] if isinstance(command, list) else []
         if words and words[0] in ("alma-lm", "alma-vision") and not any(word.startswith("out=") for word in words):
             words.append(f"out=runs/{self.folder.name}")
-        if any(word in ("-m", "--multirun") for word in words):
+        if {"-m", "--multirun"} & {*words}:
             return words
-        return [word for word in map(self._with_last_value, words) if word]
-
-    def _with_last_value(self, word: str) -> str:
-        """Return a word of the command, with the last value if it is a setting in CONTINUED; "" if it was left out."""
-        name, settings = word.partition("=")[0], self.runs[0].settings
-        if name not in CONTINUED or name not in settings:
-            return word
-        return "" if settings[name] is None else f"{name}={settings[name]}"
+        last = {name: value for name, value in self.runs[0].settings.items() if name in CONTINUED}
+        words = [word for word in words if last.get(word.partition("=")[0], "") is not None]
+        return [f"{name}={last[name]}" if (name := word.partition("=")[0]) in last else word for word in words]
 
     def column(self, name: str) -> Array:
-        """Return the values of a `Run` attribute for all runs in `counted_runs`, up to arrival `last_t`.
-
-        Args:
-            name: name of an attribute of `Run` that is an array, such as "quality".
-
-        Returns:
-            An array [number of counted runs, last_t + 1].
-        """
+        """Return a `Run` attribute, such as "quality", of the counted runs up to `last_t`: [runs, last_t + 1]."""
         return np.stack([getattr(run, name)[: self.last_t + 1] for run in self.counted_runs])
 
     def mean_column(self, name: str) -> Array:

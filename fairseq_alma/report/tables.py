@@ -7,7 +7,7 @@ runs that differ only in the seed.
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report import paper
-from fairseq_alma.report.numbers import Numbers, best_of
+from fairseq_alma.report.numbers import Estimate, Numbers, best_of
 from fairseq_alma.report.objectives import explanation, score_name, score_scale
 from fairseq_alma.report.periods import PARTS, common_periods, has_left_out, period_averages_of, reference_of, regret_of
 from fairseq_alma.report.runs import Comparison, RunGroup, group_label
@@ -27,6 +27,8 @@ EQUAL_COMPUTE = 0.02
 
 On the same data the FLOPs may differ slightly, because the last batch of a stage may be incomplete.
 """
+TRANSFER = ("forgetting", "backward transfer", "forward transfer")
+"""Metrics of runs with an error matrix (`Numbers.transfer`)."""
 MAX_ARRIVALS = 24
 """Table 2 has one column per arrival. It is made only for streams with at most this many arrivals."""
 
@@ -95,49 +97,52 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     """Return the table of all groups of runs and their results, one row per group.
 
     The row of the group with the best score on validation data, under the default objective, contains the word `best`.
-    The columns have the same names as on the page. "Average perplexity" is the paper's arithmetic mean.
+    The page shows the same columns. "Average perplexity" is the paper's arithmetic mean. Columns of scores that no run
+    has are left out.
     """
-    best = best_of(numbers)
-    is_vision = comparison.is_vision
-    quality_columns = (
-        ["CER", "error after first stage, %", "final error, %"] if is_vision
-        else ["geometric mean perplexity", "geometric mean after first stage", "final perplexity", "average perplexity"]
-    )  # fmt: skip
-    columns = ("run", "by validation", "seeds", *quality_columns, "final validation" + (", %" if is_vision else ""),
-               *score_columns(comparison), "params, last", "Mem", "Comp, TFLOP", "wall time", "state")  # fmt: skip
+    best, scale, percent = best_of(numbers), score_scale(comparison), ", %" if comparison.is_vision else ""
+    optional = [f"{name}{percent}" for name in (f"prequential {_quality_name(comparison)}", *TRANSFER)]
     rows = []
-    scale, digits = (100.0, 2) if is_vision else (1.0, 2)
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
         is_trained = group.counted_runs[0].stage[-1] > 0
-        final = result.final.text(digits, scale) if is_trained else UNTRAINED
-        after, mean = result.scores["after"].value, result.scores["all"].value
-        paper_mean = result.quality.text() if result.quality else ""
-        cells = [paper_mean] if is_vision else [mean.text() if mean else ""]
-        cells += [after.text(digits, scale) if after else "", final, *([] if is_vision else [paper_mean])]
-        cells.append(result.final_validation.text(digits, scale) if is_trained and result.final_validation else "")
-        estimates = (result.prequential, result.forgetting, result.backward_transfer, result.forward_transfer)
-        cells += [one.text(digits, scale) if one else "" for one in estimates]
-        label = comparison.label_of(group)
-        rows.append((
-            label, "best" if index == best else "", str(len(group.counted_runs)), *cells, f"{result.num_params:,.0f}",
-            f"{result.mem:.4g}", f"{result.comp / 1e12:.4g}", duration(result.wall_seconds), state(group),
-        ))  # fmt: skip
+        average, after = result.scores["all"].value, result.scores["after"].value
+        final = result.final.text(scale=scale) if is_trained else UNTRAINED
+        validation = _text(result.final_validation, scale) if is_trained else ""
+        estimates = [_text(one, scale) for one in (result.prequential, *map(result.transfer.get, TRANSFER))]
+        quality = {"CER": _text(result.quality)}
+        if not comparison.is_vision:
+            quality = {"geometric mean perplexity": _text(average)}
+        rows.append({
+            "run": comparison.label_of(group),
+            "by validation": "best" if index == best else "",
+            "seeds": str(len(group.counted_runs)),
+            **quality,
+            "error after first stage, %" if comparison.is_vision else "geometric mean after first stage":
+                _text(after, scale),
+            f"final {_quality_name(comparison)}{percent}": final,
+            **({} if comparison.is_vision else {"average perplexity": _text(result.quality)}),
+            f"final validation{percent}": validation,
+            **dict(zip(optional, estimates, strict=True)),
+            "params, last": f"{result.num_params:,.0f}",
+            "Mem": f"{result.mem:.4g}",
+            "Comp, TFLOP": f"{result.comp / 1e12:.4g}",
+            "wall time": duration(result.wall_seconds),
+            "state": state(group),
+        })  # fmt: skip
     note = ""
     if best is not None:
         label = comparison.label_of(comparison.groups[best])
-        score = (numbers[best].validation_score or 0.0) * score_scale(comparison)
-        unit = " %" if score_scale(comparison) == 100 else ""
-        note = f"Best by {score_name(comparison)} ({score:.2f}{unit}), never by test data: {label}. "
-        note += explanation(comparison)
-    kept, shown = _without_empty_columns(columns, rows, optional=score_columns(comparison))
-    return Table("summary", f"{comparison.name}: all runs", kept, tuple(shown), note)
+        score = f"{(numbers[best].validation_score or 0.0) * scale:.2f}{' %' if comparison.is_vision else ''}"
+        note = f"Best by {score_name(comparison)} ({score}), never by test data: {label}. {explanation(comparison)}"
+    return _table("summary", f"{comparison.name}: all runs", rows, note, optional)
 
 
-def score_columns(comparison: Comparison) -> tuple[str, ...]:
-    """Return the columns for scores that only some runs have. They are left out if no run of the table has them."""
-    if comparison.is_vision:
-        return "prequential error, %", "forgetting, %", "backward transfer, %", "forward transfer, %"
-    return "prequential perplexity", "forgetting", "backward transfer", "forward transfer"
+def _quality_name(comparison: Comparison) -> str:
+    return "error" if comparison.is_vision else "perplexity"
+
+
+def _text(estimate: Estimate | None, scale: float = 1.0) -> str:
+    return "" if estimate is None else estimate.text(scale=scale)
 
 
 def table1(comparison: Comparison) -> Table | None:
@@ -155,8 +160,6 @@ def table1(comparison: Comparison) -> Table | None:
         The table, or None if the comparison has no such pair of groups.
     """
     scale, unit = (100.0, "error, %") if comparison.is_vision else (1.0, "perplexity")
-    columns: tuple[str, ...] = ("run", "k", f"{unit} in sequence", f"{unit} i.i.d.", "in sequence - i.i.d.",
-                                "paper, base", "paper, large")  # fmt: skip
     rows = []
     for in_sequence in comparison.groups:
         if in_sequence.wait != 1 or not in_sequence.has_fixed_wait:
@@ -169,18 +172,23 @@ def table1(comparison: Comparison) -> Table | None:
             costs = [group.mean_column("train_flops")[: k + 1].sum() for group in pair]
             if abs(costs[0] - costs[1]) > EQUAL_COMPUTE * max(costs) or not costs[0]:
                 continue
-            texts = [_quality_text(group, k, scale) for group in pair]
-            difference = scale * _mean_difference(in_sequence, iid, k)
-            label = _label_without_wait(in_sequence, comparison)
-            rows.append((label, str(k), *texts, f"{difference:+.2f}", *_paper_pair(in_sequence, iid, k)))
-    if not rows:
-        return None
-    columns, rows = _without_empty_columns(columns, rows)
+            with_wait = catalogue.settings_that_are("with_wait")
+            names = [name for name in comparison.varied_settings if name not in with_wait]
+            base, large = _paper_pair(in_sequence, iid, k)
+            rows.append({
+                "run": group_label(in_sequence, names),
+                "k": str(k),
+                f"{unit} in sequence": _quality_text(in_sequence, k, scale),
+                f"{unit} i.i.d.": _quality_text(iid, k, scale),
+                "in sequence - i.i.d.": f"{scale * _mean_difference(in_sequence, iid, k):+.2f}",
+                "paper, base": base,
+                "paper, large": large,
+            })  # fmt: skip
     note = "The same data and training FLOPs; after mega-batch k. The difference is that of the seeds that both have."
-    if "paper, base" in columns:
+    if any(row["paper, base"] for row in rows):
         note += " The paper's values are of its own corpus and models."
     title = f"{comparison.name}: learning in sequence against i.i.d. (as the paper's Table 1)"
-    return Table("table1", title, columns, tuple(rows), note)
+    return _table("table1", title, rows, note) if rows else None
 
 
 def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
@@ -188,7 +196,7 @@ def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
 
     Only the seeds that both groups have are compared. If there are none, it is the difference of the means.
     """
-    values, others = ({run.seed: run.quality[t] for run in one.counted_runs} for one in (group, other))
+    values, others = ({run.seeds: run.quality[t] for run in one.counted_runs} for one in (group, other))
     if shared := values.keys() & others.keys():
         return float(np.mean([values[seed] - others[seed] for seed in shared]))
     return float(group.mean_column("quality")[t] - other.mean_column("quality")[t])
@@ -218,41 +226,42 @@ def table2(comparison: Comparison) -> Table | None:
     """
     if comparison.is_vision or comparison.num_arrivals > MAX_ARRIVALS:
         return None
-    times = range(1, comparison.num_arrivals + 1)
-    columns = ("setting", "run", "experts", "params, last", *(f"t = {t}" for t in times), "seeds", "paper, base",
-               "paper, large")  # fmt: skip
+
+    def published(values: Sequence[float | None]) -> str:
+        return ", ".join(UNTRAINED if value is None else f"{value:.2f}" for value in values)
+
     rows = []
     for group in comparison.groups:
-        cells = []
-        for t in times:
+        cells = {}
+        for t in range(1, comparison.num_arrivals + 1):
             is_trained = t <= group.last_t and group.counted_runs[0].stage[t] > 0
-            cells.append(_quality_text(group, t, 1.0) if is_trained else UNTRAINED if t <= group.last_t else "")
+            cells[f"t = {t}"] = _quality_text(group, t) if is_trained else UNTRAINED if t <= group.last_t else ""
         row = paper.row_of(group)
-        published = ["", ""]
-        if row:
-            published = [
-                ", ".join(UNTRAINED if value is None else f"{value:.2f}" for value in values)
-                for values in (row.base, row.large)
-            ]
         experts, members = paper.sizes(group)
         # `size` is, for example, `4, 6, 8, 12` for a mixture that grows from 4 to 12 experts, or `4@1..3` for an
         # ensemble that grows from 1 to 3 members with 4 experts each.
         size = ", ".join(map(str, experts))
         if members and members != (1,):
             size += "@" + "..".join(str(members[i]) for i in sorted({0, len(members) - 1}))
-        params = f"{group.mean_column('num_params')[-1] / 1e6:.2f}M"
         has_more_steps = group.has_fixed_wait and group.settings.get("updates_per_mega_batch")
         steps = group.wait if has_more_steps else 1
         wait = f"w{group.wait}" if group.has_fixed_wait else group.settings["wait"]
         setting = f"{catalogue.label_of(group.learner)}_{wait}" + (f" ({steps}x steps)" if steps > 1 else "")
-        label = comparison.label_of(group)
-        rows.append((setting, label, size, params, *cells, str(len(group.counted_runs)), *published))
-    columns, rows = _without_empty_columns(columns, rows)
+        rows.append({
+            "setting": setting,
+            "run": comparison.label_of(group),
+            "experts": size,
+            "params, last": f"{group.mean_column('num_params')[-1] / 1e6:.2f}M",
+            **cells,
+            "seeds": str(len(group.counted_runs)),
+            "paper, base": published(row.base) if row else "",
+            "paper, large": published(row.large) if row else "",
+        })  # fmt: skip
     note = f"{UNTRAINED} untrained."
-    if "paper, base" in columns:
+    if any(row["paper, base"] for row in rows):
         note += " The paper's values (t = 1..4) are of its own corpus and models."
     title = f"{comparison.name}: test perplexity after each mega-batch (as the paper's Table 2)"
-    return Table("table2", title, columns, tuple(rows), note)
+    return _table("table2", title, rows, note)
 
 
 def by_period(comparison: Comparison) -> Table | None:
@@ -263,33 +272,31 @@ def by_period(comparison: Comparison) -> Table | None:
     """
     reference, finished = reference_of(comparison), [group for group in comparison.groups if group.is_finished]
     widths = common_periods(finished)
-    parts = list(PARTS.values())
-    columns = ("run", *(f"{part} perplexity" for part in parts), *(f"regret, {part}" for part in parts), "seeds")
     rows = []
     for index, group in enumerate(comparison.groups):
         averages = [period_averages_of(run, widths) for run in group.counted_runs] if group.is_finished else []
         if not averages or not all(averages):
             continue
-        cells = [
-            "" if any(name not in one for one in averages) else _mean_text([one[name] for one in averages])
-            for name in PARTS
-        ]
+        row = {"run": comparison.label_of(group)}
+        for name, part in PARTS.items():
+            values = [one[name] for one in averages if name in one]
+            row[f"{part} perplexity"] = _text(Estimate.of(values)) if len(values) == len(averages) else ""
         regret = regret_of(group, reference, widths) if reference and index != reference.index else {}
-        cells += [f"{regret[name]:+.3f}" if name in regret else "" for name in PARTS]
-        rows.append((comparison.label_of(group), *cells, str(len(group.counted_runs))))
+        for name, part in PARTS.items():
+            row[f"regret, {part}"] = f"{regret[name]:+.3f}" if name in regret else ""
+        rows.append({**row, "seeds": str(len(group.counted_runs))})
     if not rows:
         return None
-    columns, rows = _without_empty_columns(columns, rows)
     note = (
         "Geometric means over the arrivals: backward, periods before the last one that arrived; in-distribution, the "
+        "period that has just arrived; forward, periods that arrive later."
     )
-    note += "period that has just arrived; forward, periods that arrive later."
     if has_left_out(finished, widths):
         note += " Periods that a run did not know yet at an arrival do not count for any run at this arrival."
     if reference:
         name = comparison.label_of(comparison.groups[reference.index])
         note += f" Regret: mean loss in nats minus that of {name}, trained once on all periods."
-    return Table("periods", f"{comparison.name}: test perplexity by period", columns, tuple(rows), note)
+    return _table("periods", f"{comparison.name}: test perplexity by period", rows, note)
 
 
 def duration(seconds: float | None) -> str:
@@ -310,21 +317,9 @@ def state(group: RunGroup) -> str:
     return f"{'running' if group.is_running else 'stopped'}, {group.last_t} of {group.num_arrivals}"
 
 
-def _quality_text(group: RunGroup, t: int, scale: float) -> str:
-    """Return the mean test error rate or perplexity at arrival t as text, with the standard error over several seeds.
-
-    Args:
-        group: runs with equal settings.
-        t: number of the arrival.
-        scale: factor that multiplies the values; 100 for percent.
-    """
-    return _mean_text((scale * group.column("quality")[:, t]).tolist())
-
-
-def _mean_text(values: Sequence[float]) -> str:
-    """Return the mean over seeds as text, with the standard error if there are several."""
-    text = f"{np.mean(values):.2f}"
-    return text if len(values) < 2 else f"{text} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
+def _quality_text(group: RunGroup, t: int, scale: float = 1.0) -> str:
+    """Return the mean test error rate or perplexity at arrival t as text, multiplied by `scale`."""
+    return _text(Estimate.of((scale * group.column("quality")[:, t]).tolist()))
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
@@ -333,26 +328,17 @@ def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 
-def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
-    """Return the label of a group without the wait and what is changed with it, such as the number of updates."""
-    return group_label(
-        group, [name for name in comparison.varied_settings if name not in catalogue.settings_that_are("with_wait")]
-    )
+def _table(
+    name: str, title: str, rows: Sequence[Mapping[str, str]], note: str, optional: Sequence[str] | None = None
+) -> Table:
+    """Return a table from rows of cells: column -> text. Of the columns `optional`, empty ones are left out.
 
-
-def _without_empty_columns(
-    columns: Sequence[str], rows: list[tuple], optional: Sequence[str] | None = None
-) -> tuple[tuple[str, ...], list[tuple]]:
-    """Return the columns and rows without the columns in which all cells are empty.
-
-    Args:
-        columns: names of the columns.
-        rows: the rows.
-        optional: names of the columns that may be left out; by default all.
+    By default, all empty columns are left out.
     """
-    names = columns if optional is None else optional
-    kept = [i for i, name in enumerate(columns) if name not in names or any(row[i] for row in rows)]
-    return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+    names = list(rows[0])
+    optional = names if optional is None else optional
+    kept = [column for column in names if column not in optional or any(row[column] for row in rows)]
+    return Table(name, title, tuple(kept), tuple(tuple(row[column] for column in kept) for row in rows), note)
 
 
 def _without_formula(cell: str) -> str:

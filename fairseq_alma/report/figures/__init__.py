@@ -5,16 +5,14 @@ runs with equal settings and several seeds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.curves import over_the_stream, running_averages
-from fairseq_alma.report.figures.errors import error_maps
-from fairseq_alma.report.figures.experts import expert_loads
-from fairseq_alma.report.figures.periods import perplexities_by_period
+from fairseq_alma.report.figures.maps import error_maps, expert_loads, perplexities_by_period
 from fairseq_alma.report.figures.radar import radar
 from fairseq_alma.report.figures.routing import routing_maps
 from fairseq_alma.report.figures.style import name_logarithmic_axes
@@ -27,13 +25,7 @@ from fairseq_alma.report.figures.tradeoffs import (
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
-Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
-"""Type of a function that draws a figure from a comparison and the results of its groups of runs.
-
-It returns None if there is nothing to draw.
-"""
-
-FIGURES: dict[str, Drawing] = {
+FIGURES: dict[str, Callable[[Comparison, Sequence[Numbers]], Figure | None]] = {
     "over_the_stream": over_the_stream,
     "against_wait": against_wait,
     "against_compute": against_compute,
@@ -44,27 +36,12 @@ FIGURES: dict[str, Drawing] = {
     "expert_load": expert_loads,
     "periods": perplexities_by_period,
 }
-"""The figures of a report: file name without suffix -> function that draws the figure.
+"""The figures of a report: file name without suffix -> function that draws the figure, or returns None if there is
+nothing to draw.
 
 Each function makes one figure for the complete comparison. The functions `routing_maps` and `error_maps` are not in
 this list, because they make one figure for each of several groups.
 """
-
-PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
-"""matplotlib parameters for all figures. They make matplotlib draw dollar signs as they are, not as formulas."""
-
-
-def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
-    """Yield (file name without suffix, figure) for every figure that is not empty.
-
-    Raises:
-        RunError: if routing.npz or errors.jsonl, the data file of a map, is damaged. The remaining figures are not
-            drawn.
-    """
-    for name, figure in figures_or_errors(comparison, numbers):
-        if isinstance(figure, RunError):
-            raise figure
-        yield name, figure
 
 
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
@@ -73,17 +50,16 @@ def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Ite
     If routing.npz or errors.jsonl, the data file of a map, is damaged, yield (file name, RunError) for this map and
     continue.
     """
-    for name, draw in FIGURES.items():
-        with rc_context(PLAIN_TEXT):
-            figure = draw(comparison, numbers)
-        if figure:
-            name_logarithmic_axes(figure)
-            yield name, figure
-    for name, draw_map in (*routing_maps(comparison, numbers), *error_maps(comparison, numbers)):
+    drawings: list[tuple[str, Callable[[], Figure | None]]]
+    drawings = [(name, partial(draw, comparison, numbers)) for name, draw in FIGURES.items()]
+    for name, draw in (*drawings, *routing_maps(comparison, numbers), *error_maps(comparison, numbers)):
         try:
-            with rc_context(PLAIN_TEXT):
-                figure = draw_map()
+            with rc_context({"text.parse_math": False}):  # draw dollar signs as they are, not as formulas
+                figure = draw()
         except RunError as error:
             yield name, error
-        else:
+            continue
+        if figure:
+            if name in FIGURES:
+                name_logarithmic_axes(figure)
             yield name, figure

@@ -23,16 +23,16 @@ from fairseq_alma.report.figures.style import (
     add_legend,
     add_note,
     appearance_of,
+    dashes_of,
     legend_entry,
     marker_fill,
-    matplotlib_dashes,
     new_figure,
     note_left_out,
     scale_axis,
     spread_labels,
     waits_of,
 )
-from fairseq_alma.report.numbers import Numbers, standard_error
+from fairseq_alma.report.numbers import Numbers, ranking, standard_error
 from fairseq_alma.report.runs import Comparison, RunGroup, group_label, options_of, setting_words
 
 MAX_TITLE = 45
@@ -44,12 +44,13 @@ def panels_of(
     numbers: Sequence[Numbers],
     within_panel: Sequence[str] = ("learner", "wait"),
     max_groups: int = MAX_LINES,
-) -> tuple[dict[str, list[RunGroup]], int]:
+    finished_only: bool = False,
+) -> tuple[dict[str, list[int]], int]:
     """Distribute the groups of runs over the panels of a figure.
 
     The groups in one panel differ only in the settings `within_panel`. They may also differ in a growth setting, such
-    as `grow_every`, if the learner and the wait determine its value. Groups that have not reached arrival t = 1 are
-    left out.
+    as `grow_every`, if the learner and the wait determine its value, because the curves show the learner and the wait.
+    Groups that have not reached arrival t = 1 are left out.
 
     A figure has at most MAX_PANELS panels, and a panel has at most `max_groups` groups. If there are more, the panels
     and groups with the best validation scores are shown.
@@ -59,77 +60,58 @@ def panels_of(
         numbers: the results of each group.
         within_panel: settings that a reader can tell apart within a panel, by colour, marker, line style or x axis.
         max_groups: maximum number of groups in a panel.
+        finished_only: if True, unfinished groups are left out.
 
     Returns:
-        A dictionary panel title -> groups in the panel, and the number of groups left out because of MAX_PANELS and
-        `max_groups`.
+        A dictionary panel title -> indices of the groups in the panel, and the number of groups left out because of
+        MAX_PANELS and `max_groups`. Panels and groups are in the order of the groups of the comparison.
     """
-    # A growth setting needs no separate panels if the learner and the wait determine its value, because the curves in
-    # a panel already show the learner and the wait.
     growth = [name for name in settings_that_are("growth") if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
-    panels: dict[str, list[tuple[float, RunGroup]]] = {}
-    for group, result in zip(comparison.groups, numbers, strict=True):
-        if group.last_t < 1:
-            continue
-        title = group_label(group, between_panels, with_learner=False)
-        score = result.validation_score if result.validation_score is not None else float("inf")
-        panels.setdefault(title, []).append((score, group))
-    shown_titles = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MAX_PANELS]
-    shown, num_shown = {}, 0
-    # Loop over `panels`, because its titles are in the order of the groups in the comparison. The panels of the figure
-    # must be in this order too. `shown_titles` is sorted by score instead.
-    for title in panels:
-        if title in shown_titles:
-            best = sorted(panels[title], key=lambda item: item[0])[:max_groups]
-            shown[title] = [group for group in comparison.groups if any(group is other for _, other in best)]
-            num_shown += len(best)
-    return shown, sum(map(len, panels.values())) - num_shown
+    panels: dict[str, list[int]] = {}
+    for i, group in enumerate(comparison.groups):
+        if group.last_t >= 1 and (numbers[i].quality or not finished_only):
+            panels.setdefault(group_label(group, between_panels, with_learner=False), []).append(i)
+    place = {i: number for number, i in enumerate(ranking(numbers))}
+    best_first = {title: sorted(indices, key=lambda i: place[i]) for title, indices in panels.items()}
+    best_titles = sorted(panels, key=lambda title: place[best_first[title][0]])[:MAX_PANELS]
+    shown = {title: sorted(best_first[title][:max_groups]) for title in panels if title in best_titles}
+    return shown, sum(map(len, panels.values())) - sum(map(len, shown.values()))
 
 
 def join_single_curves(
-    comparison: Comparison, panels: Mapping[str, Sequence[RunGroup]]
+    comparison: Comparison, panels: Mapping[str, Sequence[int]]
 ) -> dict[str, list[tuple[RunGroup, str]]]:
     """Move a group that has a panel of its own to a panel of groups that differ from it only in size, if there is one.
 
-    The size is a setting such as `width`, or a growth setting, such as `grow_layers`. A group with an option, such as
-    an average of the weights, may also differ in other options and in `replay`. The group is moved to the panel with
-    the most groups.
+    The size is a setting such as `width`, or a growth setting, such as `grow_layers`. A group with an option, such
+    as an average of the weights, may also differ in other options and in `replay`. The group is moved to the
+    panel with the most groups.
 
     Returns:
         A dictionary panel title -> (group, size) of each group in the panel. The size is a text such as "width 8" or
         "average power:8" for a group that differs from the title of the panel, and empty for the others.
     """
-
     sizes, all_growth = settings_that_are("size"), settings_that_are("growth")
     growth = [name for name in all_growth if not comparison.follows_from_learner_and_wait(name)]
 
     def title_without_size(group: RunGroup) -> str:
         options = options_of(group)
-        left_out = {
-            "learner",
-            "wait",
-            *sizes,
-            *all_growth,
-            *options,
-            *(["replay"] if options else []),
-        }
-        names = [name for name in comparison.varied_settings if name not in left_out]
-        return ", ".join(setting_words(group, names))
+        left_out = {"learner", "wait", *sizes, *all_growth, *options, *(["replay"] if options else [])}
+        return ", ".join(setting_words(group, [name for name in comparison.varied_settings if name not in left_out]))
 
     def size_of(group: RunGroup) -> str:
         # One option names the curve: the table of the runs has the others.
         names = [name for name in comparison.varied_settings if name in (*sizes, *growth)]
         return group_label(group, [*names, *options_of(group)[:1]], with_learner=False)
 
-    titles: dict[str, list[str]] = {}
-    for title, groups in panels.items():
-        titles.setdefault(title_without_size(groups[0]), []).append(title)
+    shared_titles = {title: title_without_size(comparison.groups[indices[0]]) for title, indices in panels.items()}
     joined: dict[str, list[tuple[RunGroup, str]]] = {}
-    for title, groups in panels.items():
-        shared = title_without_size(groups[0])
-        largest = max(titles[shared], key=lambda other: len(panels[other]))
-        if len(panels[largest]) == 1 < len(titles[shared]):
+    for title, indices in panels.items():
+        shared, groups = shared_titles[title], [comparison.groups[i] for i in indices]
+        alike = [other for other in panels if shared_titles[other] == shared]
+        largest = max(alike, key=lambda other: len(panels[other]))
+        if len(panels[largest]) == 1 < len(alike):
             target, size = shared, size_of(groups[0])  # no panel has several curves: one panel without a size
         elif len(groups) == 1:
             target, size = largest, size_of(groups[0]) if title != largest else ""
@@ -165,9 +147,7 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         for group, size in curves:
             others += bool(size)
             inside = marker_fill(group.learner, others)
-            drawn_values += _draw_curve(
-                axes, comparison, group, matplotlib_dashes(group.wait_text, waits), size, inside
-            )
+            drawn_values += _draw_curve(axes, comparison, group, dashes_of(group.wait_text, waits), size, inside)
         axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -178,7 +158,7 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         axes.set_xlim(first - margin, last + margin)
         spread_labels(axes)
     axes_of_panels[0].set_ylabel("test error, %" if comparison.is_vision else "test perplexity", fontsize=9)
-    add_learners_and_waits(figure, [group for groups in panels.values() for group in groups])
+    add_learners_and_waits(figure, [comparison.groups[i] for indices in panels.values() for i in indices])
     note_left_out(figure, num_left_out)
     return figure
 
@@ -186,19 +166,10 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def _draw_curve(
     axes: Axes, comparison: Comparison, group: RunGroup, dashes: object, size: str, fill: str
 ) -> list[float]:
-    """Draw the curve of one group of runs: the mean over seeds at each arrival.
+    """Draw the curve of one group of runs: the mean over seeds at each arrival. Return its finite values.
 
-    Args:
-        axes: the panel.
-        comparison: the comparison that contains the group.
-        group: the group whose curve is drawn.
-        dashes: matplotlib line style.
-        size: text that is written at the end of the curve.
-        fill: colour inside the markers of a curve with a size.
-
-    Returns:
-        The values of the curve that are finite, to scale the y axis. For a language model without a finished stage,
-        nothing is drawn and the list is empty.
+    `size` is written at the end of the curve, and `fill` is the colour inside the markers of a curve with a size. For a
+    language model without a finished stage, nothing is drawn.
     """
     values = group.column("quality") * (100.0 if comparison.is_vision else 1.0)
     first_t = 0
@@ -252,16 +223,13 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
     Returns:
         The figure. None if the runs are vision runs, or if no group of runs has finished a stage.
     """
-    drawable = [
-        i
-        for i, group in enumerate(comparison.groups)
+    groups = [
+        group
+        for group in (comparison.groups[i] for i in sorted(ranking(numbers)[:MAX_LINES]))
         if group.last_t >= 1 and (group.counted_runs[0].stage > 0).any()
-    ]  # fmt: skip
-    if comparison.is_vision or not drawable:
+    ]
+    if comparison.is_vision or not groups:
         return None
-    indices = range(len(comparison.groups))
-    best = sorted(indices, key=lambda i: numbers[i].validation_score or float("inf"))[:MAX_LINES]
-    groups = [comparison.groups[i] for i in drawable if i in best]
     figure, panels = new_figure(3)
     handles: list[Line2D] = []
     waits = waits_of(groups)
@@ -274,7 +242,7 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
         mean, error = averages.mean(axis=0), standard_error(averages)
         num_experts = group.mean_column("num_experts") * group.mean_column("num_members")
         costs = (np.cumsum(group.mean_column("train_flops")), group.mean_column("num_params"), num_experts)
-        dashes = matplotlib_dashes(group.wait_text, waits)
+        dashes = dashes_of(group.wait_text, waits)
         # Groups of one learner and wait have the same colour, marker and dashes. The filling of the markers differs.
         fill = marker_fill(group.learner, looks.get((group.learner, group.wait_text), 0))
         looks[group.learner, group.wait_text] = looks.get((group.learner, group.wait_text), 0) + 1

@@ -62,19 +62,18 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
 
 def _best_of_a_recipe(comparison: Comparison, numbers: Sequence[Numbers]) -> tuple[str, dict[str, int]]:
     """Return the recipe that the radar plot shows, and learner -> index of its best group of runs of this recipe."""
-    index_of = {id(group): index for index, group in enumerate(comparison.groups)}
     scores: dict[int, float] = {
         index: result.validation_score
         for index, result in enumerate(numbers)
         if result.validation_score is not None and result.quality and np.isfinite(result.quality.mean)
     }
     recipes: dict[str, dict[str, int]] = {}
-    for recipe, groups in panels_of(comparison, numbers, max_groups=len(numbers))[0].items():
+    for recipe, indices in panels_of(comparison, numbers, max_groups=len(numbers))[0].items():
         best: dict[str, int] = {}
-        for group in groups:
-            index = index_of[id(group)]
-            if index in scores and scores[index] < scores.get(best.get(group.learner, -1), np.inf):
-                best[group.learner] = index
+        for index in indices:
+            learner = comparison.groups[index].learner
+            if index in scores and scores[index] < scores.get(best.get(learner, -1), np.inf):
+                best[learner] = index
         if best:
             recipes[recipe] = best
     if not recipes:

@@ -10,7 +10,6 @@ images, and the expert of each image after stage k.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -43,9 +42,7 @@ In the tree, a gate is represented by the list of its branches, and an expert by
 """
 
 
-def routing_maps(
-    comparison: Comparison, numbers: Sequence[Numbers]
-) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
+def routing_maps(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield (file name without suffix, function that draws the routing map) for each group of runs with routing files.
 
     If more than MAX_GROUPS groups have routing files, only the groups with the best validation scores get a map.
@@ -68,12 +65,10 @@ def routing_map(group: RunGroup, title: str) -> Figure:
         RunError: if a routing file is damaged or contains too few examples.
     """
     files = group.counted_runs[0].routing_files()
-    if len(files) > MAX_STAGES:
-        # Only MAX_STAGES panels fit in a figure. Choose evenly spaced stages, including the first and the last stage.
+    if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last stage
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
-    # Use only as many images as the smallest file contains. The files can contain different numbers of images, because
-    # the user may have stopped the run, changed the setting `routing_examples`, and continued the run.
+    # The files can contain different numbers of images, because `routing_examples` may have changed.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
         raise RunError(
@@ -86,9 +81,11 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     for axes, (k, routing) in zip(panels, routings, strict=True):
         expert = routing["expert"][: len(positions)]
         used = np.unique(expert)
+        few = len(used) <= 10
+        colours = colormaps["tab10"](range(10)) if few else colormaps["turbo"](np.linspace(0, 1, len(used)))
         for number, used_expert in enumerate(used):
             axes.scatter(
-                *positions[expert == used_expert].T, s=5, color=_colour(number, len(used)),
+                *positions[expert == used_expert].T, s=5, color=colours[number],
                 marker=_MARKERS[number % len(_MARKERS)], linewidth=0, alpha=0.75,
             )  # fmt: skip
         num_experts = routing["weights"].shape[1]
@@ -142,22 +139,13 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
     """Draw the tree of gates on top of the images. An expert that receives no image is left out.
 
-    Args:
-        axes: the panel.
-        tree: the tree of gates.
-        positions: t-SNE position of each image, [number of images, 2].
-        expert: index of the expert that each image is routed to, [number of images].
+    `positions` are the t-SNE positions of the images, [images, 2], and `expert` the index of their expert, [images].
     """
-    # Compute where the index of each expert is drawn. Among the images of the expert, choose the image that has the
-    # most other images of the expert near it, and use the position of this image.
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
     def draw(node: Tree) -> np.ndarray | None:
-        """Draw a gate and all gates below it in the tree. Return the position of `node`, a gate or an expert.
-
-        For an expert without images, and for a gate that has only such experts below it, return None and draw nothing.
-        """
+        """Draw a gate and all gates below it. Return its position, or that of an expert; None if it has no images."""
         if not isinstance(node, list):
             return leaves.get(node)
         branches = [position for branch in node if (position := draw(branch)) is not None]
@@ -178,24 +166,16 @@ def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray
 
 
 def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
-    """Return the position that has the most other positions within the distance `radius`.
+    """Return that of the positions [images, 2] of an expert which has the most others within the distance `radius`.
 
-    The index of the expert is drawn at this position. The mean of the positions is not used. If the images of the
-    expert form several clusters, the mean may lie between the clusters, where the expert has no images.
-
-    Args:
-        positions: t-SNE positions of the images of one expert, [number of images, 2].
-        radius: another position is counted if its distance is less than this number.
+    The mean is not used: if the images form several clusters, it may lie between them, where the expert has none.
     """
     distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
     return positions[(distances < radius).sum(axis=1).argmax()]
 
 
 def _embed(images: np.ndarray) -> np.ndarray:
-    """Return the t-SNE positions of the first MAX_EXAMPLES images, as an array [number of images, 2].
-
-    Before t-SNE, the pixels are reduced to 50 principal components, as the authors of t-SNE advise.
-    """
+    """Return the t-SNE positions of the first MAX_EXAMPLES images, [images, 2], from 50 principal components."""
     # Import sklearn only when a map is drawn, because the import takes a second and most reports have no map.
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -209,11 +189,7 @@ def _embed(images: np.ndarray) -> np.ndarray:
 
 
 def _read_routing(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a routing file (routing.npz), as a dictionary name -> array.
-
-    Raises:
-        RunError: if the file is damaged.
-    """
+    """Return the arrays of a routing file (routing.npz). Raise RunError if it is damaged."""
     names = ("images", "expert", "weights", "root", "splits")
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -222,10 +198,3 @@ def _read_routing(path: Path) -> dict[str, np.ndarray]:
         raise RunError(
             f"{path} cannot be read ({error!r}): remove this file to draw the routing map without it"
         ) from error
-
-
-def _colour(number: int, count: int) -> Any:
-    """Return one of `count` colours that are easy to tell apart. `number` is its index, 0..count - 1."""
-    if count <= 10:
-        return colormaps["tab10"](number)
-    return colormaps["turbo"](number / (count - 1))

@@ -4,7 +4,7 @@
 (core/catalogue.py). A learner that a plugin adds is not in this list. It gets a colour that depends on its name.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.numbers import Numbers, ranking
 from fairseq_alma.report.runs import Comparison, RunGroup, learner_position, waits_of
 
 WIDTH = 3.4
@@ -41,10 +41,7 @@ class Appearance:
     marker: str
     """The matplotlib name of the marker in figures."""
     symbol: str
-    """The plotly name of the marker on the page.
-
-    The marker has the same shape as `marker`, if plotly has a marker of this shape.
-    """
+    """The plotly name of the marker on the page, which has the same shape."""
 
 
 # The first six colours are from the palette of Okabe and Ito. Its yellow is not used, because it is hard to see in
@@ -64,11 +61,9 @@ APPEARANCES = {
 # The colours for learners that plugins add. The name of a learner determines the colour of the learner.
 _COLOURS_OF_PLUGINS = ("#000000", "#117733", "#661100", "#777777")
 
-# The line style of a curve shows the wait of the learner. _MATPLOTLIB_DASHES contains the line styles in figures, and
-# _PLOTLY_DASHES those on the page. For example, the matplotlib style (0, (1, 3)) starts at offset 0 and repeats a dash
-# of length 1 and a gap of length 3.
-_MATPLOTLIB_DASHES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
-_PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MATPLOTLIB_DASHES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
+PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Line styles in figures and on the page: the line style of a curve shows its wait."""
 
 
 def appearance_of(learner: str) -> Appearance:
@@ -82,46 +77,14 @@ def appearance_of(learner: str) -> Appearance:
     return Appearance(colour, "*", "star")
 
 
-def matplotlib_dashes(wait: str, waits: Sequence[str]) -> Any:
-    """Return the matplotlib line style that shows a wait.
-
-    There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
-
-    Args:
-        wait: the wait of a curve, one of `waits`.
-        waits: all waits in the figure or on the page.
-    """
-    return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
+def dashes_of(wait: str, waits: Sequence[str], styles: Sequence[Any] = MATPLOTLIB_DASHES) -> Any:
+    """Return the line style that shows a wait, one of `waits`. If there are more waits than styles, styles repeat."""
+    return styles[waits.index(wait) % len(styles)]
 
 
-def plotly_dashes(wait: str, waits: Sequence[str]) -> str:
-    """Return the plotly line style that shows a wait.
-
-    There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
-
-    Args:
-        wait: the wait of a curve, one of `waits`.
-        waits: all waits in the figure or on the page.
-    """
-    return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]
-
-
-def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Choose the groups of runs with the best validation scores, at most MAX_GROUPS.
-
-    Args:
-        indices: indices of the groups to choose from.
-        numbers: the results of each group of the comparison.
-
-    Returns:
-        Indices of the chosen groups, the best group first. Groups without a validation score come last.
-    """
-
-    def score(index: int) -> float:
-        value = numbers[index].validation_score
-        return float("inf") if value is None else value
-
-    return sorted(indices, key=score)[:MAX_GROUPS]
+def best_by_validation(indices: Collection[int], numbers: Sequence[Numbers]) -> list[int]:
+    """Return those of some groups with the best validation scores, the best first: at most MAX_GROUPS."""
+    return [index for index in ranking(numbers) if index in indices][:MAX_GROUPS]
 
 
 def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
@@ -140,14 +103,9 @@ def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> None:
-    """Label an axis with round numbers, and choose between a linear and a logarithmic axis.
+    """Label an axis with round numbers. It is logarithmic if its largest value is at least three times the smallest.
 
-    The axis is logarithmic if the largest value is at least three times the smallest.
-
-    Args:
-        axes: the panel.
-        which: the axis to scale, "x" or "y".
-        values: all values that are drawn along this axis. Values <= 0, NaN and infinity are ignored.
+    `values` are all values that are drawn along the axis. Values <= 0, NaN and infinity are ignored.
     """
     positive = [value for value in values if value > 0 and value != float("inf")]
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -169,12 +127,7 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
 
 
 def spread_labels(axes: Axes, height_points: float = 8.0) -> None:
-    """Move the annotations of a panel apart, so that none covers another. Call it when the axes are scaled.
-
-    Args:
-        axes: the panel. Its annotations are at the right ends of curves, at an offset in points.
-        height_points: smallest distance of two annotations.
-    """
+    """Move the annotations at the ends of curves apart, by at least `height_points`. Scale the axes before."""
     panel_points = HEIGHT * 72 * 0.75  # approximately: the layout is computed when the figure is written
     labels = []
     for text in axes.texts:
@@ -216,7 +169,7 @@ def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_wa
     waits = waits_of(groups)
     if dashed_waits and len(waits) > 1:
         for wait in waits:
-            dashes = matplotlib_dashes(wait, waits)
+            dashes = dashes_of(wait, waits)
             handles.append(Line2D([], [], color="#444444", linestyle=dashes, label=f"wait {wait}"))
     elif dashed_waits:
         handles.append(Line2D([], [], color="none", label=f"wait {waits[0]}"))
@@ -224,25 +177,14 @@ def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_wa
 
 
 def marker_fill(learner: str, number: int) -> str:
-    """Return the colour inside the markers of the curve `number` of a learner, counted from 0.
-
-    The curves of one learner have the same colour and marker. The filling tells up to four of them apart: the colour
-    itself, white, half of the colour, and black.
-    """
+    """Return the colour inside the markers of the curve `number` of a learner. It tells up to four curves apart."""
     colour = appearance_of(learner).colour
     half = "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
     return (colour, "#ffffff", half, "#000000")[number % 4]
 
 
 def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-", fill: str | None = None) -> Line2D:
-    """Return the legend entry of one group of runs: a line with the colour, marker and label of the group.
-
-    Args:
-        comparison: the comparison that contains the group.
-        group: the group.
-        dashes: matplotlib line style.
-        fill: colour inside the marker; by default that of the line.
-    """
+    """Return the legend entry of one group of runs: a line with its label, marks, dashes and filling of the marker."""
     style = appearance_of(group.learner)
     return Line2D(
         [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes, markerfacecolor=fill,

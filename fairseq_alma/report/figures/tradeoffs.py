@@ -5,7 +5,7 @@ effect of replay on quality and cost is like figures 4 and 8.
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ from fairseq_alma.report.figures.curves import MAX_TITLE, panels_of
 from fairseq_alma.report.figures.style import (
     add_learners_and_waits,
     appearance_of,
-    matplotlib_dashes,
+    dashes_of,
     new_figure,
     note_left_out,
     quality_label,
@@ -51,38 +51,20 @@ def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Fi
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
-    """Draw CER or average perplexity against a cost.
-
-    A line joins groups of runs that differ only in the size of the model (such as `width`).
-
-    Args:
-        comparison: the groups; only finished groups are drawn.
-        numbers: the results of each group.
-        x_of: function that returns the cost of a group, given its results.
-        x_label: name of the cost, for the label of the x axis.
-
-    Returns:
-        The figure, or None if no group is finished.
-    """
-    panels, numbers_by_id, num_left_out = _finished_panels(
-        comparison, numbers, ("learner", "wait", *settings_that_are("size"))
-    )
+    """Draw CER or average perplexity against the cost that `x_of` returns. A line joins groups of several sizes."""
+    within_panel = ("learner", "wait", *settings_that_are("size"))
+    panels, num_left_out = panels_of(comparison, numbers, within_panel, MAX_POINTS, True)
     if not panels:
         return None
-    figure, axes_of_panels = new_figure(len(panels))
-    drawn = [group for groups in panels.values() for group in groups]
-    drawn_numbers = [numbers_by_id[id(group)] for group in drawn]
-    waits = waits_of(drawn)
-    for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
-        for series in series_of(groups):
-            results = [numbers_by_id[id(group)] for group in series]
-            points = sorted(((x_of(result), result) for result in results), key=lambda point: point[0])
-            _draw_points(axes, points, series[0].learner, matplotlib_dashes(series[0].wait_text, waits))
-        axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
-        axes.set_xlabel(x_label, fontsize=9)
-        scale_axis(axes, "x", map(x_of, drawn_numbers))
-    _scale_quality_axes(axes_of_panels, comparison, drawn_numbers)
-    add_learners_and_waits(figure, drawn)
+    figure, axes_of_panels, drawn = _new_quality_figure(comparison, numbers, panels, x_label)
+    waits = waits_of([comparison.groups[i] for i in drawn])
+    for axes, indices in zip(axes_of_panels, panels.values(), strict=True):
+        for series in series_of(comparison, indices):
+            first = comparison.groups[series[0]]
+            points = sorted(((x_of(numbers[i]), numbers[i]) for i in series), key=lambda point: point[0])
+            _draw_points(axes, points, first.learner, dashes_of(first.wait_text, waits))
+        scale_axis(axes, "x", [x_of(numbers[i]) for i in drawn])
+    add_learners_and_waits(figure, [comparison.groups[i] for i in drawn])
     note_left_out(figure, num_left_out)
     return figure
 
@@ -93,67 +75,51 @@ def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
     Returns:
         The figure, or None if no panel has groups with different waits.
     """
-    panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait"))
-    panels = {title: [group for group in groups if group.has_fixed_wait] for title, groups in panels.items()}
-    panels = {title: groups for title, groups in panels.items() if len(waits_of(groups)) > 1}
+    groups = comparison.groups
+    panels, num_left_out = panels_of(comparison, numbers, ("learner", "wait"), MAX_POINTS, True)
+    panels = {title: [i for i in indices if groups[i].has_fixed_wait] for title, indices in panels.items()}
+    panels = {title: indices for title, indices in panels.items() if len({groups[i].wait for i in indices}) > 1}
     if not panels:
         return None
-    figure, axes_of_panels = new_figure(len(panels))
-    drawn = [group for groups in panels.values() for group in groups]
-    waits = sorted({group.wait for group in drawn})
-    for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
-        for learner in dict.fromkeys(group.learner for group in groups):
-            line = sorted((group for group in groups if group.learner == learner), key=lambda group: group.wait)
-            _draw_points(axes, [(group.wait, numbers_by_id[id(group)]) for group in line], learner, "-")
+    figure, axes_of_panels, drawn = _new_quality_figure(comparison, numbers, panels, "wait, mega-batches")
+    waits = sorted({groups[i].wait for i in drawn})
+    for axes, indices in zip(axes_of_panels, panels.values(), strict=True):
+        for learner in dict.fromkeys(groups[i].learner for i in indices):
+            line = sorted((i for i in indices if groups[i].learner == learner), key=lambda i: groups[i].wait)
+            _draw_points(axes, [(groups[i].wait, numbers[i]) for i in line], learner, "-")
         scale_axis(axes, "x", waits)
         if len(waits) <= 8:
             axes.set_xticks(waits, [str(wait) for wait in waits])
-        axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
-        axes.set_xlabel("wait, mega-batches", fontsize=9)
-    _scale_quality_axes(axes_of_panels, comparison, [numbers_by_id[id(group)] for group in drawn])
-    add_learners_and_waits(figure, drawn, dashed_waits=False)
+    add_learners_and_waits(figure, [groups[i] for i in drawn], dashed_waits=False)
     note_left_out(figure, num_left_out)
     return figure
 
 
-def _finished_panels(
-    comparison: Comparison, numbers: Sequence[Numbers], within_panel: Sequence[str]
-) -> tuple[dict[str, list[RunGroup]], dict[int, Numbers], int]:
-    """Distribute the finished groups of runs over the panels of a figure, with the function `panels_of`.
+def _new_quality_figure(
+    comparison: Comparison, numbers: Sequence[Numbers], panels: Mapping[str, Sequence[int]], x_label: str
+) -> tuple[Figure, list[Axes], list[int]]:
+    """Return a figure with titles, labels and y axes of CER or average perplexity, its panels, and all its groups."""
+    figure, axes_of_panels = new_figure(len(panels))
+    drawn = [i for indices in panels.values() for i in indices]
+    for axes, title in zip(axes_of_panels, panels, strict=True):
+        axes.set_title(textwrap.fill(title, MAX_TITLE), fontsize=9)
+        axes.set_xlabel(x_label, fontsize=9)
+        scale_axis(axes, "y", [_quality(numbers[i]) for i in drawn])
+    axes_of_panels[0].set_ylabel(quality_label(comparison), fontsize=9)
+    return figure, axes_of_panels, drawn
 
-    Returns:
-        Three values: a dictionary panel title -> finished groups in the panel, a dictionary id(group) -> results of
-        each finished group, and the number of groups that `panels_of` left out.
+
+def series_of(comparison: Comparison, indices: Sequence[int]) -> list[list[int]]:
+    """Divide the groups of a panel into lists of groups that differ only in the size of the model.
+
+    A figure draws one line through the points of each list.
     """
-    # A RunGroup cannot be a dictionary key, because its settings are a dictionary. So use id(group) as the key.
-    numbers_by_id = {
-        id(group): result for group, result in zip(comparison.groups, numbers, strict=True) if result.quality
-    }
-    panels, num_left_out = panels_of(comparison, numbers, within_panel, MAX_POINTS)
-    finished = {title: [group for group in groups if id(group) in numbers_by_id] for title, groups in panels.items()}
-    return {title: groups for title, groups in finished.items() if groups}, numbers_by_id, num_left_out
-
-
-def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: Sequence[Numbers]) -> None:
-    """Scale the y axes of all panels to the CER or average perplexity of all drawn groups. Label the first y axis."""
-    for axes in panels:
-        scale_axis(axes, "y", [_quality(result) for result in drawn])
-    panels[0].set_ylabel(quality_label(comparison), fontsize=9)
-
-
-def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Divide the groups of runs in a panel into lists. A figure draws one line through the points of each list.
-
-    The groups in one list have the same learner and wait, and differ only in the size of the model (such as
-    `width`).
-    """
-    # Growth settings can be ignored here, because `panels_of` has already separated groups that have the same learner
-    # and wait but different growth settings: such groups are in different panels.
+    # Growth settings can be ignored, because `panels_of` has separated groups that have the same learner and wait but
+    # different growth settings.
     ignored = (*settings_that_are("size"), *settings_that_are("growth"))
-    series: dict[tuple, list[RunGroup]] = {}
-    for group in groups:
-        key = tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name not in ignored)
-        series.setdefault((*key, group.learner), []).append(group)
+    series: dict[tuple, list[int]] = {}
+    for i in indices:
+        series.setdefault(_key_without(comparison.groups[i], ignored), []).append(i)
     return list(series.values())
 
 
@@ -171,8 +137,8 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
     waits = waits_of([group for group, _, _, _ in pairs])
-    kinds_of_replay = {repr(group.settings.get("replay")) for _, _, group, _ in pairs}
-    unnamed = ("learner", "wait", *(["replay"] if len(kinds_of_replay) == 1 else []))
+    kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in ("replay",)) for _, _, group, _ in pairs}
+    unnamed = ("learner", "wait", *(("replay",) if len(kinds_of_replay) == 1 else ()))
     names = [name for name in comparison.varied_settings if name not in unnamed]
     texts = [group_label(replayed, names, with_learner=False) for _, _, replayed, _ in pairs]
     if len(set(texts)) == 1:
@@ -188,7 +154,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         style, ends = appearance_of(group.learner), (without, with_replay)
         axes.plot(
             [result.comp for result in ends], [_quality(result) for result in ends], color=style.colour,
-            linestyle=matplotlib_dashes(group.wait_text, waits), linewidth=1.2,
+            linestyle=dashes_of(group.wait_text, waits), linewidth=1.2,
         )  # fmt: skip
         for result, fill in ((without, "white"), (with_replay, style.colour)):
             axes.errorbar(
@@ -218,33 +184,22 @@ def replay_pairs(
     Returns:
         For each pair: (group without replay, its results, group with replay, its results).
     """
-    without: dict[tuple, tuple[RunGroup, Numbers]] = {}
-    for group, result in zip(comparison.groups, numbers, strict=True):
-        if not group.replay and result.quality:
-            without[_key_without_replay(group)] = (group, result)
-    pairs = []
-    for group, result in zip(comparison.groups, numbers, strict=True):
-        if group.replay and result.quality and (start := without.get(_key_without_replay(group))):
-            pairs.append((*start, group, result))
-    return pairs
+    finished = [(group, result) for group, result in zip(comparison.groups, numbers, strict=True) if result.quality]
+    without = {_key_without(group, ("replay",)): (group, result) for group, result in finished if not group.replay}
+    return [
+        (*start, group, result)
+        for group, result in finished
+        if group.replay and (start := without.get(_key_without(group, ("replay",))))
+    ]
 
 
-def _key_without_replay(group: RunGroup) -> tuple:
-    """Return a tuple of all settings but those of replay. Groups that differ only in replay have equal tuples."""
-    settings = sorted(group.settings.items())
-    return tuple((name, repr(value)) for name, value in settings if name != "replay")
+def _key_without(group: RunGroup, names: Sequence[str]) -> tuple:
+    """Return all settings but `names` as a tuple. It is equal for groups that differ only in these."""
+    return tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name not in names)
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: str, dashes: Any) -> None:
-    """Draw points and join them by a line. If any point has a standard error, draw error bars.
-
-    Args:
-        axes: the panel.
-        points: for each point, the x coordinate and the results of a group of runs. The y coordinate is the CER or
-            average perplexity of the group, taken from its results.
-        learner: name of the learner. It determines colour and marker.
-        dashes: matplotlib line style.
-    """
+    """Draw points (x coordinate, results) with their error bars in the marks of a learner, and join them by a line."""
     style = appearance_of(learner)
     has_error = any(result.quality and result.quality.stderr is not None for _, result in points)
     axes.errorbar(

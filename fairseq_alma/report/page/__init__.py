@@ -16,7 +16,7 @@ import jinja2
 import numpy as np
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.report.figures.style import FEW_ARRIVALS, appearance_of, plotly_dashes
+from fairseq_alma.report.figures.style import FEW_ARRIVALS, PLOTLY_DASHES, appearance_of, dashes_of
 from fairseq_alma.report.grouping import first_charged_arrival
 from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, ranking, standard_error
 from fairseq_alma.report.objectives import (
@@ -78,7 +78,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
     waits, table = waits_of(groups), summary(comparison, numbers)
-    is_shown = [column not in ("run", "by validation") for column in table.columns]
+    # The page has columns of its own for the run and its score.
+    is_shown = [not column.startswith(("run", "by validation", "prequential")) for column in table.columns]
     texts = [{name: setting_text(value) for name, value in sorted(group.settings.items())} for group in groups]
     common = dict(set.intersection(*(set(one.items()) for one in texts)))
     return {
@@ -111,7 +112,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
                 **_description(comparison, group, result),
                 **_results(result),
                 **curve(group, num_points),
-                "dash": plotly_dashes(group.wait_text, waits),
+                "dash": dashes_of(group.wait_text, waits, PLOTLY_DASHES),
                 "settings": {name: text for name, text in settings.items() if name not in common},
                 "cells": [cell for cell, shown in zip(row, is_shown, strict=True) if shown],
             }

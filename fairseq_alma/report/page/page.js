@@ -8,11 +8,12 @@ const showAnswer = () => {
     box.replaceChildren("No run shown here is finished and has a score on validation data, so none can be chosen.");
     return;
   }
+  const scoreText = (one) => `${shown(scoreOf(one))} (${plural(one.seeds.length, "seed")})`;
   const group = comparison.groups[best], next = comparison.groups[ranked[1]], { name, score, meaning, explanation } = objective();
-  const nextText = next ? `; the next is ${next.label} with ${shown(scoreOf(next))}` : "";
+  const nextText = next ? `; the next is ${next.label} with ${scoreText(next)}` : "";
   box.replaceChildren(
     element("strong", {}, group.label),
-    ` has the lowest ${score} of ${plural(ranked.length, "run")}, on validation data: ${shown(scoreOf(group))}${nextText}. ` +
+    ` has the lowest ${score} of ${plural(ranked.length, "run")}, on validation data: ${scoreText(group)}${nextText}. ` +
       `On test data, its ${name} is ${shown(valueOf(group))}, its ${comparison.quality} ${withError(group.quality)}; ` +
       `it took ${withUnit(group.comp)}FLOP of training and has ${withUnit(group.params)} parameters.`);
   byId("meaning").textContent = `${name[0].toUpperCase()}${name.slice(1)}: ${meaning} ${explanation}`;
@@ -62,16 +63,12 @@ const applyFilters = () => {
 };
 
 // ---- the table of all runs
-// The columns are those of the table `summary`, which Python made, and the chosen objective.
+// The columns are those of the table `summary`, which Python made, and the score of the chosen objective.
 const columns = () => [
   { name: "run", text: ({ label }) => label },
   {
     name: `${inPercent(objective().score)} (validation)`, meaning: objective().explanation,
     text: (group) => withError(scoreOf(group), comparison.scale),
-  },
-  {
-    name: `${inPercent(objective().name)} (test)`, meaning: objective().meaning,
-    text: (group) => withError(valueOf(group), comparison.scale),
   },
   ...comparison.columns.map((name, i) => ({ name, text: ({ cells }) => cells[i] })),
 ];

@@ -89,7 +89,7 @@ const drawCurves = () => {
     ? `${drawn.length} of ${visible.length} runs: the best by validation. The filters below choose others.` : "";
   const title = inPercent(comparison.vision ? "test error" : "test perplexity");
   describe("curves", `${title} after each arrival, ${plural(drawn.length, "run")}.`);
-  const xaxis = { title: { text: "mega-batches arrived" }, gridcolor: GRID, zeroline: false };
+  const xaxis = { title: { text: "mega-batches arrived" }, gridcolor: GRID, zeroline: false, automargin: true };
   if (comparison.few) xaxis.dtick = 1;
   return Plotly.react("curves", traces, { ...LAYOUT, xaxis, yaxis: axis(title, values) }, CONFIG);
 };

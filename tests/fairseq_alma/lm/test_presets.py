@@ -7,6 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from fairseq_alma.app.command import setting_values
+from fairseq_alma.core.presets import is_anytime
 from fairseq_alma.lm.learners import LEARNERS
 from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -133,6 +134,7 @@ def test_quickstart_is_tiny_unless_an_arch_is_given():
 
 def test_anytime_predicts_with_an_average_of_a_training_that_continues():
     paper, anytime = (settings_of(f"preset={name}", "updates=1").to_json() for name in ("paper", "anytime"))
+    assert is_anytime("language model", anytime) and not is_anytime("language model", paper)
     assert {name: value for name, value in anytime.items() if value != paper[name]} == {
         "preset": "anytime", "replay": 0.5, "schedule": "constant", "optimizer_state": "keep",
         "average": "power:8",

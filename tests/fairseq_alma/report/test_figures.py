@@ -8,13 +8,12 @@ from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.cli import save
-from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
+from fairseq_alma.report.figures import FIGURES, figures_or_errors
 from fairseq_alma.report.figures.curves import join_single_curves, over_the_stream, panels_of, running_averages
-from fairseq_alma.report.figures.errors import error_map, error_maps
-from fairseq_alma.report.figures.experts import expert_loads, load_map
+from fairseq_alma.report.figures.maps import error_map, error_maps, expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
 from fairseq_alma.report.figures.routing import gate_tree, routing_map
-from fairseq_alma.report.figures.style import APPEARANCES, appearance_of, matplotlib_dashes, plotly_dashes
+from fairseq_alma.report.figures.style import APPEARANCES, MATPLOTLIB_DASHES, PLOTLY_DASHES, appearance_of, dashes_of
 from fairseq_alma.report.figures.tradeoffs import (
     against_compute,
     against_parameters,
@@ -186,7 +185,7 @@ def test_replay_segments_name_their_replay_if_it_differs(tmp_path):
 def test_logarithmic_axes_are_named_and_have_ticks_between_the_labels(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], flops=10**12)
     write_vision(tmp_path / "b", [0.9, 0.4], flops=10**13, learner="ens")
-    figure = dict(all_figures(*compare(tmp_path)))["against_compute"]
+    figure = dict(figures_or_errors(*compare(tmp_path)))["against_compute"]
     [axes] = visible(figure)
     assert axes.get_xlabel() == "training FLOPs over the stream (log)"
     assert axes.get_ylabel() == "CER over 1 mega-batches"
@@ -232,13 +231,13 @@ def test_load_is_1_where_it_is_even(tmp_path):
 
 def test_figures_with_nothing_to_show_are_left_out(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5])
-    names = [name for name, _ in all_figures(*compare(tmp_path))]
+    names = [name for name, _ in figures_or_errors(*compare(tmp_path))]
     assert names == ["over_the_stream", "against_compute", "against_parameters"]
 
 
 def test_a_run_without_a_trained_arrival_has_no_figure(tmp_path):
     write_vision(tmp_path / "a", [0.9], mega_batches=3)
-    assert list(all_figures(*compare(tmp_path))) == []
+    assert list(figures_or_errors(*compare(tmp_path))) == []
 
 
 def test_of_too_many_panels_the_best_by_validation_are_drawn(tmp_path):
@@ -298,7 +297,7 @@ def test_the_map_of_experts_has_a_panel_a_growth(tmp_path):
     gate = next(line for line in after.lines if len(line.get_xdata()) == 1)
     leaves = np.array([text.xy for text in after.texts])
     assert [gate.get_xdata()[0], gate.get_ydata()[0]] == pytest.approx(leaves.mean(axis=0))
-    assert "experts_1" in dict(all_figures(comparison, numbers))
+    assert "experts_1" in dict(figures_or_errors(comparison, numbers))
 
 
 def test_a_damaged_routing_file_is_named(tmp_path):
@@ -360,7 +359,7 @@ def test_dollars_long_texts_and_bytes_of_other_encodings_are_drawn(tmp_path):
         write_vision(tmp_path / str(number), [0.9, 0.5], knob=knob, lr=number)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for name, figure in all_figures(*compare(tmp_path)):
+        for name, figure in figures_or_errors(*compare(tmp_path)):
             save(figure, tmp_path / name)
     assert (tmp_path / "over_the_stream.png").stat().st_size > 10_000
     assert (tmp_path / "over_the_stream.pdf").read_bytes().startswith(b"%PDF")
@@ -371,7 +370,7 @@ def test_a_diverged_run_is_drawn_without_a_warning(tmp_path):
     write_text(tmp_path / "b", [900.0, 50.0, 45.0], learner="ens", members=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for name, figure in all_figures(*compare(tmp_path)):
+        for name, figure in figures_or_errors(*compare(tmp_path)):
             save(figure, tmp_path / name)
     assert (tmp_path / "over_the_stream.png").stat().st_size > 10_000
     assert (tmp_path / "over_the_stream.pdf").read_bytes().startswith(b"%PDF")
@@ -454,5 +453,5 @@ def test_a_learner_of_a_plugin_always_looks_the_same_and_like_none_of_ours():
 
 def test_six_waits_have_different_dashes():
     waits = [1, 2, 5, 10, 50, 100]
-    for dashes_of in (matplotlib_dashes, plotly_dashes):
-        assert len({str(dashes_of(wait, waits)) for wait in waits}) == 6
+    for styles in (MATPLOTLIB_DASHES, PLOTLY_DASHES):
+        assert len({str(dashes_of(wait, waits, styles)) for wait in waits}) == 6

@@ -64,8 +64,9 @@ def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_pat
     assert "anytime" in labels_of(comparison)
     [group] = [group for group in comparison.groups if comparison.label_of(group) == "anytime"]
     assert [run.seed for run in group.runs] == [0, 1]
-    write(tmp_path / "lr", values, **recipe, preset="anytime", lr=0.5)
-    assert {"anytime, lr 0.5"} < set(labels_of(only_comparison(tmp_path)))
+    other = "lr" if half == "language model" else "width"
+    write(tmp_path / "other", values, **recipe, preset="anytime", **{other: 8})
+    assert f"anytime, {other} 8" in labels_of(only_comparison(tmp_path))
     write(tmp_path / "changed", values, preset="anytime", **recipe | {"average": "power:4"})
     [changed] = [label for label in labels_of(only_comparison(tmp_path)) if "average power:4" in label]
     assert changed.startswith("SM, wait 1, replay ")
@@ -197,33 +198,14 @@ def test_learners_of_plugins_are_reported_and_sorted_after_ours(tmp_path):
     assert learner_position("my_own") == len(learners())
 
 
-def test_runs_on_a_stream_that_has_grown_are_compared_over_the_arrivals_that_they_share(tmp_path):
-    """Runs over 6, 7 and 8 months, and a trial over 2."""
-    months = [900.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 9.0, 8.0]
-    for learner, num_months in (("sm", 8), ("ens", 7), ("gmoe", 6), ("sm", 2)):
-        folder = tmp_path / f"{learner}_{num_months}"
-        write_text(folder, months[: num_months + 1], learner=learner, mega_batches=None)
-    trial, comparison = sorted(read_runs([tmp_path]).comparisons, key=lambda one: one.num_arrivals)
-    assert (trial.name, comparison.name) == ("books, B = 2", "books, first 6 of B = 8")
-    assert labels_of(comparison) == ["SM", "Ens", "gMoE"]
-    for group, numbers in zip(comparison.groups, all_numbers(comparison), strict=True):
-        assert group.is_finished
-        assert numbers.quality.mean == sum(months[1:7]) / 6
-        assert numbers.final.mean == 10.0
-
-
-def test_a_run_that_another_run_continues_is_no_repeat(tmp_path):
+def test_runs_of_a_stream_that_has_grown_are_compared_apart(tmp_path):
     write_text(tmp_path / "six", [900.0, *[50.0] * 6], mega_batches=None)
     write_text(tmp_path / "eight", [900.0, *[50.0] * 6, 40.0, 40.0], mega_batches=None)
-    write_text(tmp_path / "eight again", [900.0, *[50.0] * 6, 40.0, 40.0], mega_batches=None)
-    data = read_runs([tmp_path])
-    [comparison] = data.comparisons
-    assert labels_of(comparison) == ["SM", "SM, again (2)"]
-    assert data.notes == [f"{tmp_path}/six is left out: {tmp_path}/eight is the same run over more mega-batches"]
+    assert [comparison.name for comparison in read_runs([tmp_path]).comparisons] == ["books, B = 6", "books, B = 8"]
 
 
-def test_runs_that_the_user_limited_do_not_shorten_others(tmp_path):
-    write_text(tmp_path / "all", [900.0, *[50.0] * 4], mega_batches=None)
-    write_text(tmp_path / "limited", [900.0, *[50.0] * 3], mega_batches=3)
-    names = sorted(comparison.name for comparison in read_runs([tmp_path]).comparisons)
-    assert names == ["books, B = 3", "books, B = 4"]
+def test_the_command_of_a_continued_run_has_its_last_number_of_arrivals(tmp_path):
+    command = ["alma-vision", "dataset=mnist", "arrivals=2", "last_group=wait"]
+    write_vision(tmp_path / "a", ERRORS, command=command, arrivals=4, last_group=None)
+    [group] = only_comparison(tmp_path).groups
+    assert group.command == ["alma-vision", "dataset=mnist", "arrivals=4", "out=runs/a"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.report.figures.periods import perplexities_by_period
+from fairseq_alma.report.figures.maps import perplexities_by_period
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.periods import common_periods, matrix_of, reference_of, regret_of
 from fairseq_alma.report.reading import read_run

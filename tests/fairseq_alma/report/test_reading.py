@@ -179,11 +179,3 @@ def test_if_there_is_nothing_to_report_on_the_message_says_why(tmp_path):
     data = read_runs([tmp_path / "empty", tmp_path / "good"])
     assert "empty contains no run" in data.errors[0]
     assert len(data.comparisons) == 1
-
-
-def test_many_runs_are_read_by_several_processes_in_the_same_order(tmp_path, monkeypatch):
-    for number in range(5):
-        write_vision(tmp_path / str(number), ERRORS, seed=number)
-    alone = [run.folder for run in only_comparison(tmp_path).groups[0].runs]
-    monkeypatch.setattr("fairseq_alma.report.reading.PARALLEL_FROM", 2)
-    assert [run.folder for run in only_comparison(tmp_path).groups[0].runs] == alone
