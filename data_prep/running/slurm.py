@@ -39,11 +39,10 @@ from typing import Self, TypedDict
 
 from data_prep.errors import Passing, PrepError
 from data_prep.running.heartbeat import StallWatch
-from data_prep.running.interrupts import interrupts_delayed
-from data_prep.running.progress import note
+from data_prep.running.progress import interrupts_delayed, note
 from data_prep.running.tasks import Executor, Step, remove_leftovers, run_task, worker_of
 from data_prep.running.workers import Local
-from data_prep.settings import PrepSettings
+from data_prep.settings import STALL_SECONDS, PrepSettings
 from data_prep.settings.cluster import Cluster
 from fairseq_alma.core.errors import RunError, message_of
 from fairseq_alma.core.files import read_json, write_json
@@ -88,8 +87,8 @@ def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
     The executor is a context manager. On exit, it ends its worker processes.
     """
     if settings.executor == "slurm":
-        return Slurm(settings.cluster, settings.workers, settings.stall_seconds, settings.out)
-    return Local(settings.workers, settings.stall_seconds)
+        return Slurm(settings.cluster, settings.workers, STALL_SECONDS["slurm"], settings.out)
+    return Local(settings.workers, STALL_SECONDS["local"])
 
 
 class _Array:

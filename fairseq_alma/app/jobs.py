@@ -345,7 +345,7 @@ def status(folder: Path) -> int:
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
         if not left:
-            waiting = waiting_message(rows, settings["wait"], settings.get("wait_ratio"))
+            waiting = waiting_message(rows, settings["wait"])
             console.print(f"finished; {waiting}" if waiting else "finished")
         elif holder is not None:
             console.print(f"{left}; {holder} is working on the run")

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from fairseq_alma.app.jobs import RUN_STEP, HandedOver, RunJobs, submit_run
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import is_finished
+from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -202,10 +203,10 @@ def _check_same_settings(settings: LanguageModelSettings) -> None:
     `precision=auto` means.
     """
     run = RunFolder(Path(settings.out))
-    free = [*settings.not_identity(settings.learner), "evaluated_on", "dictionary", "forks"]
+    free = [*settings_that_are("free", "language model"), "evaluated_on", "dictionary", "forks"]
     free += ["precision"] if settings.precision == "auto" else []
     free += ["batch_size"] if settings.batch_size is None else []
-    differing = differing_settings(run.path, settings.to_json(), free, settings.defaults_for(settings.learner))
+    differing = differing_settings(run.path, settings.to_json(), free)
     if differing and not settings.fork and any(run.marks()):
         raise RunError(other_settings_message(run.path, differing, None))
 
@@ -223,16 +224,15 @@ def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: i
         StageError: if the training fails.
         RunError: if another process is training the member.
     """
-    from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint
+    from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint, repair_stage_folder
     from fairseq_alma.lm.member import CONFIG, DONE
-    from fairseq_alma.lm.trainee import repair_member
 
     folder = RunFolder(Path(settings.out)).member(index, number)
     config = OmegaConf.load(folder / CONFIG)
     # Before the repair, wait until a process that was training the member counts as ended.
     Lease(folder).wait()
     if not (folder / DONE).exists():
-        repair_member(folder, settings, config.optimization.max_update)
+        repair_stage_folder(folder, needs_best=settings.average is None)
     last = read_checkpoint(folder / LAST)
     # fairseq would do one more update with a training that has ended.
     if (folder / DONE).exists() or (last is not None and num_updates(last) >= config.optimization.max_update):
