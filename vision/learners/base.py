@@ -64,7 +64,7 @@ class VisionLearner:
         watcher: Watcher | None = None,
     ):
         self.settings, self.backbone, self.memory, self.device = settings, backbone, memory, device
-        self.own: Any = settings.own
+        self.learner_settings: Any = settings.learner_settings
         """The settings that only this learner has (see `fairseq_alma.core.catalogue`)."""
         self.watcher = watcher or Watcher()
         self.seeds = list(range(settings.seed, settings.seed + settings.seeds))
