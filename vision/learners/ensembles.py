@@ -9,9 +9,8 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import StageData
 from vision.checkpoints import read_checkpoint
-from vision.learners.base import VisionLearner
+from vision.learners.base import VisionLearner, register_learner
 from vision.learners.files import NETWORKS
-from vision.learners.registry import register_learner
 from vision.networks import Stack
 from vision.training import JointLoss, OwnLoss
 

@@ -20,8 +20,7 @@ from vision.firefly import (
     grow_width,
     stack_from_chain,
 )
-from vision.learners.base import VisionLearner
-from vision.learners.registry import register_learner
+from vision.learners.base import VisionLearner, register_learner
 from vision.training import smoothed
 
 

@@ -16,9 +16,8 @@ from fairseq_alma.core.learner_settings import (
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import StageData
-from vision.learners.base import VisionLearner
+from vision.learners.base import VisionLearner, register_learner
 from vision.learners.ensembles import GrowingEnsemble
-from vision.learners.registry import register_learner
 from vision.networks import GatedStack, Stack
 
 # Shapes: S seeds, M networks (one per seed, so M = S), E experts, b examples per batch, n examples, C classes.

@@ -59,7 +59,7 @@ def total_updates(settings: LanguageModelSettings, num_mega_batches: int) -> int
     """Of all members, over a stream of so many mega-batches."""
     stages = mega_batches_of_stages(settings, num_mega_batches)
     return (getattr(settings.learner_settings, "members", None) or 1) * sum(
-        settings.updates_of_stage(n, t=1) for n in stages
+        settings.updates_of_stage(n) for n in stages
     )
 
 
@@ -121,7 +121,7 @@ def test_what_is_given_beside_a_preset_wins():
     assert settings_of("preset=table2/sm_w3_3x", "mega_batches=null").mega_batches is None
     assert settings_of("preset=table2/sm_w3_3x", "table_updates=7").updates_per_mega_batch == 7
     instead = settings_of("preset=table2/sm_w1_4", "updates=null", "updates_per_mega_batch=7")
-    assert instead.updates_of_stage(2, t=2) == 14
+    assert instead.updates_of_stage(2) == 14
 
 
 @pytest.mark.parametrize(
