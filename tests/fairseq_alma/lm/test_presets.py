@@ -30,7 +30,7 @@ ROWS = {
     "ens_w3_3x": ("ens", 3, [4], 2, MEGA_BATCH),
     "ens_w4": ("ens", 4, [4], 2, STAGE),
     "ens_w4_4x": ("ens", 4, [4], 2, MEGA_BATCH),
-    "gens_w1": ("gens", 1, [4, 4, 4, 4], None, STAGE),
+    "gens_w1": ("gens", 1, [4, 4, 4, 4], 1, STAGE),
     "gmoe_w1": ("gmoe", 1, [4, 6, 8, 12], None, STAGE),
 }
 
