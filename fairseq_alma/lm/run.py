@@ -118,7 +118,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             lambda learner: [evaluator(learner)],
             stream_settings,
             RunRecord([record]),
-            complete=lambda learner, scores: [evaluator.complete(learner, scores[0])],
+            complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
         learner.remove_old_continuations(rows[-1].stage)
         return rows
