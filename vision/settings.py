@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fairseq_alma.core.averaging import AverageWeights
-from fairseq_alma.core.catalogue import Half, RunSettings
+from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
@@ -34,7 +34,7 @@ _OPTIMIZER_DEFAULTS = {
 class VisionSettings(RunSettings):
     """All settings of `alma-vision`."""
 
-    half: ClassVar[Half] = "vision"
+    program: ClassVar[Program] = "vision"
 
     out: str = setting(free=True)
     """The run folder."""
@@ -147,8 +147,8 @@ class VisionSettings(RunSettings):
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None
     """Name of a Python module of yours that is imported first, for example one that registers a learner."""
-    own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
-    """Settings that only the chosen learner has. If `own` is None, these settings get their default values."""
+    learner_settings: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
+    """Settings that only the chosen learner has. If this is None, they get their default values."""
 
     if_missing: ClassVar[Mapping[str, str]] = {"out": "out= is missing: give the run folder, e.g. out=runs/mnist/sm"}
 
@@ -161,7 +161,7 @@ class VisionSettings(RunSettings):
             self._check_recipe,
             self._check_values,
             self.stream_settings,
-            self._complete_and_check_own,
+            self._complete_and_check_learner_settings,
         ):
             errors.collect(check)
         errors.raise_all()

@@ -35,7 +35,7 @@ def tables_of(command: str) -> str:
     cls = COMMANDS[command]
     reference = settings_reference(cls)
     lines = ["### Settings of every run", "", *_table([one for one in reference if not one.learners], False)]
-    names = ", ".join(f"`{entry.name}`" for entry in learners(cls.half))
+    names = ", ".join(f"`{entry.name}`" for entry in learners(cls.program))
     lines += ["", f"`learner=` is one of {names}.", "", "### Settings of single learners", ""]
     lines += _table([one for one in reference if one.learners], True)
     if command == "alma-lm":

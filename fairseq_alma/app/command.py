@@ -138,7 +138,7 @@ class Command:
 
     @property
     def _texts(self) -> TextSettings:
-        kinds = [self.settings, *(entry.settings(self.settings.half) for entry in learners(self.settings.half))]
+        kinds = [self.settings, *(entry.settings(self.settings.program) for entry in learners(self.settings.program))]
         names = {one.name for kind in kinds if kind is not None for one in describe(kind) if one.is_text}
         for group, cls in GROUPS.items():
             names |= {f"{group}.{one.name}" for one in describe(cls) if one.is_text}
@@ -285,7 +285,7 @@ def _files_in(*folders: Path) -> list[str]:
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
     """Return the names of all settings that a command accepts, including the settings that only some learners have."""
-    own = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
+    own = [name for entry in learners(cls.program) for name in own_settings(entry.name, cls.program)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 
 
@@ -299,7 +299,7 @@ def store_settings(cls: type[RunSettings]) -> None:
     node |= {one.name: None if one.default is MISSING else one.default for one in describe(cls)}
     for name in CONFIG_GROUPS:
         node.pop(name, None)
-    ConfigStore.instance().store(name=f"{cls.half.replace(' ', '_')}_settings", node=node)
+    ConfigStore.instance().store(name=f"{cls.program.replace(' ', '_')}_settings", node=node)
 
 
 def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[str, Any]:

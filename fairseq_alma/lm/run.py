@@ -115,7 +115,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             lambda learner: [evaluator(learner)],
             stream_settings,
             RunRecord([record]),
-            complete=lambda learner, scores: [evaluator.complete(learner, scores[0])],
+            complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
         learner.remove_old_continuations(rows[-1].stage)
         return rows

@@ -611,7 +611,7 @@ class Many(SingleModel):
 
     @property
     def networks_per_seed(self):
-        return self.own.networks
+        return self.learner_settings.networks
 '''
 
 
@@ -650,7 +650,9 @@ def test_a_plugin_whose_source_has_changed_does_not_return_the_old_result(tmp_pa
     words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
     assert alma_vision(*words).status == 0
     assert alma_vision(*words).status == 0  # unchanged, it is finished
-    plugin.write_text(PLUGIN.replace("return self.own.networks", "return self.own.networks + 1"))
+    plugin.write_text(
+        PLUGIN.replace("return self.learner_settings.networks", "return self.learner_settings.networks + 1")
+    )
     sys.modules.pop("plugin_of_a_test")
     said = alma_vision(*words)
     assert said.status == 2
