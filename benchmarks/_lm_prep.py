@@ -13,7 +13,7 @@ import numpy as np
 from _common import cpu_seconds_of, ratio_columns, table, tree_cpu_seconds, verdict
 from _lm_stream import prefix_of
 
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL
 
 PREP_MEGA_BATCHES, PREP_VOCABULARY = 4, 50_000
 PREP_SPLITS = ("mega_batch_1", "valid", "mega_batch_2", "mega_batch_3", "mega_batch_4", "test")

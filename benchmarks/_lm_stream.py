@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.encoding.mmap_writer import MMapWriter, best_dtype
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL
 
 
 def write_stream(folder: Path, dictionary_size: int, tokens: int, test_tokens: int = 4096) -> Path:

@@ -132,7 +132,7 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
         anchors(units, 0)
         return len(units)
 
-    language, gopher = Cleaner(Cleaning(language="en")), Cleaner(Cleaning(rules=("gopher",)))
+    language, gopher = Cleaner(Cleaning(language="en")), Cleaner(Cleaning(gopher=True))
     steps: dict[str, Callable[[], int]] = {
         "WARC to text, words that come out": lambda: read("common-crawl", archive),
         "Wikipedia XML to text, words that come out": lambda: read("wikipedia", dump),

@@ -12,25 +12,20 @@ The packages follow the path of the data. A package imports from packages above 
     settings        the command-line options, and the checks of their values
     running         divide a step into tasks, which run in parallel. `workers` runs tasks on this machine; `slurm` runs
                     them as Slurm jobs. If alma-prep is killed, its next call does only the unfinished tasks.
-                    `work_folder` locks the work folder, and moves the finished files into the `stream_folder`
+                    `work_folder` locks the work folder, runs its steps, and moves the finished files into the
+                    `stream_folder`
     reading         `read`: read every document once, and copy what passes the cleaning into the `spool`, a folder of
-                    plain text files, with signatures (`signatures`, `ngrams`) and ids and dates (`facts`); `paragraphs`
-                    finds lines that are repeated, `removed` keeps removed documents to be looked at, `read_store`
-                    keeps what was read for later calls, `entries` makes the index entries of the documents, and
-                    `index` defines the file that stores the order of the passages and the splits
-    copies          `deduplication`: remove copies (`duplicates` decides which, `near_copies` finds similar pairs,
-                    `candidates` finds pairs to compare), and record the documents for --extend (`left_out`: the text
-                    that shares left out)
-    dividing        `shares`: how many words of each source the stream uses; `partition`, `cutting`, `layout`: cut long
-                    documents into passages, shuffle the passages, divide them into splits (`hold_out`: with whole
-                    documents in the validation set and the test set; `periods`, `chronological`: in order of dates)
+                    plain text files, with signatures (`signatures`, `ngrams`), dates and ids (`facts`), and make the
+                    index entries of the documents. `index` defines the file that stores the order of the passages
+                    and the splits
+    copies          `deduplication`: remove copies (`near_copies` finds pairs of similar documents and decides which to
+                    remove, `candidates` finds pairs to compare), and record the documents for --extend
+    dividing        `partition`, `layout`: cut long documents into passages, choose how many words of each source the
+                    stream uses, shuffle the passages, divide them into splits (`chronological`: in order of dates)
     encoding        `stream_tokenizer`: train a tokenizer, or copy a given one; `encode`, `mmap_writer`, `documents`:
                     encode passages, write fairseq's files, and the folder with the documents' ids
-    leakage         report, or remove, overlaps of training with held-out text (`overlap` finds them, `held_out`
-                    reads the text)
-    inspecting      show a finished stream, and the tables that the command prints at the end
+    leakage         report, or remove, overlaps of training with held-out text (`overlap` finds them)
 
-The modules `prepare` and `extend` make a new stream, or extend one. `pipeline` calls the steps in order, and `checks`
-refuses what cannot work before anything is read. `dry_run` does all steps with a sample of the files. `cli` is the
-command.
+The module `prepare` makes a new stream, or extends one. `pipeline` calls the steps in order, and `checks` refuses what
+cannot work before anything is read. `cli` is the command, and `summary` the tables that it prints at the end.
 """

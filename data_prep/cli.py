@@ -5,15 +5,28 @@ import shlex
 import sys
 from pathlib import Path
 
-from data_prep.dry_run import dry_run
-from data_prep.inspecting.summary import summary
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, given_settings, parsed_settings
 from data_prep.sources import Source
+from data_prep.summary import summary
 from fairseq_alma.core.errors import AlmaError, message_of
 from fairseq_alma.core.printing import say
+
+REMOVED = {
+    "inspect": "stream.json counts what was read and removed, and documents/*.parquet names the documents",
+    "--dry-run": "make a stream from a few of the files, and read the table of removed documents that it prints",
+    "--block-urls": "give --filter a function that looks at document.id, which is the URL of a crawled page",
+    "--rules": "give --filter a function that calls datatrove's C4QualityFilter or FineWebQualityFilter",
+    "--mask-pii": "give --filter a function that returns the text that datatrove's PIIFormatter makes",
+    "--duplicate-paragraphs": "give --filter a function that removes the lines of menus and notices",
+    "--keep-removed": "stream.json counts the removed documents by reason",
+    "--hold-out": "--partition chronological holds out whole documents",
+    "--cut-dates": "make the stream of the first period, and add each later one by --extend",
+    "--stall-seconds": "a worker counts as hung after 40 seconds without progress, with --executor slurm after 300",
+}
+"""What earlier versions had -> what to do instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,8 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["inspect"]:
-        return _inspect(argv[1:])
+    for word in ("inspect",) if argv[:1] == ["inspect"] else argv:
+        if reason := REMOVED.get(word.partition("=")[0]):
+            return _fail(f"there is no {word.partition('=')[0]} any more: {reason}.")
     parsed = _parser().parse_args(argv)
     try:
         settings = PrepSettings(
@@ -40,9 +54,6 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error))
     try:
-        if parsed.dry_run is not None:
-            say(dry_run(settings, parsed.dry_run))
-            return 0
         stream = prepare(settings)
     except (AlmaError, OSError) as error:
         return _fail(message_of(error))
@@ -53,16 +64,6 @@ def main(argv: list[str] | None = None) -> int:
     words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
     say(f"The stream is in {settings.out}. To train on it: {words} ...")
     return 0
-
-
-def _inspect(argv: list[str]) -> int:
-    """Run the command `alma-prep inspect`, and return the exit code. `argv` contains the arguments after `inspect`."""
-    from data_prep.inspecting import inspection
-
-    try:
-        return inspection.main(argv)
-    except (AlmaError, OSError) as error:
-        return _fail(message_of(error))
 
 
 def _fail(message: str) -> int:
@@ -77,8 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Make a stream of mega-batches from text. All mega-batches have the same number of words (unless "
         "--partition says otherwise), use one tokenizer, and are stored as fairseq mmap files. The same text and seed "
         "give the same bytes, regardless of --workers, --executor and the order of the files. Run the same command "
-        "again to continue a run that was killed. alma-prep inspect OUT shows what a finished stream contains (see "
-        "alma-prep inspect --help).",
+        "again to continue a run that was killed.",
     )
     parser.add_argument(
         "out", metavar="OUT", help="the stream folder to write; if it contains a finished stream, it is only checked"
@@ -99,14 +99,6 @@ def _parser() -> argparse.ArgumentParser:
         "hf:NAME[:CONFIG][:SPLIT] reads a dataset of the Hugging Face Hub. PATH can also be a URL that fsspec "
         "reads, such as s3://BUCKET/FOLDER. SHARE is the fraction of the stream's words that the source provides,"
         " as in common-crawl:PATH@0.6.",
-    )
-    parser.add_argument(
-        "--dry-run",
-        type=float,
-        metavar="MB",
-        help="write nothing to OUT. Instead, do all steps with a sample of about MB megabytes of the input files, and "
-        "show what would be removed, and how many words, how much time and how much disk space all files would give "
-        "or need; a good value is 20",
     )
     groups = {"options": parser, "sources": sources}
     add_options(parser, groups, PrepSettings)

@@ -3,13 +3,15 @@
 The command `alma-prep` calls the function `prepare`.
 """
 
+import dataclasses
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import current_process
+from typing import Any
 
 from data_prep.checks import (
     check_benchmarks,
-    check_block_urls,
     check_endings,
     check_filters,
     check_installed,
@@ -17,19 +19,205 @@ from data_prep.checks import (
     check_same_stream,
     check_sizes,
 )
-from data_prep.errors import NothingNew
-from data_prep.extend import extend, with_values_of_stream
-from data_prep.pipeline import build_stream
+from data_prep.copies.deduplication import load_keys
+from data_prep.errors import NothingNew, PrepError
+from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
-from data_prep.running.publish import publish
-from data_prep.running.stream_folder import check_bytes, check_free, read_stream
-from data_prep.running.work_folder import full_disk_reported, remove_finished_work, work_folder
+from data_prep.running.stream_folder import belongs_to_stream, check_bytes, check_free, read_manifest, read_stream
+from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
-from data_prep.sources import Files, Source, SourceFile, list_files
+from data_prep.settings.options import options_of
+from data_prep.sources import Files, Source, SourceFile, fingerprint, list_files
 from data_prep.tokenization.given import given_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
+from fairseq_alma.core.stream_folder import StreamFolder
+
+
+def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettings:
+    """Return the settings of an extension, in which the settings that the user has not given are those of the stream.
+
+    This concerns only the settings on which it depends which text can be in the stream, such as the language and
+    --decontaminate (`Option.is_inherited`). So the added text is of the same sort as the text of the stream. The values
+    are those with which the stream was first made.
+
+    Args:
+        settings: the settings of this call of alma-prep, with extend=True.
+        stream: the content of stream.json.
+    """
+    given = tuple(name for name in options_of(settings) if settings.is_given(name))
+    of_stream: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in stream["settings"].items()
+        if name in options_of(settings) and options_of(settings)[name].is_inherited and name not in given
+    }
+    if filters := of_stream.pop("filters", ""):
+        raise PrepError(
+            f"the stream was made with --filter {filters!r}. A stream may be somebody else's, so code that it names "
+            f"is not run: give this option again if you trust it, or --filter '' to add text without it."
+        )
+    if "decontaminate" in given and settings.decontaminate is None:  # --decontaminate 0
+        of_stream["decontaminate_against"] = ()
+    changed = {name: value for name, value in of_stream.items() if value != getattr(settings, name)}
+    if changed:
+        note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
+    try:
+        settings = dataclasses.replace(settings, **of_stream, given=given)
+    except ValueError as error:  # for example, the stream was made by a release with other languages
+        raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
+    if "periods" in stream and settings.duplicates == "keep":
+        raise PrepError(
+            "this stream holds out whole documents, so it cannot be extended with --duplicates "
+            "keep, which could add copies of them to a mega-batch: omit --duplicates."
+        )
+    return settings
+
+
+def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
+    """Add mega-batches to a stream. The files of existing splits do not change.
+
+    The mega-batches that one call of alma-prep --extend adds are called an extension. If an earlier extension was made
+    from the same input files, nothing is added, and the earlier extension is only checked.
+
+    Args:
+        settings: the settings of this call of alma-prep, with extend=True.
+        files: the input files of each source.
+        finished: the stream in `settings.out`, or None if there is no stream.
+
+    Returns:
+        The content of stream.json.
+
+    Raises:
+        PrepError: if the stream is missing or damaged, if the files were added before with other settings, or if
+            another call of alma-prep has just extended the stream.
+    """
+    out = settings.out
+    if finished is None:
+        raise PrepError(f"there is no stream in {out} to extend: run the command without --extend to make one.")
+    stream = dict(finished.description)
+    fingerprints = {source.name: fingerprint(found) for source, found in files.items()}
+    # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
+    digests = settings.digests() | settings.benchmark_digest()
+    for extension in stream.get("extensions", []):
+        if extension["fingerprints"] == fingerprints:
+            _check_finished_extension(settings, stream, extension, digests)
+            return stream
+    _check_inherited_files(settings, stream, digests)
+    what_to_do = f"Restore it, or remove {out} and make it again."
+    check_bytes(out, what_to_do)
+    check_sizes(settings, files)
+    identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
+    keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
+    base = BaseStream(out, stream, keys, signatures)
+    recorded = identity | {"versions": versions(), "code": code_digest(), "extension": number}
+    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
+        with open_executor(settings) as executor:
+            added = build_stream(settings, files, work._replace(executor=executor), base)
+            work.add_digests()
+        manifest = _extended_manifest(read_manifest(out, what_to_do), stream["num_mega_batches"], number)
+        manifest["extensions"].append(inputs(settings, files))
+        stream = _extended(settings, stream, added, fingerprints, digests)
+        publish(out, work, stream, manifest)
+    return stream
+
+
+def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
+    """Raise PrepError if a file of a setting that is taken from the stream has changed since the stream was made.
+
+    Such files are the benchmarks of --decontaminate-against and the modules of --filter.
+    """
+    recorded, changed = stream["settings"], []
+    for name, now in digests.items():
+        file = name.removeprefix("sha256 of ")
+        setting = file if file == "decontaminate_against" else "filters"
+        if setting not in settings.given and recorded.get(name, now) != now:
+            changed.append(f"{options_of(settings)[setting].flag} ({file})")
+    if changed:
+        raise PrepError(
+            f"files of settings that are taken from the stream have changed since it was made: {', '.join(changed)}. "
+            "Restore them, or give these options (--decontaminate-against together with --decontaminate) to use the "
+            "files as they are now."
+        )
+
+
+def _extended(
+    settings: PrepSettings, stream: Mapping, added: Mapping, fingerprints: Mapping[str, str], digests: Mapping[str, str]
+) -> dict:
+    """Return the content of stream.json after an extension."""
+    first, last = stream["num_mega_batches"] + 1, stream["num_mega_batches"] + added["num_mega_batches"]
+    identity = settings.identity()
+    extension = {
+        "mega_batches": [first, last],
+        "fingerprints": fingerprints,
+        "settings": identity | dict(digests) | {"passage_words": added["passage_words"]},
+        "given": identity,
+        "command": settings.command(),
+        "sources": added["sources"],
+        "cleaning": added["cleaning"],
+        "leakage": added["leakage"],
+    }
+    splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+    return {
+        **stream,
+        **_added_periods(stream, added),
+        "num_mega_batches": last,
+        "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
+        "extensions": [*stream.get("extensions", []), extension],
+    }
+
+
+def _added_periods(stream: Mapping, added: Mapping) -> dict:
+    """Return the entry of stream.json with all periods of an extended chronological stream; {} for other streams."""
+    return {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
+
+
+def _check_finished_extension(
+    settings: PrepSettings, stream: Mapping, extension: Mapping, digests: Mapping[str, str]
+) -> None:
+    """Check mega-batches that an earlier call of alma-prep --extend added from the input files of this call.
+
+    Raise PrepError if they were made with other settings, or if the stream is damaged.
+    """
+    out = settings.out
+    identity = json.loads(json.dumps(settings.identity()))
+    options = options_of(settings)
+    changed = [
+        f"{name} was {value} and is now {identity[name]}"
+        for name, value in extension["given"].items()
+        # A setting that is taken from the stream unless it is given is compared only if it is given.
+        if value != identity[name]
+        and not (name in options and options[name].is_inherited and name not in settings.given)
+    ]
+    for name, now in digests.items():
+        if extension["settings"].get(name, now) != now:
+            changed.append(f"a file of the {name.removeprefix('sha256 of ')} setting has changed")
+    if changed:
+        raise PrepError(
+            f"{out} was extended with these files, but with other settings: {'; '.join(changed)}. The same files "
+            "cannot be added again. To add text, give other files. To only check the stream, run the command again "
+            "with the old values of these settings."
+        )
+    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    remove_finished_work(out, len(stream["extensions"]))
+    first, last = extension["mega_batches"]
+    added = f"mega-batch {first}" + (f" to {last}" * (last > first))
+    note(f"{out} already contains the text of these input files, in {added}: nothing to do")
+
+
+def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
+    """Return the content of manifest.json without the shards and input files of extension `number`.
+
+    manifest.json lists all shards with their digests, and all input files. The file already lists the shards and inputs
+    of this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
+    manifest.json and before it wrote stream.json.
+    """
+    outputs = {
+        name: output
+        for name, output in manifest["outputs"].items()
+        if belongs_to_stream(name, num_mega_batches, number - 1)
+    }
+    return manifest | {"outputs": outputs, "extensions": manifest["extensions"][: number - 1]}
 
 
 def prepare(settings: PrepSettings) -> dict:
@@ -60,7 +248,6 @@ def prepare(settings: PrepSettings) -> dict:
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)
-    check_block_urls(settings)
     check_benchmarks(settings)
     check_endings(settings)
     check_installed(settings, files)
@@ -90,24 +277,15 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
         work_folder(settings.out, recorded, settings.reading_settings()) as work,
     ):
         with open_executor(settings) as executor:
-            stream = build_stream(settings, files, work, executor)
-            work.add_digests(executor)
+            stream = build_stream(settings, files, work._replace(executor=executor))
+            work.add_digests()
         stream["given"] = identity
         publish(settings.out, work, stream, inputs(settings, files) | {"outputs": {}, "extensions": []})
     return stream
 
 
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
-    """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the files of each source.
-        stream: the content of stream.json.
-
-    Raises:
-        PrepError: if the stream was made with other settings or from other files, or is damaged.
-    """
+    """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json."""
     check_same_stream(settings, files, stream)
     check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
     remove_finished_work(settings.out, len(stream.get("extensions", [])))

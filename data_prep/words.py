@@ -91,13 +91,7 @@ def _is_space(codes: np.ndarray) -> np.ndarray:
 
 
 def _starts_within(text: str, kinds: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the positions of words that begin without white space before them.
-
-    Args:
-        text: the text.
-        kinds: the kind of each character, see `characters`.
-        starts: the positions of the characters that white space precedes.
-    """
+    """Return the positions of words that begin without white space before them."""
     from icu4py.breakers import WordBreaker  # here, because most text does not need it
 
     found = [np.empty(0, np.int64)]

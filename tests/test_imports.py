@@ -35,7 +35,7 @@ ORDER = (
     ("data_prep.reading",),
     ("data_prep.copies", "data_prep.dividing"),
     ("data_prep.encoding",),
-    ("data_prep.leakage", "data_prep.inspecting"),
+    ("data_prep.leakage",),
     ("data_prep",),  # the modules beside these packages
     ("fairseq_alma.demo",),
 )

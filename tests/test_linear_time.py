@@ -15,22 +15,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from data_prep.cleaning import filters
-from data_prep.cleaning.cleaner import Cleaner, Cleaning
-from data_prep.cleaning.words import our_words
-from data_prep.copies.duplicates import removed_copies
+from data_prep.cleaning.cleaner import Cleaner, Cleaning, our_words
+from data_prep.copies.near_copies import removed_copies
 from data_prep.dividing.partition import cut_document
-from data_prep.inspecting.report import Report, as_html, as_text
 from data_prep.reading.ngrams import unit_hashes, unit_hashes_of
-from data_prep.sources import compression, records, remote, web_page, wikipedia, xhtml
+from data_prep.sources import compression, records, remote, web_page, wikipedia
 from data_prep.sources.base import Document, SkippedUnits, no_report
 from data_prep.sources.books import without_gutenberg
-from data_prep.sources.dates import date_in_path, parse_date
-from data_prep.sources.snapshots import snapshot_of
+from data_prep.sources.dates import date_in_path, parse_date, snapshot_of
 from data_prep.sources.wiki_templates import shown_text
-from data_prep.tokenization.dictionary import dictionary_names
+from data_prep.tokenization.tokenizers import dictionary_names
 from data_prep.tokenization.word_counts import count_words as count_training_words
-from data_prep.tokenization.words import split_words as split_training_words
+from data_prep.tokenization.word_counts import split_words as split_training_words
 from data_prep.words import count_words, split_words, word_starts
 from fairseq_alma.core import holder
 from fairseq_alma.lm.failures import _last_error
@@ -59,17 +55,7 @@ match, fullmatch = partial(search, method="match"), partial(search, method="full
 
 SPACES = (" ", "\n", "\t", " \n", "\n ", "\r\n")
 PATTERNS = {
-    "data_prep.cleaning.filters:_DOMAIN": fullmatch(("a", "", "!"), ("a.", "", "!"), ("-", "", "!")),
-    "data_prep.cleaning.filters:_HOST": fullmatch((":", "", "g"), ("a:", "", "!"), ("a.", "", "!"), (".", "", ":!")),
-    "data_prep.cleaning.filters:_UNUSABLE": search("#", "#@", "@", "/", ("/", "", "http:"), "http", "ftp:"),
-    "data_prep.cleaning.filters:_HOSTS_LINE": fullmatch((":", "", "!"), "::", ("1.", "", "!"), ("1", "", ":"),
-    (":", "", " ")),
-    "data_prep.cleaning.filters:_USUAL_URL": fullmatch(
-        ("a", "", "\n"), ("a/", "", "\n"), ("a", "a://", " "), ("?", "a", "\n"), ("#", "a#", "\n"), ("/", "a", "?#\n"),
-        ("1", "a:", "!"),
-    ),
-    "data_prep.cleaning.filters:_URL": fullmatch("a", "/", ":", "@", ":/", "a@", "a:", "://", "://@", "?#"),
-    "data_prep.cleaning.words:_SENTENCE_END": search(".", ".'", "'", ".)", "。", "。”", "! ", ("'", "."), "…"),
+    "data_prep.cleaning.cleaner:_SENTENCE_END": search(".", ".'", "'", ".)", "。", "。”", "! ", ("'", "."), "…"),
     "data_prep.dividing.partition:PARAGRAPH_END": search(*SPACES, "\n\t x", ("\t", "\n", "x"), ("\n ", "", "x")),
     "data_prep.dividing.partition:LINE_END": search("\n", "a"),
     "data_prep.reading.ngrams:_CHUNK_END": search("a", " "),
@@ -85,8 +71,8 @@ PATTERNS = {
     "data_prep.sources.dates:_YEAR_OR_MONTH": fullmatch("1999", "1999-", "1"),
     "data_prep.sources.dates:_IN_NAME": search("1", "1999", "1999-", "1999-01-", "19990101", "1999-01-01", "9-"),
     "data_prep.sources.dates:_YEAR_IN_NAME": search("1", "1999", "1999_", "19"),
-    "data_prep.sources.snapshots:_CRAWL": search("CC-MAIN-", "CC-MAIN-1999-", "CC-MAIN-1999-011"),
-    "data_prep.sources.snapshots:_DATE": search("1", "1999", "1999-", "1999-01-", "199901", "20-"),
+    "data_prep.sources.dates:_CRAWL": search("CC-MAIN-", "CC-MAIN-1999-", "CC-MAIN-1999-011"),
+    "data_prep.sources.dates:_DATE": search("1", "1999", "1999-", "1999-01-", "199901", "20-"),
     "data_prep.sources.books:_START": search(
         " ", "*", "\n", " \n", "*** START OF THE PROJECT GUTENBERG", "*** START OF THE PROJECT GUTENBERG\n", "***\t",
         (" ", "*** START OF THE PROJECT GUTENBERG", "\n"), ("x", "*** START OF THE PROJECT GUTENBERG\n"),
@@ -159,14 +145,14 @@ PATTERNS = {
         *SPACES, ("a", "#"), (" ", "#a"), (" ", "#a:"), (" ", "#a :", "[["), ("a", "#a[["), ("]", "#a[["),
         ("#a:", "", "[["),
     ),
-    "data_prep.sources.xhtml:_SUBSET": search("<!DOCTYPE", "<!DOCTYPE[", "<!DOCTYPE ", ("a", "<!DOCTYPE"),
+    "data_prep.sources.web_page:_SUBSET": search("<!DOCTYPE", "<!DOCTYPE[", "<!DOCTYPE ", ("a", "<!DOCTYPE"),
     "<!DOCTYPE]"),
-    "data_prep.sources.xhtml:_SUBSET_END": search("]", "] ", ("\t", "]"), "]\t\n"),
-    "data_prep.sources.xhtml:_CDATA": search("<![CDATA[", "]]", "<![CDATA[]]", ("]", "<![CDATA[")),
-    "data_prep.sources.xhtml:_EMPTY": search(
+    "data_prep.sources.web_page:_SUBSET_END": search("]", "] ", ("\t", "]"), "]\t\n"),
+    "data_prep.sources.web_page:_CDATA": search("<![CDATA[", "]]", "<![CDATA[]]", ("]", "<![CDATA[")),
+    "data_prep.sources.web_page:_EMPTY": search(
         "<", "<a", "<a ", "<a/", ("a", "<"), (":", "<a"), (" ", "<a"), ("/", "<a "), ("/ ", "<a "), "<area/", "<br",
     ),
-    "data_prep.sources.xhtml:_PREFIX": search(
+    "data_prep.sources.web_page:_PREFIX": search(
         "xmlns:", "xmlns:a", "xmlns:a=", ("a", "xmlns:"), ("\t", "xmlns:a"), ("\t", "xmlns:a="),
         "xmlns:a='http://www.w3.org/",
     ),
@@ -211,15 +197,14 @@ OWN = {
     "vision.dataset_names:is_function": "a setting",
     "vision.dataset_names:mega_batch_folders": "the name of a folder",
     "vision.orders:_column": "a text of at most 1,000 characters",
-    "data_prep.tokenization.words:_ascii_space": "a single character",
-    "data_prep.tokenization.words:_other_codes": "a single character",
+    "data_prep.tokenization.word_counts:_ascii_space": "a single character",
+    "data_prep.tokenization.word_counts:_other_codes": "a single character",
     "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",
     "fairseq_alma.report.page:_plain": "a page of ours",
     "launch.slurm:max_array_size": "a command of the system",
 }
 """Patterns that no foreign text reaches, with what reaches them."""
 
-URL = "https://www.example.org/"
 ARC_LINE = "http://a.example/ 0.0.0.0 20140216050221 text/html 9\n"
 WARC_LINES = "WARC/1.0\nContent-Length: 1048576\n\n"
 DUMP = "<mediawiki>"
@@ -241,10 +226,6 @@ def read_dump(text):
     file = compression.Eager(io.BufferedReader(io.BytesIO(text.encode())))
     with suppress(compression.DamagedFile):
         list(wikipedia._articles(file, SkippedUnits("a", "page"), no_report))
-
-
-def names_of(url):
-    return list(filters._names_of(url))
 
 
 def namespaces(length):
@@ -277,20 +258,8 @@ FUNCTIONS = {
     "fairseq_alma.report.tables:_without_formula": (_without_formula, [
         repeated("1", "+"), repeated("1", "+1e"), repeated("1", "+1 ± "), repeated("a", "="),
     ]),
-    # Addresses of documents, and lists of addresses
-    "data_prep.cleaning.filters:_names_of": (names_of, [
-        repeated("a", "https://", "/"), repeated("ä", "https://", "/"), repeated("a.", "https://", "/"),
-        repeated("ä.", "https://", "/"), repeated("/a", URL), repeated("/ä", URL), repeated("a", f"{URL}?"),
-        repeated("%41", URL), repeated("%", URL), repeated(":", "https://[", "]/"), repeated("@", "https://"),
-        repeated("a:", "https://"), repeated(MARKS, "https://a"), repeated(MARKS, f"{URL}ä"),
-        repeated("1", "https://a:"),
-        repeated("a/", "https://" + "a." * 120 + "a/"), repeated("\n", "https://"), repeated("[", "https://"),
-    ]),
-    "data_prep.cleaning.filters:_entries_in": (
-        filters._entries_in, [*map(repeated, (":", "#", " #", "!", "1.", ": ", "a ", "||")), repeated("a ", "0.0.0.0 ")]
-    ),
     # The text of documents
-    "data_prep.cleaning.words:span_tokenize": (lambda text: our_words().span_tokenize(text), TEXTS),
+    "data_prep.cleaning.cleaner:span_tokenize": (lambda text: our_words().span_tokenize(text), TEXTS),
     "data_prep.cleaning.cleaner:Cleaner": (lambda text: Cleaner(Cleaning()).clean(Document(text)), TEXTS),
     "data_prep.words:count_words": (count_words, TEXTS),
     "data_prep.words:split_words": (split_words, TEXTS),
@@ -298,12 +267,12 @@ FUNCTIONS = {
     "data_prep.dividing.partition:cut_document": (lambda text: cut_document(text, 10, 20), TEXTS),
     "data_prep.reading.ngrams:unit_hashes": (unit_hashes, TEXTS),
     "data_prep.reading.ngrams:unit_hashes_of": (unit_hashes_of, [lambda length: ["a"] * length]),
-    "data_prep.tokenization.words:split_words": (lambda text: split_training_words([text]), TEXTS),
+    "data_prep.tokenization.word_counts:split_words": (lambda text: split_training_words([text]), TEXTS),
     "data_prep.tokenization.word_counts:count_words": (lambda text: count_training_words([text]), TEXTS),
-    "data_prep.tokenization.dictionary:dictionary_names": (
+    "data_prep.tokenization.tokenizers:dictionary_names": (
         dictionary_names, [lambda length: [" "] * length, lambda length: ["<U+0020>", *["#"] * length, " "]]
     ),
-    "data_prep.copies.duplicates:removed_copies": (
+    "data_prep.copies.near_copies:removed_copies": (
         lambda chain: removed_copies(chain[:-1], chain[1:]), [lambda length: np.arange(length)]
     ),
     # Dates and names of files
@@ -344,7 +313,7 @@ FUNCTIONS = {
         *map(repeated, ("<meta", "<!--", "<meta charset=", "<meta http-equiv=content-type content=charset=")),
         *map(repeated, ("ä", "\0", "charset=")),
     ]),
-    "data_prep.sources.xhtml:as_html": (xhtml.as_html, [
+    "data_prep.sources.web_page:as_html": (web_page.as_html, [
         *map(repeated, ("<!DOCTYPE[", "<![CDATA[", "<a", "<a/>", "<a />", "]]>", "xmlns:a='", "<a:b")),
         repeated("a:", "xmlns:a='http://www.w3.org/1999/xhtml'"), repeated("] ", "<!DOCTYPE["),
         repeated("]]>", "<![CDATA["),
@@ -357,9 +326,6 @@ FUNCTIONS = {
         lambda length: gzip.compress(b"") * (length // 20), lambda length: gzip.compress(b"a") * (length // 20),
         lambda length: gzip.compress(b"a") + b"\0" * (length // 512 * 512 - 21),
     ]),
-    "data_prep.inspecting.report:as_text": (
-        lambda text: (as_text(Report("a", [], [("a", text)])), as_html(Report("a", [], [("a", text)]))), TEXTS
-    ),
     # Runs of others
     "fairseq_alma.core.holder:_PATTERNS": (
         lambda text: [pattern.fullmatch(text) for pattern in holder._PATTERNS.values()], [*map(repeated, ("1", "1_"))]

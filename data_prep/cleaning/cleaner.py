@@ -1,20 +1,80 @@
-"""Remove unwanted documents and lines: other languages, low quality, blocked sites, and what filters of the user find.
+"""Remove unwanted documents: other languages, low quality (the rules of Gopher), and what filters of the user find.
 
-A filter can also change the text of a document: C4's rules remove lines, and personal data can be masked.
+A filter can also change the text of a document.
 """
 
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from data_prep.characters import MAX_UNREADABLE, SCRIPTS, num_unreadable, script_of
-from data_prep.cleaning.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
-from data_prep.cleaning.quality import quality_rules
-from data_prep.cleaning.repeated_lines import repeated_lines
+from data_prep.cleaning.filters import apply_filter, load_filter
 from data_prep.sources.base import Document
-from data_prep.words import count_words
+from data_prep.words import count_words, split_words
+
+_STOP_WORDS_OF = "en"
+"""Language of the stop words ("the", "of", "and", ...) that one of the Gopher rules looks for."""
+
+
+def gopher_rules(language: str, script: str) -> list[tuple[str, Any]]:
+    """Return the quality rules (section A1.1 of the paper) and the repetition rules (table A1) of Gopher.
+
+    Args:
+        language: ISO 639 code of the language to keep. The rule that requires English stop words ("the", "of", ...) is
+            used only if this is English.
+        script: the kind of script of the text, one of `characters.SCRIPTS`.
+
+    Returns:
+        Pairs (name of a group of rules, datatrove filter).
+    """
+    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
+
+    words = our_words()
+    # One Gopher rule requires English stop words in every document. Skip this rule unless the setting `language` keeps
+    # only English documents, because documents in other languages would fail it.
+    options: dict[str, Any] = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
+    if script != "alphabet":
+        # Words have at least three characters on average. English ones have 4.7, Korean ones 3, and Chinese ones 1.6.
+        options["min_avg_word_length"] = None
+    return [
+        ("gopher quality", GopherQualityFilter(language=words, **options)),
+        ("gopher repetition", GopherRepetitionFilter(language=words)),
+    ]
+
+
+# The end of a sentence: a punctuation mark and closing quotation marks or brackets, then white space; or a full stop of
+# another script.
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？।॥؟۔։።။។]+[”’」』）]*")
+
+
+def our_words() -> Any:
+    """Return a word tokenizer. Pass it to datatrove as the argument `language`.
+
+    datatrove's English tokenizer is not used, because it counts punctuation marks as words and takes a minute for every
+    25 MB. The returned tokenizer splits text into sentences at punctuation marks. It does not know abbreviations, so it
+    finds a sentence end after "Mr."; the rules only need to know whether a text has about five sentences.
+    """
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class Words(WordTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return split_words(text)
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            return [text[start:end] for start, end in self.span_tokenize(text)]
+
+        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            spans, start = [], 0
+            for found in _SENTENCE_END.finditer(text):
+                spans.append((start, found.end()))
+                start = found.end()
+            return [*spans, (start, len(text))] if text[start:].strip() or not spans else spans
+
+    return Words()
+
 
 UNREADABLE = "unreadable characters"
 """The reason to remove documents of which more than `characters.MAX_UNREADABLE` of the characters are unreadable."""
@@ -38,26 +98,18 @@ class Cleaning(NamedTuple):
     The checks are made in the order of the fields. Before them, documents with unreadable characters are removed.
     """
 
-    block_urls: tuple[str, ...] = ()
-    """Path and SHA-256 digest of a file with domains and URLs. Documents from there are removed. Empty: no file."""
     language: str = ""
     """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
-    rules: tuple[str, ...] = ()
-    """Names of rules for quality, keys of `quality.RULES`."""
+    gopher: bool = False
+    """Whether documents must pass the Gopher rules for quality and repetition."""
     filters: tuple[tuple[str, str], ...] = ()
     """The user's filters: the name MODULE:FUNCTION of each, and the SHA-256 digest of its module's source."""
-    mask_pii: bool = False
-    """Whether to replace email addresses and IP addresses."""
-    paragraphs: tuple[str, str, int] | tuple[()] = ()
-    """The paragraphs that occur in several documents: path and SHA-256 digest of the file, and the smallest number of
-    words of a paragraph (see `paragraphs`). Empty: no paragraph is removed."""
 
     @classmethod
     def from_fields(cls, values: list) -> "Cleaning":
         """Return the Cleaning with these field values, which were read from JSON."""
-        block_urls, language, rules, filters, mask_pii, paragraphs = values
-        named = tuple((name, sha) for name, sha in filters)
-        return cls(tuple(block_urls), language, tuple(rules), named, mask_pii, tuple(paragraphs))
+        language, gopher, filters = values
+        return cls(language, gopher, tuple((name, sha256) for name, sha256 in filters))
 
 
 class Cleaned(NamedTuple):
@@ -68,7 +120,7 @@ class Cleaned(NamedTuple):
     reason: str | None
     """The reason to remove the document, such as "language" or "gopher quality: ..."; None: keep it."""
     changes: tuple[tuple[str, int, int], ...] = ()
-    """What changed the text, such as "c4: changed text", and the numbers of words and bytes that the text lost."""
+    """The filters that changed the text, and the numbers of words and bytes that the text lost."""
 
 
 class Cleaner:
@@ -78,18 +130,13 @@ class Cleaner:
         cleaning: what is done with each document.
 
     Raises:
-        PrepError: if a filter of the user or the list of URLs was changed since its digest was computed.
+        PrepError: if a filter of the user was changed since its digest was computed.
     """
 
     def __init__(self, cleaning: Cleaning):
-        self._cleaning = cleaning
         self._language = cleaning.language
-        self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
-        self._rules = {script: quality_rules(cleaning.rules, cleaning.language, script) for script in SCRIPTS}
+        self._rules = {script: gopher_rules(cleaning.language, script) for script in SCRIPTS if cleaning.gopher}
         self._filters = [(name, load_filter(name, sha256)) for name, sha256 in cleaning.filters]
-        self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
-        self.num_without_url = 0
-        """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""
 
     def clean(self, document: Document, content: bytes | None = None) -> Cleaned:
         """Return the cleaned text of a document, or the reason to remove the document.
@@ -113,59 +160,33 @@ class Cleaner:
         content = document.text.encode("utf-8") if content is None else content
         if num_unreadable(document.text, content) > MAX_UNREADABLE * len(document.text):
             return Cleaned(document.text, UNREADABLE)
-        if self._blocked is not None:
-            is_blocked = self._blocked.has(document.id)
-            self.num_without_url += is_blocked is None
-            if is_blocked:
-                return Cleaned(document.text, "blocked URL")
-        if self._language and not self._is_in_language(document.text):
+        if self._language and detected_language(document.text) not in (self._language, ""):
             return Cleaned(document.text, "language")
-        cleaned = self._by_rules(document)
-        if cleaned.reason:
-            return cleaned
-        text, changes = cleaned.text, list(cleaned.changes)
+        if reason := self._reason_by_rules(document):
+            return Cleaned(document.text, reason)
+        text, changes = document.text, []
         for name, function in self._filters:
             before = text
             text, reason = apply_filter(name, function, document._replace(text=before))
             if reason:
                 return Cleaned(before, reason)
             if text != before:
-                changes.append(_change(f"{name}: changed text", before, text))
-        if self._cleaning.mask_pii:
-            before = text
-            text = mask_personal_data(before)
-            if text != before:
-                changes.append(_change("masked personal data", before, text))
-        if self._repeated is not None:
-            before = text
-            text = self._repeated.remove(before)
-            if not text.strip():
-                return Cleaned(before, "duplicate paragraphs")
-            if text != before:
-                changes.append(_change("duplicate paragraphs: changed text", before, text))
+                fewer_bytes = len(before.encode("utf-8")) - len(text.encode("utf-8"))
+                changes.append((f"{name}: changed text", count_words(before) - count_words(text), fewer_bytes))
         return Cleaned(text, None, tuple(changes))
 
-    def _by_rules(self, document: Document) -> Cleaned:
-        """Return the text after the rules for quality, or the reason to remove the document."""
-        if not self._cleaning.rules:
-            return Cleaned(document.text, None)
+    def _reason_by_rules(self, document: Document) -> str | None:
+        """Return why the rules for quality remove a document; None if it passes them."""
+        if not self._rules:
+            return None
         from datatrove.data import Document as TheirDocument
 
-        theirs, changes = TheirDocument(text=document.text, id=""), []
         for name, rule in self._rules[script_of(document.text)]:
-            before = theirs.text
             # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
-            passed = rule.filter(theirs)
+            passed = rule.filter(TheirDocument(text=document.text, id=""))
             if passed is not True:
-                reason = f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
-                return Cleaned(before, reason)
-            if theirs.text != before:
-                changes.append(_change(f"{name}: changed text", before, theirs.text))
-        return Cleaned(theirs.text, None, tuple(changes))
-
-    def _is_in_language(self, text: str) -> bool:
-        """Return True if a text is in the language to keep, or is too short for language detection."""
-        return detected_language(text) in (self._language, "")
+                return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
+        return None
 
 
 class _OutOfTimeError(BaseException):
@@ -192,12 +213,6 @@ def _limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-
-
-def _change(what: str, before: str, after: str) -> tuple[str, int, int]:
-    """Return the entry of `Cleaned.changes` for a change of a text."""
-    fewer_bytes = len(before.encode("utf-8")) - len(after.encode("utf-8"))
-    return what, count_words(before) - count_words(after), fewer_bytes
 
 
 def detected_language(text: str) -> str:

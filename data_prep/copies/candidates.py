@@ -31,7 +31,7 @@ from data_prep.reading.signatures import (
     estimate_similarity,
 )
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.tasks import Executor, Task, digests_of
+from data_prep.running.tasks import Task, digests_of
 
 NUM_REPRESENTATIVES = 16
 """Number of documents of a bucket, those with the best priority, that the other documents are compared with."""
@@ -106,13 +106,10 @@ class Corpus:
             yield files, self.priority[start : start + count]
             start += count
 
-    def digest(self, executor: Executor) -> str:
-        """Return a digest of everything that the pairs of similar documents depend on.
-
-        `executor` runs the tasks that read the files, unless there is little to read.
-        """
+    def digest(self) -> str:
+        """Return a digest of everything that the pairs of similar documents depend on."""
         paths = [self.folder / name for name in (_CORPUS, _PRIORITY, _BY_PRIORITY)]
-        digests = digests_of([*paths, *(files.bands for files in self.files)], self.folder, executor)
+        digests = digests_of([*paths, *(files.bands for files in self.files)])
         return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
@@ -346,11 +343,7 @@ def sorted_unique(records: np.ndarray, counts: np.ndarray | None = None) -> tupl
 
 
 def _buckets(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position where the run of equal hashes of each hash starts, and the length of this run, int64 [n].
-
-    Args:
-        hashes: sorted hashes, shape [n].
-    """
+    """Return the position where the run of equal hashes of each hash starts, and the length of this run, int64 [n]."""
     is_start = np.ones(len(hashes), bool)
     is_start[1:] = hashes[1:] != hashes[:-1]
     starts = np.flatnonzero(is_start)

@@ -7,26 +7,30 @@ stores a key and a signature per document, together 392 bytes. The key is a 16-b
 have equal keys. The signature is used to find near copies (see `signatures`). It replaces the text, which can no longer
 be read. Therefore documents that are only contained in a document of the stream are not found. If the setting
 `duplicates` is "exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored. Documents
-that shares left out are not stored, so they can be added later (see `left_out`).
+of which shares left out every passage are not stored, so they can be added later.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.accounts import UNITS, row_of_entries
+from data_prep.accounts import row_of_entries
 from data_prep.copies.candidates import save_corpus
-from data_prep.copies.duplicates import Duplicates, find_duplicates
-from data_prep.copies.left_out import entries_of, is_in, ranges_of, save_ranges
-from data_prep.copies.near_copies import find_near_copies
-from data_prep.copies.stored_pairs import stored_pairs
+from data_prep.copies.near_copies import Duplicates, find_duplicates, find_near_copies
 from data_prep.errors import NothingNew, PrepError, Unworkable
+from data_prep.reading.provenance import copies_digest, reading_digest
 from data_prep.reading.read import Spooled, source_name
 from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SKETCH_BYTES, SignatureFiles
-from data_prep.running.tasks import Executor
+from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
+from fairseq_alma.core.store import Store
 
+Pairs = tuple[np.ndarray, np.ndarray]
+"""The numbers by priority of the better and of the worse documents, int64 [pairs]."""
+_KEY_ROWS = 1 << 20
+"""Number of documents whose keys are copied at a time."""
 _SORTED_ROWS = 1 << 18
 """Number of sketches, 256 bytes, that are sorted at a time. Sorting copies them."""
 
@@ -35,10 +39,7 @@ def remove_copies(
     spooled: Spooled,
     known_keys: np.ndarray,
     known_signatures: Sequence[SignatureFiles],
-    left_out: np.ndarray,
-    seed: int,
     work: WorkFolder,
-    executor: Executor,
     cache: str | None = None,
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
@@ -50,16 +51,13 @@ def remove_copies(
         known_keys: the 16-byte keys (hashes of the text) of the documents already in the stream, and of the near copies
             of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
         known_signatures: the files with the signatures of these m documents (see `pipeline.BaseStream`).
-        left_out: the parts of the stream's documents that a share left out. If they are read again, they are used.
-        seed: the seed of the stream.
         work: the work folder.
-        executor: runs the tasks that compare documents.
         cache: the folder of --cache, which keeps the pairs of near copies of a new stream.
 
     Returns:
-        Three values. First, the index entry (`index.ENTRY`) of each remaining document or range of a document. Second,
-        which of the new documents are copies. `Duplicates.kept` is -1 for copies of documents in the stream, and else
-        the index of a new document. Third, rows for the "cleaning" table in stream.json, with what was removed.
+        Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which of the new
+        documents are copies. `Duplicates.kept` is -1 for copies of documents in the stream, and else the index of a new
+        document. Third, rows for the "cleaning" table in stream.json, with what was removed.
     """
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
@@ -70,27 +68,52 @@ def remove_copies(
     rank = np.concatenate([zeros - 1, rank_of_new])
     num_words = np.concatenate([zeros, documents["num_words"]])
 
-    def find_pairs(priority: np.ndarray, by_priority: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        def find() -> tuple[np.ndarray, np.ndarray]:
+    def find_pairs(priority: np.ndarray, by_priority: np.ndarray) -> Pairs:
+        def find() -> Pairs:
             files = [*known_signatures, *(spooled.signatures or [])]
             corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
-            return find_near_copies(work.folder, executor, corpus)
+            return find_near_copies(work, corpus)
 
         # With --extend, the pairs also depend on the stored sketches of the stream. The keys do not contain these, so
         # nothing is cached.
-        return stored_pairs(None if num_known else cache, keys, priority, by_priority, find)
+        return find() if num_known or cache is None else _cached_pairs(cache, keys, priority, by_priority, find)
 
     wanted = find_pairs if spooled.signatures is not None else None
     new = _of_new(find_duplicates(keys, rank, num_words, wanted, num_known), num_known)
-    again = entries_of(left_out, documents[new.exact], seed)
-    kept = np.concatenate([documents[~(new.exact | new.near)], again])
+    kept = documents[~(new.exact | new.near)]
     if not len(kept):
         if num_known:
             raise NothingNew(f"each of the {len(documents):,} new documents is a copy of a document of the stream")
         raise Unworkable(
             f"no document is left: all {len(documents):,} are copies of others. Add sources with other text."
         )
-    return kept, new, _rows(spooled, new, again)
+    return kept, new, _rows(spooled, new)
+
+
+def _cached_pairs(
+    cache: str, keys: np.ndarray, priority: np.ndarray, by_priority: np.ndarray, find: Callable[[], Pairs]
+) -> Pairs:
+    """Return the pairs of near copies from the folder of --cache, or else find and store them.
+
+    They depend on the texts of the documents and their order of priority, and not on the seed or the division into
+    splits. So a second stream from the same files has the same pairs.
+    """
+    digest = hashlib.sha256(f"{reading_digest()} {copies_digest()} {len(keys)} ".encode())
+    for start in range(0, len(keys), _KEY_ROWS):
+        documents = by_priority[start : start + _KEY_ROWS]
+        digest.update(keys[documents].tobytes())
+        digest.update((priority[documents] < 0).tobytes())
+    store, key = Store(Path(cache), durable=False), digest.hexdigest()
+    if (entry := store.take(key)) is not None:
+        better, worse = np.load(entry.folder / "pairs.npy")
+        return better, worse
+    pairs = find()
+    try:
+        with store.writing(key) as folder:
+            np.save(folder / "pairs.npy", np.array(pairs, np.int64))
+    except OSError as error:  # for example, the cache is full or read-only
+        note(f"the pairs of similar documents are not stored in the cache: {error}")
+    return pairs
 
 
 def _of_new(found: Duplicates, num_known: int) -> Duplicates:
@@ -99,25 +122,15 @@ def _of_new(found: Duplicates, num_known: int) -> Duplicates:
     return Duplicates(exact, near, np.maximum(kept - num_known, -1))
 
 
-def _rows(spooled: Spooled, found: Duplicates, again: np.ndarray) -> list[dict]:
-    """Return the rows for the "cleaning" table in stream.json: the copies that were removed from each source.
-
-    Args:
-        spooled: the new documents.
-        found: which of them are copies.
-        again: the index entries of the ranges of exact copies that are used. Their words are not counted as removed.
-    """
+def _rows(spooled: Spooled, found: Duplicates) -> list[dict]:
+    """Return the rows for the "cleaning" table in stream.json: the copies that were removed from each source."""
     rows = []
     for step, mask in (("exact copy", found.exact), ("near copy", found.near)):
         copies = spooled.documents[mask]
         for number, record in enumerate(spooled.records):
             of_source = copies[copies["source"] == number]
             if len(of_source):
-                row = row_of_entries(step, source_name(record), len(of_source), of_source)
-                if mask is found.exact:
-                    used = row_of_entries(step, row["source"], 0, again[again["source"] == number])
-                    row |= {unit: row[unit] - used[unit] for unit in UNITS}
-                rows.append(row)
+                rows.append(row_of_entries(step, source_name(record), len(of_source), of_source))
     return rows
 
 
@@ -131,44 +144,30 @@ def left_out_by_shares(keys: np.ndarray, found: Duplicates, in_stream: np.ndarra
         found: which of these documents are copies.
         in_stream: the keys of the documents of which some part is in the stream.
     """
-    is_left_out = ~(found.exact | found.near | is_in(keys, in_stream))
+    # NumPy sorts texts of bytes, but not values of type V16. Both have 16 bytes, so the comparison is exact.
+    is_in_stream = np.isin(np.ascontiguousarray(keys).view("S16"), np.ascontiguousarray(in_stream).view("S16"))
+    is_left_out = ~(found.exact | found.near | is_in_stream)
     of_left_out = found.near & (found.kept >= 0)
     of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
     return is_left_out | of_left_out
 
 
 def record_documents(
-    folder: Path,
-    number: int,
-    spooled: Spooled,
-    found: Duplicates,
-    left_out: np.ndarray,
-    passages: np.ndarray | None = None,
-    dropped: np.ndarray | None = None,
+    folder: Path, number: int, spooled: Spooled, found: Duplicates, in_stream: np.ndarray | None = None
 ) -> None:
-    """Record the documents of the stream, and the text that shares left out, for later calls of alma-prep --extend.
+    """Record the documents of the stream for later calls of alma-prep --extend.
 
     Args:
         folder: the folder `dedup` of the stream.
         number: 0 for a new stream, else the number of the extension, from 1.
         spooled: the documents that were read.
         found: which of these documents are copies.
-        left_out: the ranges of documents that earlier calls left out (`left_out.RANGE`).
-        passages: the index entries of all passages in the stream; None: no text is left out.
-        dropped: the index entries of the passages that shares left out.
+        in_stream: the keys of the documents of which some part is in the stream; None: no text is left out.
     """
-    documents, keys = spooled.documents, spooled.documents["document"]
-    is_recorded = ~found.exact
-    ranges = left_out[~is_in(left_out["document"], keys)]
-    if passages is not None and dropped is not None:
-        is_recorded &= ~left_out_by_shares(keys, found, passages["document"])
-        is_partly = is_in(dropped["document"], np.concatenate([passages["document"], left_out["document"]]))
-        # Of equal documents, the passages are those of the document that is kept, else of the first (`entries_of`).
-        cut = np.concatenate([documents[~(found.exact | found.near)], documents[found.exact]])
-        ranges = np.concatenate([ranges, ranges_of(dropped[is_partly], cut)])
+    keys, is_recorded = spooled.documents["document"], ~found.exact
+    if in_stream is not None:
+        is_recorded &= ~left_out_by_shares(keys, found, in_stream)
     save_keys(folder, number, keys, is_recorded, found.near, spooled.signatures)
-    if len(ranges) or len(left_out):
-        save_ranges(folder, number, ranges)
 
 
 def save_keys(
@@ -220,11 +219,6 @@ def _write_sketches(path: Path, which: np.ndarray, signatures: Sequence[Signatur
     The documents are in random order, so reading them in this order would read a small piece of a file at a time.
     Instead, the new file is divided into blocks. First, the sketches of each signature file are put into their blocks,
     file by file. Then each block is sorted. So each sketch is read and written twice, and many together.
-
-    Args:
-        path: the file to write.
-        which: the indices of the documents, in the order in which their sketches are written.
-        signatures: the signature files of all documents.
     """
     counts = [each.num_documents for each in signatures]
     place = np.full(sum(counts), -1, np.int32 if len(which) < 2**31 else np.int64)
@@ -265,16 +259,10 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
 
     Raises:
         PrepError: if `duplicates` needs keys or signatures that the stream lacks, because it was made with
-            --duplicates keep (no files) or exact (no signatures), or by an earlier version (other signatures).
+            --duplicates keep (no files) or exact (no signatures).
     """
     keys, signatures = [], []
     for number in range(count):
-        if (folder / f"{number:04d}.signatures").is_file() and duplicates == "near":
-            raise PrepError(
-                f"{folder.parent} was made by an earlier version of alma-prep, whose signatures do not allow to verify "
-                "near copies: give --duplicates exact to leave out only exact copies of its documents, or make the "
-                "stream again."
-            )
         # A missing file shows how the stream was made: --duplicates keep writes no .keys files, and --duplicates exact
         # writes no .bands files. Raise an error if the current value of --duplicates needs the missing file.
         for ending, name, enough in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):

@@ -8,6 +8,8 @@ Both steps consist of tasks, so they run in parallel, and an interrupted run con
 """
 
 import functools
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,14 +27,109 @@ from data_prep.copies.candidates import (
     possible_containers,
     sorted_unique,
 )
-from data_prep.copies.duplicates import removed_copies
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes
 from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
 from data_prep.reading.spool import read_range
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Task
+from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
+
+_ROWS = 1 << 20
+"""Number of documents whose keys (hashes of the text) are compared at a time. A limit is needed because the keys are
+copied for the comparison, which takes memory."""
+_PAIRS = 1 << 14
+"""Number of pairs that are converted to Python numbers at a time."""
+
+FindPairs = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Function that finds pairs of near copies.
+
+Its arguments are the number of each document by priority (-1 for exact copies), and the document of each number. It
+returns the numbers of the better and of the worse documents of all pairs."""
+
+
+class Duplicates(NamedTuple):
+    """The documents to remove, among all n documents, and those that are kept in their place."""
+
+    exact: np.ndarray
+    """bool [n]: True for a document to remove because it is an exact copy of a document that is kept."""
+    near: np.ndarray
+    """bool [n]: True for a document to remove because it is a near copy, but not an exact copy, of a document that is
+    kept."""
+    kept: np.ndarray
+    """int [n]: for a near copy, the index of the document that is kept in its place. Other documents have their own
+    index."""
+
+
+def find_duplicates(
+    keys: np.ndarray, rank: np.ndarray, num_words: np.ndarray, find_pairs: FindPairs | None, num_known: int = 0
+) -> Duplicates:
+    """Find the copies to remove.
+
+    Documents are ordered by rank. Among documents with equal ranks, the one with the most words comes first. Among
+    documents with equal ranks and numbers of words, the one with the smallest key comes first.
+
+    Args:
+        keys: 16-byte hash of each text, NumPy type V16, shape [n]. Equal texts have equal keys. n is the number of
+            documents.
+        rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot, or its date.
+        num_words: int [n], number of words of each document.
+        find_pairs: finds the pairs of near copies; None: find exact copies only.
+        num_known: number of documents that are already in the stream. They are the first elements of `keys`, `rank`,
+            and `num_words`. They are never removed.
+    """
+    count = len(keys)
+    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
+    high, low = halves[:, 0], halves[:, 1]
+    # Documents that are equal in all sort keys have equal text, so it does not matter which of them is kept.
+    index_type = np.int32 if count < 2**31 else np.int64
+    by_priority = np.lexsort((low, high, -num_words, rank)).astype(index_type)
+    priority = np.empty(count, index_type)
+    priority[by_priority] = np.arange(count, dtype=index_type)
+
+    by_key = np.lexsort((priority, low, high))
+    exact = np.zeros(count, bool)
+    # Compare the keys in chunks of _ROWS documents. Indexing `high` and `low` copies keys, so chunks limit the memory.
+    for start in range(0, count - 1, _ROWS):
+        these = by_key[start : start + _ROWS + 1]
+        same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
+        # Mark all documents with equal keys as exact copies, except the first of them, which is kept.
+        exact[these[1:][same]] = True
+    del by_key, halves, high, low
+    # Never remove documents already in the stream, because existing mega-batches must not change.
+    exact[:num_known] = False
+    near = np.zeros(count, bool)
+    kept = np.arange(count, dtype=index_type)
+    if find_pairs is not None and count:
+        priority[exact] = -1
+        removed, instead = removed_copies(*find_pairs(priority, by_priority))
+        near[by_priority[removed]] = True
+        kept[by_priority[removed]] = by_priority[instead]
+    return Duplicates(exact, near, kept)
+
+
+def removed_copies(better: np.ndarray, worse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the documents to remove: those that are a copy of a better document that is kept.
+
+    Also return, for each of them, the number of the best document that is kept and of which it is a copy.
+
+    Args:
+        better: the number of the better document of each pair, int64 [pairs].
+        worse: the number of the worse document of each pair, which is larger.
+    """
+    order = np.lexsort((better, worse))
+    found = array("q", [-1]) * (int(worse.max(initial=-1)) + 1)
+    # The pairs are sorted by the worse document. So it is known already which of the better documents are kept. This is
+    # a loop over pairs, because with NumPy a chain of copies of copies needs a round for each of its documents.
+    for start in range(0, len(order), _PAIRS):
+        some = order[start : start + _PAIRS]
+        for one, other in zip(better[some].tolist(), worse[some].tolist(), strict=True):
+            if found[one] < 0 and found[other] < 0:
+                found[other] = one
+    instead = np.array(found, np.int64)
+    removed = np.flatnonzero(instead >= 0)
+    return removed, instead[removed]
+
 
 SIMILAR = 0.8
 """Jaccard similarity of word 5-grams from which a document is a near copy of another document."""
@@ -42,19 +139,16 @@ _TASK_PAIRS = 1 << 13
 """Number of pairs that one task compares by their texts."""
 
 
-def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+def find_near_copies(work: WorkFolder, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs of near copies: the numbers by priority of the better and of the worse documents, int64 [pairs].
 
     Args:
         work: the work folder.
-        executor: runs the tasks.
         corpus: the signature files and the order of all documents.
     """
-    sha256 = corpus.digest(executor)
+    sha256 = corpus.digest()
     bands, anchors = candidate_tasks(corpus, sha256)
-    step = Step(work / "find_pairs", [*bands, *anchors])
-    with Bar("find similar documents", len(step.tasks), "tasks") as bar:
-        step.run(executor, lambda number: bar.advance(1))
+    step = work.run("find_pairs", [*bands, *anchors], "find similar documents")
     pairs, _ = merged((np.load(f"{step.prefix(number)}.pairs.npy") for number in range(len(bands))), PAIR)
     matches = (np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks)))
     sure = pairs[pairs["sure"]]
@@ -69,36 +163,24 @@ def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np
     copies, now, number = sure, unsure[~is_skipped], 0
     skipped = unsure[is_skipped]
     while number == 0 or len(now):
-        copies = np.concatenate([copies, _compared(work, number, executor, corpus, sha256, now)])
+        copies = np.concatenate([copies, _compared(work, number, corpus, sha256, now)])
         removed, _ = removed_copies(copies["better"], copies["worse"])
         is_settled = np.isin(skipped["worse"], removed)
         now, skipped, number = skipped[~is_settled], skipped[is_settled], number + 1
     return copies["better"], copies["worse"]
 
 
-def _compared(
-    work: Path, number: int, executor: Executor, corpus: Corpus, sha256: str, pairs: np.ndarray
-) -> np.ndarray:
-    """Compare the texts of pairs, and return the pairs that are near copies.
-
-    Args:
-        work: the work folder.
-        number: how often `find_near_copies` has called this function before.
-        executor: runs the tasks.
-        corpus: the signature files and the order of all documents.
-        sha256: digest of the corpus.
-        pairs: the pairs to compare.
-    """
+def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs: np.ndarray) -> np.ndarray:
+    """Compare the texts of pairs, and return the pairs that are near copies."""
     # Put all pairs of a worse document together. Its text is then read once, and the better documents are often the
     # same as those of the previous document, whose n-grams are still in the cache.
     pairs = pairs[np.lexsort((pairs["better"], pairs["worse"]))]
-    path = work / f"unsure_pairs_{number}.npy"
+    path = work.folder / f"unsure_pairs_{number}.npy"
     np.save(path, pairs)
     place = (str(corpus.folder), sha256, str(path), sha256_of(path))
     tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(pairs, _TASK_PAIRS)]
-    step = Step(work / f"compare_{number}", tasks)
-    with Bar("compare similar documents", len(pairs), "pairs") as bar:
-        step.run(executor, lambda task: bar.advance(tasks[task].end - tasks[task].start))
+    weights = [task.end - task.start for task in tasks]
+    step = work.run(f"compare_{number}", tasks, "compare similar documents", "pairs", weights)
     is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]
     return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
 
@@ -148,12 +230,7 @@ class CompareTask(Task):
 
 @functools.lru_cache(maxsize=128)  # cached, because opening the file takes as long as to compare two documents
 def _documents(path: str, sha256: str) -> np.ndarray:
-    """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped.
-
-    Args:
-        path: the file.
-        sha256: digest of the corpus. Only the cache uses it: in another corpus, the file may be another one.
-    """
+    """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped."""
     return np.load(path, mmap_mode="r")
 
 

@@ -1,7 +1,7 @@
 """Divide a stream in time: each mega-batch is the text of one period, with held-out text of its own.
 
-With partition="chronological", documents are sorted by date. The order is cut into periods of equal numbers of words,
-or at given dates. A document belongs to one period as a whole. The period with index t - 1 becomes mega-batch t.
+With partition="chronological", documents are sorted by date. The order is cut into periods of equal numbers of words.
+A document belongs to one period as a whole. The period with index t - 1 becomes mega-batch t.
 
 In each period, whole documents are held out for validation and for the test, so that no passage of a held-out document
 is trained on. The validation set of the stream consists of the validation documents of all periods, and the test set
@@ -10,15 +10,18 @@ likewise.
 The functions read and write no files. They compute with index entries (`index.ENTRY`) and dates (see `dates`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.dividing.layout import _cumulative, _nearest, by_key, mixed
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
-from data_prep.errors import PrepError
-from data_prep.sources.dates import date_text
+from data_prep.errors import Unworkable
+from data_prep.reading.facts import dates_of
+from data_prep.settings import PrepSettings
+from data_prep.sources.dates import date_text, parse_date
 
 
 class HeldOut(NamedTuple):
@@ -51,12 +54,12 @@ def held_out_fractions(total_words: int, valid_words: int, test_words: int | Non
         num_mega_batches: number of mega-batches, B.
 
     Raises:
-        PrepError: if more than half of the text would be held out.
+        Unworkable: if more than half of the text would be held out.
     """
     valid = valid_words / total_words
     test = (1 - valid) / (num_mega_batches + 1) if test_words is None else test_words / total_words
     if valid + test > 0.5:
-        raise PrepError(
+        raise Unworkable(
             f"the validation set and the test set would take {valid + test:.0%} of the {total_words:,} words: lower "
             "--valid-words or --test-words to at most half of the text."
         )
@@ -68,7 +71,7 @@ def chronological_layout(
     dates: np.ndarray,
     strata: np.ndarray,
     held_out: HeldOut,
-    cut_at: list[int] | int,
+    num_periods: int,
     valid_strata: Sequence[int] | None = None,
     first: int = 1,
 ) -> ChronologicalLayout:
@@ -79,22 +82,23 @@ def chronological_layout(
         dates: int64 [number of passages], the date of the document of each passage.
         strata: int [number of sources], index of the stratum of each source (see `layout.mixed`).
         held_out: how much text of each period is held out.
-        cut_at: the number of periods, all with the same number of words; or the dates at which periods begin, without
-            that of the first period.
+        num_periods: the number of periods, all with the same number of words.
         valid_strata: the strata from which the validation text is taken; None: all strata.
         first: number of the first mega-batch.
 
     Raises:
-        PrepError: if a period has too little text.
+        Unworkable: if a period has too little text.
     """
     documents = _documents(passages, dates)
-    ends = _period_ends(documents, cut_at)
+    cumulative = _cumulative(documents.num_words)
+    total = int(cumulative[-1])
+    ends = [_nearest(cumulative, total * number // num_periods) for number in range(1, num_periods + 1)]
     parts: dict[str, list[np.ndarray]] = {"valid": [], "train": [], "test": []}
     periods = []
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         name = f"mega_batch_{first + number}"
         if start == end:
-            raise PrepError(f"{_period(name, documents, start, end)} contains no document. {_ADVICE}")
+            raise Unworkable(f"{_period(name, documents, start, end)} contains no document. {_ADVICE}")
         is_candidate = np.ones(end - start, bool)
         if valid_strata is not None:
             source_of = passages["source"][documents.order[documents.first[start:end]]]
@@ -105,7 +109,7 @@ def chronological_layout(
             words = int(passages["num_words"][which].sum(dtype=np.int64))
             least = MIN_MEGA_BATCH_WORDS if part == "train" else 1
             if words < least:
-                raise PrepError(
+                raise Unworkable(
                     f"{_period(name, documents, start, end)} has too few documents: {words:,} words are left for "
                     f"{'training' if part == 'train' else part}, but at least {least:,} are needed. {_ADVICE}"
                 )
@@ -130,8 +134,8 @@ def period_unions(num_mega_batches: int) -> dict[str, list[str]]:
 
 
 _ADVICE = (
-    "Held-out text consists of whole documents, so each period needs several documents: lower --mega-batches, change "
-    "--cut-dates, or add sources."
+    "Held-out text consists of whole documents, so each period needs several documents: lower --mega-batches, or add "
+    "sources."
 )
 
 
@@ -172,28 +176,11 @@ def _documents(passages: np.ndarray, dates: np.ndarray) -> _Documents:
     return _Documents(order, np.append(first, len(order)), sorted_dates[first], num_words, shuffled)
 
 
-def _period_ends(documents: _Documents, cut_at: list[int] | int) -> list[int]:
-    """Return the index after the last document of each period."""
-    if isinstance(cut_at, int):
-        cumulative = _cumulative(documents.num_words)
-        total = int(cumulative[-1])
-        ends = [_nearest(cumulative, total * number // cut_at) for number in range(1, cut_at)]
-    else:
-        ends = np.searchsorted(documents.dates, cut_at, "left").tolist()
-    return [*ends, len(documents.num_words)]
-
-
 def _hold_out(documents: _Documents, start: int, end: int, is_candidate: np.ndarray, held_out: HeldOut) -> np.ndarray:
     """Choose the held-out documents of a period: 0 for validation, 1 for training, 2 for the test, int [end - start].
 
     Documents are taken in the shuffled order, first for validation and then for the test, until their number of words
     is nearest to the wanted one. At least one document is taken for each.
-
-    Args:
-        documents: all documents.
-        start, end: the documents of the period are those from `start` (included) to `end` (excluded).
-        is_candidate: bool [end - start], which documents can be validated on.
-        held_out: how much text is held out, as fractions of the words of the period.
     """
     part_of = np.ones(end - start, np.int8)
     total = int(documents.num_words[start:end].sum())
@@ -210,3 +197,92 @@ def _period(name: str, documents: _Documents, start: int, end: int) -> str:
     if start == end:
         return f"the period of {name}"
     return f"the period of {name} ({date_text(documents.dates[start])} to {date_text(documents.dates[end - 1])})"
+
+
+class Periods(NamedTuple):
+    """The periods of a chronological stream, or those that alma-prep --extend adds to one."""
+
+    layout: ChronologicalLayout
+    held_out: HeldOut
+    unions: dict[str, list[str]]
+    """The splits that the validation set and the test set consist of; empty for an extension, which has neither."""
+
+    def described(self, splits: Mapping[str, dict]) -> dict:
+        """Return the entries of stream.json about periods and splits.
+
+        The entries of the held-out text of each period are moved from `splits` into the list of periods. So "splits"
+        contains the same names as in other streams.
+
+        Args:
+            splits: for each split, by name, its entry in stream.json.
+        """
+        names = [name for name in self.layout.splits if name.startswith("mega_batch_") and "/" not in name]
+        held_out = [{part: splits[f"{name}/{part}"] for part in ("valid", "test")} for name in names]
+        order = ["valid", *names, "test"] if self.unions else names
+        # The number of periods whose test text makes up the test set. Extensions do not change it.
+        in_test = {"periods_in_test": len(names)} if self.unions else {}
+        return in_test | {
+            "splits": {name: splits[name] for name in order},
+            "periods": [dates | parts for dates, parts in zip(self.layout.periods, held_out, strict=True)],
+            "held_out": self.held_out._asdict(),
+        }
+
+
+def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
+    """Return True if a stream is chronological.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        base: the content of stream.json of the stream to extend; None for a new stream.
+    """
+    return settings.partition == "chronological" if base is None else "periods" in base
+
+
+def lay_out_periods(
+    settings: PrepSettings,
+    passages: np.ndarray,
+    strata: np.ndarray,
+    valid_strata: Sequence[int] | None,
+    valid_words: int,
+    spool: Path,
+    base: Mapping | None,
+) -> Periods:
+    """Return the periods of a new stream, or those that are added to a stream.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        passages: the index entry (`index.ENTRY`) of each passage.
+        strata: int [number of sources], index of the stratum of each source (see `layout.mixed`).
+        valid_strata: the strata from which the validation text is taken; None: all strata.
+        valid_words: number of words of the validation set. It is not used for an extension.
+        spool: the spool folder, which contains the dates of the documents.
+        base: the content of stream.json of the stream to extend; None for a new stream.
+
+    Raises:
+        Unworkable: if a period has too little text, or if the new documents are earlier than the stream's last one.
+    """
+    dates = dates_of(spool, passages)
+    num_periods = settings.num_mega_batches or 1
+    if base is not None:
+        _check_later(passages, dates, base)
+        held_out, first = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1
+        return Periods(
+            chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata, first), held_out, {}
+        )
+    words = int(passages["num_words"].sum(dtype=np.int64))
+    held_out = held_out_fractions(words, valid_words, settings.test_words, num_periods)
+    found = chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata)
+    return Periods(found, held_out, period_unions(num_periods))
+
+
+def _check_later(passages: np.ndarray, dates: np.ndarray, base: Mapping) -> None:
+    """Raise Unworkable if documents to add are earlier than the last document of a chronological stream."""
+    last = base["periods"][-1]["last_date"]
+    is_early = dates < parse_date(last)
+    if is_early.any():
+        num_early = len(np.unique(passages["document"][is_early]))
+        raise Unworkable(
+            f"{num_early:,} of the new documents are earlier than {last}, the last date in the stream; the earliest is "
+            f"of {date_text(int(dates.min()))}. A chronological stream is extended only by later text: leave these "
+            "documents out of the sources, or make the stream again from all sources."
+        )

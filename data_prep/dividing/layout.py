@@ -15,8 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.accounts import count_documents, row_of_entries
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
-from data_prep.errors import PrepError
+from data_prep.errors import Unworkable
+from data_prep.reading.read import Spooled, source_name
+from data_prep.sources import Files
+
+_ROUNDS = 100
+"""Maximum number of times that `choose` goes through the documents."""
 
 
 def by_key(entries: np.ndarray, which: np.ndarray | None = None, purpose: str | None = None) -> np.ndarray:
@@ -86,7 +92,7 @@ def mixed(
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        strata: int [number of sources], index of the stratum of each source (see `shares.strata_of`).
+        strata: int [number of sources], index of the stratum of each source (see `strata_of`).
         which: indices into `passages` of the passages to order; None: all passages.
         random_starts: if True, use a random point of the subintervals and not the midpoint.
         purpose: what the shuffled order decides (see `by_key`). None: the stored keys are used.
@@ -112,7 +118,7 @@ def mixed(
 
 
 def check_shares(shares: Sequence[float | None]) -> None:
-    """Raise PrepError if the shares of the sources are impossible.
+    """Raise Unworkable if the shares of the sources are impossible.
 
     They are impossible if their sum is more than 1; if it is less than 1 and every source has a share; or if it is 1
     and a source has no share.
@@ -123,12 +129,12 @@ def check_shares(shares: Sequence[float | None]) -> None:
     given = [share for share in shares if share is not None]
     total = sum(given)
     if total > 1 + 1e-9 or (given and len(given) == len(shares) and total < 1 - 1e-9):
-        raise PrepError(
+        raise Unworkable(
             f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
             "otherwise. Change the shares, which are the numbers after the @ in --source."
         )
     if len(given) < len(shares) and total > 1 - 1e-9:
-        raise PrepError(
+        raise Unworkable(
             "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
             "or remove the sources without a share."
         )
@@ -145,7 +151,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
         shares: the share of each source, by source index; None for a source without a share.
 
     Raises:
-        PrepError: if the shares are impossible, see `check_shares`.
+        Unworkable: if the shares are impossible, see `check_shares`.
     """
     check_shares(list(shares.values()))
     given = {source: share for source, share in shares.items() if share is not None}
@@ -176,6 +182,63 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int], number: int) -> np.
         which = by_key(passages, np.flatnonzero(passages["source"] == source), share_purpose(number))
         kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
     return kept
+
+
+def keep_documents(passages: np.ndarray, wanted: dict[int, int], number: int, seed: int) -> np.ndarray:
+    """Return a bool mask of the passages to keep, so that each source has about the wanted number of words.
+
+    Unlike `keep_words`, this function keeps all passages of a document, or none.
+
+    Args:
+        passages: the index entry (`index.ENTRY`) of each passage.
+        wanted: number of words to keep, by source index.
+        number: 0 for a new stream, else the number of the extension, from 1.
+        seed: the seed of the stream.
+    """
+    hashes = np.ascontiguousarray(passages["document"]).view("S16")
+    _, first, of_passage = np.unique(hashes, return_index=True, return_inverse=True)
+    num_words = np.bincount(of_passage, passages["num_words"].astype(np.float64)).astype(np.int64)
+    # The sort key of a passage cannot be used: a document with many passages would have a small one more often.
+    halves = np.ascontiguousarray(passages["document"][first]).view(">u8").reshape(-1, 2).astype(np.uint64)
+    entries = np.empty(len(first), [("key", "V16")])
+    entries["key"] = np.ascontiguousarray(mixed_bits(halves, seed).astype(">u8")).view("V16").reshape(-1)
+    is_kept = np.zeros(len(first), bool)
+    for source, wanted_words in wanted.items():
+        which = np.flatnonzero(passages["source"][first] == source)
+        order = by_key(entries, which, share_purpose(number))
+        is_kept[order[choose(num_words[order], wanted_words)]] = True
+    return is_kept[of_passage]
+
+
+def choose(num_words: np.ndarray, target: int) -> np.ndarray:
+    """Return the sorted positions of documents that together have about `target` words.
+
+    As many of the first documents are chosen as fit, and then the one with which the sum is nearest to the target, if
+    it is nearer than without. Only if this sum is not within 2% of the target, later documents that fit are chosen
+    first. If what is missing were always filled like this, short documents would be chosen far more often than long
+    ones.
+
+    Args:
+        num_words: int [n], the number of words of each document.
+        target: number of words.
+    """
+    is_chosen, start, missing = np.zeros(len(num_words), bool), 0, target
+    best = None
+    for _ in range(_ROUNDS):
+        fits = start + np.flatnonzero(num_words[start:] <= missing)
+        sums = np.cumsum(num_words[fits], dtype=np.int64)
+        count = int(np.searchsorted(sums, missing, side="right"))
+        if count:
+            is_chosen[fits[:count]] = True
+            start, missing = int(fits[count - 1]) + 1, missing - int(sums[count - 1])
+        distances = np.where(is_chosen, missing, np.abs(num_words - missing))
+        best = int(np.argmin(distances)) if len(distances) and distances.min() < missing else None
+        distance = missing if best is None else int(distances[best])
+        if not count or 50 * distance <= target:
+            break
+    if best is not None:
+        is_chosen[best] = True
+    return np.flatnonzero(is_chosen)
 
 
 def share_purpose(number: int) -> str:
@@ -220,7 +283,7 @@ def equal_layout(
         valid_strata: the strata from which the validation set is taken; None: all strata.
 
     Raises:
-        PrepError: if the sources of `valid_strata` have fewer words than the validation set needs.
+        Unworkable: if the sources of `valid_strata` have fewer words than the validation set needs.
     """
     words = passages["num_words"]
     if valid_strata is None:
@@ -230,7 +293,7 @@ def equal_layout(
     candidates = mixed(passages, strata, np.flatnonzero(is_candidate))
     found = int(words[candidates].sum(dtype=np.int64))
     if found < valid_words:
-        raise PrepError(
+        raise Unworkable(
             f"the sources of the kind given by --valid-source have only {found:,} words, but the validation set needs "
             f"{valid_words:,}: lower --valid-words, or add sources of this kind."
         )
@@ -266,13 +329,13 @@ def drifting_layout(
 ) -> Layout:
     """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
-    Each mega-batch contains text of one snapshot (point in time, see `snapshots`), so mega-batches can have different
+    Each mega-batch contains text of one snapshot (point in time, see `dates`), so mega-batches can have different
     sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_strata` is given, only
     words from sources of these strata are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
     every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
 
     Raises:
-        PrepError: if a split would be too small.
+        Unworkable: if a split would be too small.
     """
     words = passages["num_words"]
     is_candidate = np.ones(len(passages), bool)
@@ -280,7 +343,7 @@ def drifting_layout(
         is_candidate = np.isin(strata[passages["source"]], valid_strata)
     valid_fraction = valid_words / max(1, int(words[is_candidate].sum(dtype=np.int64)))
     if valid_fraction > 1:
-        raise PrepError(
+        raise Unworkable(
             f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
             "validation set needs: lower --valid-words, or add sources of this kind."
         )
@@ -301,7 +364,7 @@ def drifting_layout(
 
 
 def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
-    """Return the layout of a stream from the passages of each split. Raise PrepError if a split is too small.
+    """Return the layout of a stream from the passages of each split. Raise Unworkable if a split is too small.
 
     Args:
         words: int [n], the number of words of each passage.
@@ -310,7 +373,7 @@ def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
     for name, split in zip(split_order(len(splits) - 2), splits, strict=True):
         found = int(words[split].sum(dtype=np.int64))
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
-            raise PrepError(
+            raise Unworkable(
                 f"{name} would have {found:,} words, but a mega-batch or test set needs at least "
                 f"{MIN_MEGA_BATCH_WORDS:,}, and a validation set at least 1. Add files, or combine small snapshots: "
                 "with --partition by-date, give their files the same date; with as-given, put them into one --source."
@@ -366,12 +429,85 @@ def _nearest(cumulative: np.ndarray, target: int) -> int:
     """Return the number k for which the number of words in the first k passages is nearest to `target`.
 
     If two values of k are equally good, the smaller one is returned.
-
-    Args:
-        cumulative: the result of `_cumulative`.
-        target: number of words.
     """
     after = min(int(np.searchsorted(cumulative, target)), len(cumulative) - 1)
     if after > 0 and target - cumulative[after - 1] <= cumulative[after] - target:
         return after - 1
     return after
+
+
+def words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
+    """Return the number of words of each source, by source index.
+
+    Args:
+        entries: the index entry (`index.ENTRY`) of each document or passage.
+        num_sources: number of sources.
+    """
+    # Convert to float64, because `bincount` needs float64 weights. Float64 sums are exact up to 2^53 words.
+    counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
+    return dict(enumerate(counts.astype(np.int64).tolist()))
+
+
+def strata_of(files: Files, valid_source: str | None) -> tuple[np.ndarray, list[int] | None]:
+    """Return the stratum of each source, and the strata from which the validation set is taken.
+
+    A stratum is spread evenly over the stream (see `layout.mixed`). A source with a share is a stratum of its own, so
+    that it has this share in each part of the stream. Sources of one kind without a share are one stratum, so that the
+    stream does not depend on how their files are divided into sources.
+
+    Args:
+        files: the files of each source.
+        valid_source: the setting `valid_source`, the kind of which the validation set is made; None: all kinds.
+
+    Returns:
+        The index of the stratum of each source, int [number of sources], and the indices of the strata of the kind
+        `valid_source`; None if there is no source of this kind, or all kinds are used.
+    """
+    names = [(source.kind, None if source.share is None else number) for number, source in enumerate(files)]
+    known = list(dict.fromkeys(names))
+    valid = [number for number, (kind, _) in enumerate(known) if kind == valid_source]
+    return np.array([known.index(name) for name in names]), valid or None
+
+
+def wanted_words_of(files: Files, words: dict[int, int]) -> dict[int, int]:
+    """Return how many words of each source to use so that every source provides its share.
+
+    The share of a source is the fraction of the stream's words that the source should provide (--source ...@SHARE).
+
+    Args:
+        files: the files of each source.
+        words: number of words of each source, by source index.
+
+    Raises:
+        Unworkable: if the shares are invalid, or if a source with a share has no text left.
+    """
+    shares = {number: source.share for number, source in enumerate(files)}
+    for number, source in enumerate(files):
+        if source.share is not None and not words[number]:
+            raise Unworkable(
+                f"{source.name} should provide {source.share:g} of the words, but none of its text is left: cleaning "
+                "removed all of its documents, or they are copies of other documents. Remove the source, or change "
+                "--language, --gopher or --duplicates."
+            )
+    return share_out(words, shares)
+
+
+def share_rows(spooled: Spooled, kept: np.ndarray, dropped: np.ndarray) -> list[dict]:
+    """Return rows for the table "cleaning" in stream.json. A row says how much text of one source is left out.
+
+    Text is left out so that every source provides its share, which is the fraction of the stream's words that the
+    source should provide. A source of which nothing is left out has no row.
+
+    Args:
+        spooled: the documents that were read, with the records of the sources.
+        kept, dropped: the index entries (`index.ENTRY`) of the passages that are used, and of those that are left out.
+    """
+    rows = []
+    for number, record in enumerate(spooled.records):
+        of_source = dropped[dropped["source"] == number]
+        if len(of_source):
+            documents = kept["document"][kept["source"] == number]
+            # The documents of which no passage is used.
+            left_out = count_documents(np.concatenate([documents, of_source["document"]])) - count_documents(documents)
+            rows.append(row_of_entries("share", source_name(record), left_out, of_source))
+    return rows

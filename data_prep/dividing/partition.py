@@ -3,14 +3,21 @@
 The splits are the mega-batches, the validation set and the test set.
 """
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from data_prep.errors import PrepError
+from data_prep.errors import Unworkable
+from data_prep.reading.index import ENTRY, order_key
+from data_prep.reading.spool import read_text
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.tasks import Task
 from data_prep.words import word_starts
 
 MIN_MEGA_BATCH_WORDS = 1000
@@ -57,7 +64,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
         passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
 
     Raises:
-        PrepError: if there is too little text, or `passage_words` is too large.
+        Unworkable: if there is too little text, or `passage_words` is too large.
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
@@ -65,7 +72,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     shares = num_mega_batches + 1
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
-        raise PrepError(
+        raise Unworkable(
             f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches and a test set "
             f"(at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words need at least "
             f"{needed_words:,}. Add sources, or lower --mega-batches or --valid-words."
@@ -75,7 +82,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     if passage_words is None:
         passage_words = default_passage_words(mega_batch_words)
     if passage_words > limit_words:
-        raise PrepError(
+        raise Unworkable(
             f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
             f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
         )
@@ -91,18 +98,18 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
         passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
 
     Raises:
-        PrepError: if there is too little text, or `passage_words` is too large.
+        Unworkable: if there is too little text, or `passage_words` is too large.
     """
     needed_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
-        raise PrepError(
+        raise Unworkable(
             f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
             f"need at least {needed_words:,}. Wait for more text, or add sources."
         )
     mega_batch_words = total_words // num_mega_batches
     limit_words = mega_batch_words // 100
     if passage_words is not None and passage_words > limit_words:
-        raise PrepError(
+        raise Unworkable(
             f"passage_words={passage_words} is more than 1% of a mega-batch: set --passage-words to at most "
             f"{limit_words}."
         )
@@ -156,11 +163,6 @@ def _joined(cuts: list[int], starts: np.ndarray, passage_words: int) -> Iterator
 
     A part with more than `passage_words` words is not cut, so its passage is longer than `passage_words` words. A part
     without words, such as a blank line, is always joined with another part.
-
-    Args:
-        cuts: the positions at which parts begin, and the end of the last part.
-        starts: the positions at which words begin.
-        passage_words: number of words of a passage.
     """
     words_before = np.searchsorted(starts, cuts).tolist()
     first = 0
@@ -170,3 +172,49 @@ def _joined(cuts: list[int], starts: np.ndarray, passage_words: int) -> Iterator
             yield cuts[first], cuts[part]
             first = part
     yield cuts[first], cuts[-1]
+
+
+@dataclass(frozen=True)
+class CutTask(Task):
+    """Task that cuts long documents into passages.
+
+    The task cuts the documents at the positions from `start` (included) to `end` (excluded) in the file
+    `long_documents`. It writes the index entry (`index.ENTRY`) of each passage to PREFIX.passages.npy, where PREFIX is
+    the argument `prefix` of `run`. The text stays in the spool (the folder of plain text files) and is not copied.
+    """
+
+    spool: str
+    """Path of the spool folder, which contains the text of the documents."""
+    seed: int
+    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
+    plan: Plan
+    """The length of passages, and the length above which a document is cut."""
+    long_documents: str
+    """Path of the file with the index entry (`index.ENTRY`) of each document that must be cut."""
+    sha256: str
+    """SHA-256 digest of the file `long_documents`. If the file has changed, this digest has changed too. Then the task
+    counts as a different task and is done again (see `tasks`)."""
+    start: int
+    end: int
+
+    @classmethod
+    def from_fields(cls, values: dict) -> Self:
+        return cls(**values | {"plan": Plan(*values["plan"])})
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        rows = []
+        for entry in np.load(self.long_documents, mmap_mode="r")[self.start : self.end]:
+            heartbeat.beat()
+            text, offset = read_text(Path(self.spool), entry), int(entry["offset"])
+            identity = hashlib.sha256(text.encode("utf-8")).digest()
+            with heartbeat.computing():  # a document of 16 MB can take a minute
+                passages = cut_document(text, self.plan.passage_words, self.plan.limit_words)
+            for number, passage in enumerate(passages):
+                num_bytes = len(passage.text.encode("utf-8"))
+                key, document = order_key(self.seed, identity, number), bytes(entry["document"])
+                place = (offset, entry["shard"], num_bytes, passage.num_words, entry["source"], entry["group"])
+                rows.append((key, document, *place, number))
+                offset += num_bytes
+        with open(f"{prefix}.passages.npy", "wb") as file:
+            np.save(file, np.array(rows, dtype=ENTRY))
+        return {"passages": len(rows)}

@@ -12,28 +12,23 @@ passage     index of the passage in its document, from 0
 """
 
 import binascii
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.reading.facts import facts_digest, ids_of, rows_by_shard
-from data_prep.reading.index import Index, read_index
+from data_prep.reading.facts import ids_of, rows_by_shard
+from data_prep.reading.index import Texts
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task
-from data_prep.running.work_folder import WorkFolder
 from data_prep.sources.dates import date_text
 
 if TYPE_CHECKING:
     import pyarrow
 
 FOLDER = "documents"
-TASK_PASSAGES = 1 << 18
-"""Number of passages that one task looks up. They become one row group of the Parquet file."""
+ROW_GROUP_PASSAGES = 1 << 18
+"""Number of passages that are looked up together. They become one row group of the Parquet file."""
 _COLUMNS = {
     "document": "string",
     "id": "string",
@@ -46,143 +41,76 @@ _COLUMNS = {
 
 
 def write_documents(
-    index: Index,
-    sources: Sequence[str],
-    source_of_shard: Sequence[int],
-    num_sequences: np.ndarray,
-    work: WorkFolder,
-    executor: Executor,
-) -> None:
-    """Write documents/SPLIT.parquet for every split into the work folder.
+    path: Path, passages: Texts, sources: Sequence[str], source_of_shard: Sequence[int], long: Sequence[Sequence[int]],
+    heartbeat: Heartbeat,
+) -> None:  # fmt: skip
+    """Write the rows of all passages of a split to a Parquet file.
 
     Args:
-        index: the passages in their final order, and the splits.
+        path: the file.
+        passages: the passages of the split.
         sources: the name of each source.
         source_of_shard: index of the source of each spool file.
-        num_sequences: (passage, number of sequences) of each passage that is stored as several sequences, int [n, 2],
-            ordered by passage.
-        work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
+        long: [passage, number of sequences] of each passage that is stored as several sequences, ordered by passage.
+        heartbeat: the heartbeat of the task.
     """
-    read = (str(index.spool), facts_digest(index.spool, len(source_of_shard)), str(index.path), index.sha256)
-    named = (list(sources), list(source_of_shard))
-    tasks: list[DocumentsTask] = []
-    tasks_of_split: dict[str, list[int]] = {}
-    for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
-        tasks_of_split[name] = []
-        for first in range(start, end, TASK_PASSAGES):
-            last = min(first + TASK_PASSAGES, end)
-            bounds = np.searchsorted(num_sequences[:, 0], [first, last])
-            long = num_sequences[slice(*bounds)].tolist()
-            tasks_of_split[name].append(len(tasks))
-            tasks.append(DocumentsTask(*read, first, last, *named, long))
-    step = Step(work.folder / "documents", tasks)
-    with Bar("describe passages", index.cuts[-1], "passages") as bar:
-        step.run(executor, lambda number: bar.advance(tasks[number].end - tasks[number].start))
-    for name, members in index.unions.items():
-        tasks_of_split[name] = [number for member in members for number in tasks_of_split[member]]
-    names = list(tasks_of_split)
-    parts = [[str(step.prefix(number)) + ".arrow" for number in tasks_of_split[name]] for name in names]
-    digests = [[step.file(number, "arrow")[1]["sha256"] for number in tasks_of_split[name]] for name in names]
-    joined = Step(work.folder / "join_documents", [JoinTask(*both) for both in zip(parts, digests, strict=True)])
-    joined.run(executor)
-    for number, name in enumerate(names):
-        work.add_shard(f"{FOLDER}/{name}.parquet", *joined.file(number, "parquet"))
+    import pyarrow.parquet  # in the worker and not above, because alma-prep itself never needs it
+
+    # Paths that are not valid UTF-8 contain halves of UTF-16 pairs, which pyarrow cannot encode.
+    names = pyarrow.array([source.encode("utf-8", "backslashreplace") for source in sources], pyarrow.string())
+    entries, places = passages.entries(), np.array([place for place, _ in long], np.int64) - passages.start
+    with pyarrow.parquet.ParquetWriter(path, _schema(), compression="zstd") as writer:
+        for first in range(0, max(1, len(entries)), ROW_GROUP_PASSAGES):
+            part = np.asarray(entries[first : first + ROW_GROUP_PASSAGES])
+            counts = np.ones(len(part), np.int64)
+            for number in np.flatnonzero((places >= first) & (places < first + len(part))).tolist():
+                counts[places[number] - first] = long[number][1]
+            table = _rows(part, Path(passages.spool), names, np.array(source_of_shard), heartbeat)
+            writer.write_table(_with_pieces(table, counts))
 
 
-@dataclass(frozen=True)
-class DocumentsTask(Task):
-    """Task that writes the rows (see the module) of the passages from `start` (included) to `end` (excluded).
+def _rows(
+    passages: np.ndarray, spool: Path, names: "pyarrow.Array", source_of_shard: np.ndarray, heartbeat: Heartbeat
+) -> "pyarrow.Table":
+    """Return a row for each passage."""
+    import pyarrow
 
-    The rows are written to PREFIX.arrow, where PREFIX is the argument `prefix` of `run`.
-    """
-
-    spool: str
-    """Path of the spool folder, which contains the ids and dates of the documents."""
-    facts_sha256: str
-    """Digest of the ids and dates of all documents, see `facts.facts_digest`."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
-    start: int
-    end: int
-    sources: list[str]
-    """The name of each source."""
-    source_of_shard: list[int]
-    """Index of the source of each spool file."""
-    long: list[list[int]]
-    """[passage, number of sequences] for each passage in the range that is stored as several sequences."""
-
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        import pyarrow  # in the worker and not above, because alma-prep itself never needs it
-
-        passages = np.asarray(read_index(Path(self.index))[self.start : self.end])
-        spool = Path(self.spool)
-        dates, sources = np.zeros(len(passages), np.int64), np.zeros(len(passages), np.int32)
-        ids, order = [], []
-        for shard, which, found in rows_by_shard(spool, passages):
-            heartbeat.beat("describe passages")
-            dates[which] = found["date"]
-            ids.append(ids_of(spool, shard, found["offset"]))
-            sources[which] = self.source_of_shard[shard]
-            order.append(which)
-        place = np.empty(len(passages), np.int64)
-        place[np.concatenate(order)] = np.arange(len(passages))
-        known, number_of = np.unique(dates, return_inverse=True)
-        texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
-        # Paths that are not valid UTF-8 contain halves of UTF-16 pairs, which pyarrow cannot encode.
-        encoded = [source.encode("utf-8", "backslashreplace") for source in self.sources]
-        names = pyarrow.array(encoded, pyarrow.string())
-        columns = {
-            "document": _hexadecimal(passages["document"]),
-            "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place)),
-            "date": texts.take(pyarrow.array(number_of)),
-            "source": names.take(pyarrow.array(sources)),
-            "words": passages["num_words"],
-            "passage": passages["passage"],
-        }
-        table = self._with_pieces(pyarrow.table(columns, _schema()))
-        with pyarrow.OSFile(f"{prefix}.arrow", "wb") as file, pyarrow.ipc.new_file(file, _schema()) as writer:
-            writer.write_table(table)
-        return {}
-
-    def _with_pieces(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the table with one row for each sequence, instead of one for each passage."""
-        import pyarrow
-
-        if not self.long:
-            return table
-        counts = np.ones(len(table), np.int64)
-        for passage, count in self.long:
-            counts[passage - self.start] = count
-        table = table.take(pyarrow.array(np.repeat(np.arange(len(table)), counts)))
-        words = table.column("words").to_numpy().copy()
-        is_first = np.zeros(len(words), bool)
-        is_first[np.cumsum(counts) - counts] = True
-        words[~is_first] = 0
-        number = table.schema.get_field_index("words")
-        return table.set_column(number, table.schema.field(number), pyarrow.array(words))
+    dates, sources = np.zeros(len(passages), np.int64), np.zeros(len(passages), np.int32)
+    ids, order = [pyarrow.array([], pyarrow.string())], [np.empty(0, np.int64)]
+    for shard, which, found in rows_by_shard(spool, passages):
+        heartbeat.beat("describe passages")
+        dates[which] = found["date"]
+        ids.append(ids_of(spool, shard, found["offset"]))
+        sources[which] = source_of_shard[shard]
+        order.append(which)
+    place = np.empty(len(passages), np.int64)
+    place[np.concatenate(order)] = np.arange(len(passages))
+    known, number_of = np.unique(dates, return_inverse=True)
+    texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
+    columns = {
+        "document": _hexadecimal(passages["document"]),
+        "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place)),
+        "date": texts.take(pyarrow.array(number_of)),
+        "source": names.take(pyarrow.array(sources)),
+        "words": passages["num_words"],
+        "passage": passages["passage"],
+    }
+    return pyarrow.table(columns, _schema())
 
 
-@dataclass(frozen=True)
-class JoinTask(Task):
-    """Task that joins the rows that several tasks wrote into one Parquet file, PREFIX.parquet."""
+def _with_pieces(table: "pyarrow.Table", counts: np.ndarray) -> "pyarrow.Table":
+    """Return the table with `counts` rows for each passage, one for each of its sequences."""
+    import pyarrow
 
-    parts: list[str]
-    """Paths of the files that `DocumentsTask` wrote."""
-    digests: list[str]
-    """SHA-256 digest of each file. If a file has changed, the task has changed, and is done again."""
-
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetWriter(f"{prefix}.parquet", _schema(), compression="zstd") as writer:
-            for path in self.parts:
-                heartbeat.beat("join descriptions of passages")
-                with pyarrow.memory_map(path) as file:
-                    writer.write_table(pyarrow.ipc.open_file(file).read_all())
-        return {}
+    if (counts == 1).all():
+        return table
+    table = table.take(pyarrow.array(np.repeat(np.arange(len(table)), counts)))
+    words = table.column("words").to_numpy().copy()
+    is_first = np.zeros(len(words), bool)
+    is_first[np.cumsum(counts) - counts] = True
+    words[~is_first] = 0
+    number = table.schema.get_field_index("words")
+    return table.set_column(number, table.schema.field(number), pyarrow.array(words))
 
 
 def _schema() -> "pyarrow.Schema":

@@ -9,16 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dividing.layout import key_halves
-from data_prep.reading.index import Index, byte_ranges, read_index
+from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.progress import note
+from data_prep.running.tasks import Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
-from data_prep.tokenization.dictionary import NUM_SPECIAL, dictionary_names, dictionary_size, dictionary_text
 from data_prep.tokenization.given import given_tokenizer
-from data_prep.tokenization.tokenizers import TOKENIZERS, ByteBPE, load_tokenizer
+from data_prep.tokenization.tokenizers import (
+    NUM_SPECIAL,
+    TOKENIZERS,
+    ByteBPE,
+    dictionary_names,
+    dictionary_size,
+    dictionary_text,
+    load_tokenizer,
+)
 from data_prep.tokenization.word_counts import MAX_TRAINING_WORD_BYTES, added_tables, count_words, write_table
 
 TASK_BYTES = 16 << 20
@@ -28,14 +35,13 @@ MAX_TABLES = 100
 each. Some systems allow a process only 256 open files."""
 
 
-def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
+def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Path:
     """Write the tokenizer file into the work folder: copy the user's tokenizer, or train one on all mega-batches.
 
     Args:
         settings: the settings of this call of alma-prep.
         index: the passages in their final order, and the splits.
         work: the work folder.
-        executor: runs the training task, on this machine or on a Slurm cluster.
 
     Returns:
         The path of the tokenizer file.
@@ -53,17 +59,15 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     keys = _sampling_keys(index.passages[start:end])
     count = -(-len(keys) // one_in)
     max_key = int(np.partition(keys, count - 1)[count - 1])
-    where = (str(index.spool), str(index.path), index.sha256)
-    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, *where, start, end, max_key)
+    task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, index.texts(start, end), max_key)
     if tokenizer is ByteBPE:
         chosen = start + np.flatnonzero(keys <= np.uint64(max_key))
-        counting = _count_words(where, index.passages["num_bytes"], chosen, max_key, work, executor)
+        counting = _count_words(index, index.passages["num_bytes"], chosen, max_key, work)
         prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
         digests = [counting.file(number, "words")[1]["sha256"] for number in range(len(counting.tasks))]
         task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
-    step = Step(work.folder / "tokenizer", [task])
-    with Bar(f"train {settings.tokenizer}", num_words // one_in, "words") as bar:
-        step.run(executor, lambda number: bar.advance(num_words // one_in), threads=settings.workers)
+    title, num_trained = f"train {settings.tokenizer}", num_words // one_in
+    step = work.run("tokenizer", [task], title, "words", [num_trained], threads=settings.workers)
     return _write(work.stream / tokenizer.file_name, Path(f"{step.prefix(0)}.tokenizer").read_bytes())
 
 
@@ -75,35 +79,22 @@ def _sampling_keys(passages: np.ndarray) -> np.ndarray:
     return key_halves(passages["key"], "tokenizer")[:, 0]
 
 
-def _to_train_on(index: str, start: int, end: int, max_key: int) -> np.ndarray:
-    """Return the index entries of the passages from `start` to `end` (excluded) to train on, see `_sampling_keys`."""
-    passages = read_index(Path(index))[start:end]
+def _to_train_on(texts: Texts, max_key: int) -> np.ndarray:
+    """Return the index entries of the passages to train on among some passages, see `_sampling_keys`."""
+    passages = texts.entries()
     return passages[_sampling_keys(passages) <= np.uint64(max_key)]
 
 
-def _count_words(
-    where: tuple[str, str, str], num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder,
-    executor: Executor,
-) -> Step:  # fmt: skip
-    """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`.
-
-    Args:
-        where: the fields `spool`, `index` and `index_sha256` of the tasks.
-        num_bytes: the length of every passage of the index file in bytes.
-        chosen: the numbers of the passages to train on.
-        max_key: the largest sampling key of these passages.
-        work: the work folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
-    """
+def _count_words(index: Index, num_bytes: np.ndarray, chosen: np.ndarray, max_key: int, work: WorkFolder) -> Step:
+    """Count the words of the passages to train on, and return the finished step. Its tasks are `CountWordsTask`."""
     sizes = num_bytes[chosen]
     # Long passages can make ranges that have only half as many bytes. So plan with half as many tables.
     most = max(TASK_BYTES, -(-2 * int(sizes.sum(dtype=np.int64)) // MAX_TABLES))
     ranges = list(byte_ranges(sizes, 0, len(sizes), most))
     bounds = [(int(chosen[first]), int(chosen[last - 1]) + 1) for first, last in ranges]
-    tasks = [CountWordsTask(*where, *bound, max_key) for bound in bounds]
-    step = Step(work.folder / "count_words", tasks)
-    with Bar("count words", len(sizes), "passages") as bar:
-        results = step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+    tasks = [CountWordsTask(index.texts(*bound), max_key) for bound in bounds]
+    step = work.run("count_words", tasks, "count words", "passages", [last - first for first, last in ranges])
+    results = step.results()
     if num_divided := sum(result["divided"] for result in results):
         note(
             f"words of the training text with more than {MAX_TRAINING_WORD_BYTES:,} bytes: {num_divided:,}, the "
@@ -113,28 +104,21 @@ def _count_words(
 
 
 @dataclass(frozen=True)
-class CountWordsTask(Task):
-    """Task that counts the words (see `word_counts`) of the passages to train on from `start` to `end` (excluded).
+class CountWordsTask(TextsTask):
+    """Task that counts the words (see `word_counts`) of the passages to train on among some passages.
 
     The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`. Its
     result is how many long words were divided into pieces, and the length of the longest.
     """
 
-    spool: str
-    """Path of the spool folder, which contains the text of the passages."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
-    start: int
-    end: int
+    texts: Texts
     max_key: int
     """The largest sampling key of the passages to train on, see `_sampling_keys`."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        passages = _to_train_on(self.index, self.start, self.end, self.max_key)
+        passages = _to_train_on(self.texts, self.max_key)
         with heartbeat.computing():
-            counts = count_words(_texts(Path(self.spool), passages, "word counting", heartbeat))
+            counts = count_words(_texts(Path(self.texts.spool), passages, "word counting", heartbeat))
             write_table(counts, Path(f"{prefix}.words"))
         return {"divided": counts.num_divided, "longest": counts.longest}
 
@@ -169,31 +153,24 @@ class TrainOnCountsTask(Task):
 
 
 @dataclass(frozen=True)
-class TrainTokenizerTask(Task):
-    """Task that trains a tokenizer on the passages to train on from `start` to `end` (excluded).
+class TrainTokenizerTask(TextsTask):
+    """Task that trains a tokenizer on the passages to train on among some passages.
 
-    `start` and `end` are positions in the index file, which lists all passages. The task writes the content of the
-    tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
+    The task writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of
+    `run`.
     """
 
     kind: str
     """Name of the tokenizer to train, a key of `tokenizers.TOKENIZERS`."""
     vocab_size: int
-    spool: str
-    """Path of the spool folder, which contains the text of the passages."""
-    index: str
-    """Path of the index file, which lists all passages."""
-    index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
-    start: int
-    end: int
+    texts: Texts
     max_key: int
     """The largest sampling key of the passages to train on, see `_sampling_keys`."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         with heartbeat.computing():
-            passages = _to_train_on(self.index, self.start, self.end, self.max_key)
-            texts = _texts(Path(self.spool), passages, "tokenizer training", heartbeat)
+            passages = _to_train_on(self.texts, self.max_key)
+            texts = _texts(Path(self.texts.spool), passages, "tokenizer training", heartbeat)
             content = TOKENIZERS[self.kind].train(texts, self.vocab_size)
         Path(f"{prefix}.tokenizer").write_bytes(content)
         return {}

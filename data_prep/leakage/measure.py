@@ -3,7 +3,9 @@
 Two texts overlap if they have an n-gram in common (see `ngrams` and `overlap`).
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +14,152 @@ import numpy as np
 from data_prep.accounts import count_documents, row_of_entries
 from data_prep.dividing import layout
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
+from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype
 from data_prep.errors import Unworkable
-from data_prep.leakage.held_out import decoded_texts, read_benchmarks
 from data_prep.leakage.overlap import count_overlaps, find_overlaps
-from data_prep.leakage.texts import Texts
-from data_prep.reading.index import INDEX, Index, is_training, write_index
+from data_prep.reading.facts import documents_path
+from data_prep.reading.index import ENTRY, INDEX, Index, Texts, byte_ranges, is_training, write_index
+from data_prep.reading.provenance import reading_digest
+from data_prep.reading.read import Shard, make_entries
+from data_prep.reading.spool import SpoolTask
+from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
-from data_prep.running.tasks import Executor
+from data_prep.running.tasks import Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
+from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_into_parts
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, load_tokenizer
+from data_prep.words import count_words
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import split_entry
+from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, IDX_SEQUENCE_BYTES, split_entry, split_prefix
+
+_TASK_TOKENS = 1 << 22
+"""Approximate number of tokens that one task decodes."""
+_MANY_TASKS = 4000
+"""Number of tasks from which each decodes more tokens."""
+
+
+def read_benchmarks(settings: PrepSettings, work: WorkFolder) -> list[Texts]:
+    """Copy the text of the files given by --decontaminate-against into the subfolder `benchmarks` of a work folder.
+
+    Raises:
+        Unworkable: if a file contains no text.
+    """
+    tasks: list[SpoolTask] = []
+    for path in settings.decontaminate_against:
+        source = Source("text", path)
+        files = list_files(source)
+        stamp = hashlib.sha256(repr([(file.num_bytes, file.mtime_ns) for file in files]).encode()).hexdigest()
+        parts = split_into_parts(source, files, 1 << 40, settings.field_options())
+        tasks.append(SpoolTask(parts, cleaning=None, sign=False, stamp=stamp, versions=reading_digest()))
+    step = work.run("benchmarks", tasks)
+    folder, texts = step.folder, []
+    for number, result in enumerate(step.results()):
+        count = result["documents"]
+        if not count:
+            why = "".join(f" ({skipped[0]}: {skipped[1]})" for skipped in result["skipped"][:1])
+            raise Unworkable(
+                f"--decontaminate-against {settings.decontaminate_against[number]} contains no text{why}. Give text "
+                f"files with one document per line, or JSON lines with the text in the field {settings.text_field} "
+                "(--text-field)."
+            )
+        for skipped in merge_skipped([Skipped(*entry) for entry in result["skipped"]]):
+            note(
+                f"warning: --decontaminate-against {settings.decontaminate_against[number]}: {skipped.name} is not "
+                f"compared completely: {skipped.reason()}"
+            )
+        entries = make_entries(0, [Shard(number, 0, [0])], folder)
+        index = folder / f"{number:06d}.index.npy"
+        np.save(index, entries)
+        texts.append(Texts(str(index), sha256_of(index), str(folder), 0, count))
+    return texts
+
+
+def decoded_texts(work: WorkFolder, stream: Path, name: str, description: Mapping, every: int = 1) -> Texts:
+    """Decode the passages of a split of a finished stream into a subfolder of a work folder.
+
+    Args:
+        work: the work folder.
+        stream: the stream folder.
+        name: name of the split.
+        description: the content of the stream's stream.json.
+        every: decode every k-th passage, from the first on, where k is this number.
+    """
+    path, dtype = split_prefix(stream, name).with_suffix(".bin"), best_dtype(description["dictionary_size"])
+    tokenizer_file = stream / description["tokenizer"]["file"]
+    passages = _passages(path, dtype)[::every]
+    part = name.replace("/", "_") + (f"_every_{every}" if every > 1 else "")
+    folder = work.within(f"held_out/{part}").folder
+    places = folder / "passages.npy"
+    np.save(places, passages)
+    # The stream was checked before, so the digest in stream.json is that of the file.
+    sha256 = split_entry(description, name).get("sha256") or sha256_of(path)
+    place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file), str(places), sha256_of(places))
+    num_tokens = passages[:, 1] - passages[:, 0]
+    most = max(_TASK_TOKENS, int(num_tokens.sum()) // _MANY_TASKS)
+    ranges = byte_ranges(num_tokens, 0, len(passages), most)
+    tasks = [DecodeTask(number, *place, first, last) for number, (first, last) in enumerate(ranges)]
+    work.run(f"held_out/{part}", tasks)
+    entries = np.concatenate([np.load(documents_path(folder, number)) for number in range(len(tasks))])
+    index = folder / "index.npy"
+    np.save(index, entries)
+    return Texts(str(index), sha256_of(index), str(folder), 0, len(entries))
+
+
+def _passages(path: Path, dtype: str) -> np.ndarray:
+    """Return the positions in a .bin file where each passage starts and where it ends, int64 [number of passages, 2].
+
+    The position where a passage ends is that of its end-of-sequence token.
+    """
+    index = path.with_suffix(".idx")
+    count = (index.stat().st_size - IDX_HEADER_BYTES) // IDX_SEQUENCE_BYTES
+    sizes = np.fromfile(index, np.int32, count, offset=IDX_HEADER_BYTES)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    # A passage is one sequence, or several if it is very long. All of these but the last have the largest size.
+    is_last = sizes < MAX_SEQUENCE_TOKENS
+    large = np.flatnonzero(~is_last)
+    is_last[large] = np.memmap(path, dtype, "r")[ends[large] - 1] == EOS
+    ends = ends[is_last]
+    return np.stack([np.concatenate([[0], ends[:-1]]), ends - 1], axis=1)
+
+
+@dataclass(frozen=True)
+class DecodeTask(Task):
+    """Task that decodes passages of a .bin file: those from `start` (included) to `end` (excluded) in a list.
+
+    It writes the text of the passages to PREFIX.text, and their index entries to PREFIX.documents.npy. The place of a
+    passage in its document is not known, so each passage counts as a document.
+    """
+
+    shard: int
+    """Index of this task in the list of tasks. This number is also part of the name of the text file."""
+    path: str
+    sha256: str
+    dtype: str
+    tokenizer_file: str
+    tokenizer_sha256: str
+    passages: str
+    """Path of the list, an array of the positions where each passage starts and where it ends (.npy)."""
+    passages_sha256: str
+    start: int
+    end: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        tokenizer = load_tokenizer(Path(self.tokenizer_file))
+        tokens, passages = np.memmap(self.path, self.dtype, "r"), np.load(self.passages, mmap_mode="r")
+        rows, offset = [], 0
+        # The words of a passage of 16 MB can take minutes.
+        with open(f"{prefix}.text", "wb") as file, heartbeat.computing():
+            for first, last in passages[self.start : self.end].tolist():
+                heartbeat.beat()
+                text = tokenizer.decode((tokens[first:last].astype(np.int64) - NUM_SPECIAL).tolist())
+                content = text.encode("utf-8", "replace")
+                identity = hashlib.sha256(content).digest()[:16]
+                rows.append((identity, identity, offset, self.shard, len(content), count_words(text, content), 0, 0, 0))
+                offset += file.write(content)
+        np.save(f"{prefix}.documents.npy", np.array(rows, ENTRY))
+        return {}
+
 
 NGRAM_WORDS = 13
 """Number of words of the n-grams in the report."""
@@ -39,8 +176,6 @@ class HeldOut(NamedTuple):
     """For --extend: the folder of the stream to extend, and the content of its stream.json. Its validation and test set
     are used. None for a new stream."""
     work: WorkFolder
-    executor: Executor
-    """Runs the tasks, on this machine or on a Slurm cluster."""
 
     def texts(self, index: Index) -> list[Texts]:
         """Return all held-out texts: those of the stream, and those of the passages of this call (`index`)."""
@@ -87,9 +222,7 @@ class HeldOut(NamedTuple):
         """Return every k-th text of a held-out split of the stream to extend, where k is `every`."""
         assert self.base is not None
         stream, description = self.base
-        place = name.replace("/", "_")
-        folder = self.work.folder / "held_out" / (place if every == 1 else f"{place}_every_{every}")
-        return decoded_texts(folder, stream, name, description, self.executor, every)
+        return decoded_texts(self.work, stream, name, description, every)
 
     def of_index(self, index: Index) -> list[Texts]:
         """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
@@ -98,8 +231,7 @@ class HeldOut(NamedTuple):
             # In a chronological stream, the held-out text of all periods is stored together.
             which = [number for number, split in enumerate(index.splits) if split.rpartition("/")[2] == name]
             if which:
-                place = (str(index.path), index.sha256, str(index.spool))
-                texts.append(Texts(*place, index.cuts[which[0]], index.cuts[which[-1] + 1]))
+                texts.append(index.texts(index.cuts[which[0]], index.cuts[which[-1] + 1]))
         return texts
 
 
@@ -110,13 +242,12 @@ def measure_leakage(index: Index, where: HeldOut) -> dict:
         index: the passages of the stream, or of the extension.
         where: where to find the validation and test set. With --extend, they are compared with the new mega-batches.
     """
-    folder, executor = where.work.folder / "leakage", where.executor
-    start, end = index.training()
-    training = Texts(str(index.path), index.sha256, str(index.spool), start, end)
+    work = where.work.within("leakage")
+    training = index.texts(*index.training())
     measured = where.measured(index)
     held_out = {(name, n): texts for name, parts in measured.items() for n, (texts, _) in enumerate(parts)}
-    found = find_overlaps(folder, NGRAM_WORDS, list(held_out.values()), training, executor, keep_ngrams=True)
-    counts = count_overlaps(folder, NGRAM_WORDS, held_out, found.ngrams, executor)
+    found = find_overlaps(work, NGRAM_WORDS, list(held_out.values()), training, keep_ngrams=True)
+    counts = count_overlaps(work, NGRAM_WORDS, held_out, found.ngrams)
     report: dict[str, Any] = {"ngram_words": NGRAM_WORDS}
     for name, parts in measured.items():
         of_parts = [counts[name, n] for n in range(len(parts))]
@@ -146,15 +277,14 @@ def without_overlaps(
         Unworkable: if too little text is left.
     """
     assert settings.decontaminate is not None
-    folder = where.work.folder / "decontaminate"
-    folder.mkdir(exist_ok=True)
-    path = folder / INDEX
+    work = where.work.within("decontaminate")
+    path = work.folder / INDEX
     write_index(path, passages, planned.order)
     index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
-    held_out = [*where.texts(index), *read_benchmarks(settings, folder / "benchmarks", where.executor)]
+    held_out = [*where.texts(index), *read_benchmarks(settings, work)]
     start, end = index.training()
-    training = Texts(str(path), index.sha256, str(index.spool), start, end)
-    found = find_overlaps(folder, settings.decontaminate, held_out, training, where.executor, keep_ngrams=False)
+    training = index.texts(start, end)
+    found = find_overlaps(work, settings.decontaminate, held_out, training, keep_ngrams=False)
     for benchmark, count in zip(reversed(settings.decontaminate_against), reversed(found.too_short), strict=False):
         if count:
             note(

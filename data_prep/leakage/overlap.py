@@ -5,7 +5,6 @@ The work is divided into tasks:
 1. NgramsTask    hashes the n-grams of a part of the held-out text.
 2. MergeTask     combines the hashes of all parts into sorted files, one for each range of hashes.
 3. ScanTask      looks up the n-grams of a part of the training text in these files. So the training text is read once.
-                 If the files have more than about 256 MB, `sorted_lookup` takes its place.
 4. CoverTask     counts the held-out words that are part of an n-gram that was found. Only for the report.
 
 Memory: a task holds the hashes of its own text, and one of the sorted files at a time, which has up to 32 MB, or more
@@ -14,7 +13,7 @@ n-grams.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -22,13 +21,108 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from data_prep.accounts import count_documents
-from data_prep.leakage.sorted_lookup import look_up_sorted
-from data_prep.leakage.texts import Texts, TextsTask, batches, contains_ordered, load_part, ngrams_of, range_of
-from data_prep.reading.ngrams import distinct
+from data_prep.reading.index import Texts, TextsTask, byte_ranges
+from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes_of
+from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar
-from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.tasks import Task
+from data_prep.running.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
+
+TASK_BYTES = 32 << 20
+"""Approximate number of bytes of text that one task reads. It needs up to 6 times as much memory."""
+_MAX_TASK_BYTES = 256 << 20
+"""The same for a terabyte of text or more."""
+_MANY_TASKS = 4000
+"""Number of tasks from which each reads more than TASK_BYTES."""
+_BATCH_BYTES = 1 << 16
+"""Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
+
+
+def divided(texts: Texts) -> list[Texts]:
+    """Divide texts into parts, one for each task."""
+    num_bytes = texts.entries()["num_bytes"]
+    most = min(max(TASK_BYTES, int(num_bytes.sum(dtype=np.int64)) // _MANY_TASKS), _MAX_TASK_BYTES)
+    # Each part begins at a multiple of `step`, so that together the parts contain the same texts.
+    return [
+        texts._replace(start=texts.start + first * texts.step, end=min(texts.start + last * texts.step, texts.end))
+        for first, last in byte_ranges(num_bytes, 0, len(num_bytes), most)
+    ]
+
+
+def range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
+    """Return the slice of sorted hashes that belongs to one of `num_parts` equal ranges of hashes."""
+    start = np.searchsorted(sorted_hashes, np.uint64(2**64 * part // num_parts))
+    if part + 1 == num_parts:
+        return slice(int(start), len(sorted_hashes))
+    return slice(int(start), int(np.searchsorted(sorted_hashes, np.uint64(2**64 * (part + 1) // num_parts))))
+
+
+def contains_ordered(sorted_hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Return a bool array: True for each element of `ordered` that is in `sorted_hashes`. Both are sorted."""
+    if not len(sorted_hashes):
+        return np.zeros(len(ordered), bool)
+    position = np.searchsorted(sorted_hashes, ordered)
+    return sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == ordered
+
+
+def load_part(folder: str, part: int) -> np.ndarray:
+    """Return the sorted hashes of the held-out n-grams that are in one range of hashes (see `overlap.MergeTask`)."""
+    return np.fromfile(Path(folder) / f"{part:06d}.ngrams", np.uint64)
+
+
+def ngrams_of(
+    texts: Texts, size: int, heartbeat: Heartbeat, wanted: Callable[[np.ndarray], np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of all n-grams of some texts, uint64, and the index of the text of each n-gram, int32.
+
+    Args:
+        texts: the texts.
+        size: number of words of an n-gram, n.
+        heartbeat: the heartbeat of the task.
+        wanted: returns for an array of hashes a bool array, which says which hashes to return; None: all.
+    """
+    hashes, text_of = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
+    for batch in batches(texts, size, heartbeat):
+        chosen = slice(None) if wanted is None else np.flatnonzero(wanted(batch.hashes))
+        hashes.append(batch.hashes[chosen])
+        text_of.append(batch.text_of[chosen])
+    return np.concatenate(hashes), np.concatenate(text_of)
+
+
+class Batch(NamedTuple):
+    """The n-grams of some of the texts."""
+
+    num_units: int
+    """Number of words of these texts."""
+    hashes: np.ndarray
+    """Hash of each n-gram, uint64."""
+    starts: np.ndarray
+    """Index of the first word of each n-gram, in the sequence of the words of these texts."""
+    text_of: np.ndarray
+    """Index of the text of each n-gram, in the sequence of all texts, int32."""
+
+
+def batches(texts: Texts, size: int, heartbeat: Heartbeat) -> Iterator[Batch]:
+    """Yield the n-grams of all texts, in order. Short texts are hashed together, because that is several times as fast.
+
+    Args:
+        texts: the texts.
+        size: number of words of an n-gram, n.
+        heartbeat: the heartbeat of the task.
+    """
+    entries = texts.entries()
+    for start, end in byte_ranges(entries["num_bytes"], 0, len(entries), READ_BYTES):
+        read = read_texts(Path(texts.spool), entries[start:end], heartbeat.beat)
+        for first, last in byte_ranges(entries["num_bytes"], start, end, _BATCH_BYTES):
+            units, counts = unit_hashes_of(read[first - start : last - start])
+            text_of = np.repeat(np.arange(first, last, dtype=np.int32), counts)
+            # An n-gram that begins in one text and ends in the next is none.
+            starts = np.flatnonzero(text_of[: max(0, len(units) - size + 1)] == text_of[size - 1 :])
+            heartbeat.beat()
+            yield Batch(len(units), ngram_hashes(units, size)[starts], starts, text_of[starts])
+        del read  # before the next texts are read
+
 
 K = TypeVar("K")
 
@@ -37,11 +131,8 @@ _MERGED_NGRAMS = 1 << 22
 _MAX_PARTS = 2000
 _TABLE_BITS = 25
 """Number of bits of a hash that are looked up first. The table takes 32 MB. Each sorted file fills up to an eighth of
-it."""
+it. Of more than eight files, it leaves out few hashes."""
 _TABLE_SHIFT = np.uint64(64 - _TABLE_BITS)
-_MAX_TABLE_PARTS = 8
-"""The table is used only for up to this many sorted files. With more, few hashes could be left out, and each task would
-read more bytes of hashes than of text. Then the hashes of the training text are sorted, too (see `sorted_lookup`)."""
 
 
 class Found(NamedTuple):
@@ -55,50 +146,33 @@ class Found(NamedTuple):
     """For each of the arguments `held_out`, the number of its texts that have no n-gram, because they are too short."""
 
 
-def find_overlaps(
-    folder: Path, size: int, held_out: Sequence[Texts], training: Texts, executor: Executor, keep_ngrams: bool
-) -> Found:
+def find_overlaps(work: WorkFolder, size: int, held_out: Sequence[Texts], training: Texts, keep_ngrams: bool) -> Found:
     """Find the n-grams that occur both in held-out and in training texts.
 
     Args:
-        folder: folder for the output of the tasks, in the work folder.
+        work: the work folder, or a part of it, for the output of the tasks.
         size: number of words of an n-gram, n.
         held_out: the held-out texts.
         training: the training texts.
-        executor: runs the tasks.
         keep_ngrams: whether to return the hashes of the n-grams, which are kept in memory.
     """
-    divided = [part.divided() for part in held_out]
-    hashing = [NgramsTask(texts, size) for parts in divided for texts in parts]
-    step = Step(folder / "ngrams", hashing)
-    results = step.run(executor)
+    held_out_parts = [divided(part) for part in held_out]
+    hashing = [NgramsTask(texts, size) for parts in held_out_parts for texts in parts]
+    step = work.run("ngrams", hashing)
+    results = step.results()
     counts, of_tasks = [result["ngrams"] for result in results], iter(results)
-    too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in divided]
+    too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in held_out_parts]
     num_parts = min(max(1, -(-sum(counts) // _MERGED_NGRAMS)), _MAX_PARTS)
     # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
-    merge = Step(
-        folder / "merge",
-        [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)],
-    )
-    merge.run(executor)
-    look_up = _scan if num_parts <= _MAX_TABLE_PARTS else look_up_sorted
-    place = (str(merge.folder), num_parts, stamp)
-    found, overlaps = look_up(folder, size, training.divided(), place, executor)
+    merging = [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)]
+    merge = work.run("merge", merging)
+    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in divided(training)]
+    scan = work.run("scan", scanning, "search for held-out text")
+    found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scanning)))
+    overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
     ngrams = _merged(found) if keep_ngrams else np.empty(0, np.uint64)
-    return Found(ngrams, overlaps, too_short)
-
-
-def _scan(
-    folder: Path, size: int, training: Sequence[Texts], held_out: tuple[str, int, str], executor: Executor
-) -> tuple[Iterable[np.ndarray], np.ndarray]:
-    """Do the same as `look_up_sorted`, but each task reads all hashes of held-out n-grams."""
-    scan = Step(folder / "scan", [ScanTask(texts, size, *held_out) for texts in training])
-    with Bar("search for held-out text", len(scan.tasks), "tasks") as bar:
-        scan.run(executor, lambda number: bar.advance(1))
-    found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scan.tasks)))
-    overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scan.tasks))]
-    return found, np.concatenate([np.empty(0, bool), *overlaps])
+    return Found(ngrams, np.concatenate([np.empty(0, bool), *overlaps]), too_short)
 
 
 def _merged(arrays: Iterable[np.ndarray]) -> np.ndarray:
@@ -221,29 +295,26 @@ class CoverTask(TextsTask):
 
 
 def count_overlaps(
-    folder: Path, size: int, held_out: Mapping[K, Texts], ngrams: np.ndarray, executor: Executor
+    work: WorkFolder, size: int, held_out: Mapping[K, Texts], ngrams: np.ndarray
 ) -> dict[K, dict[str, int]]:
     """Return how many documents and words of held-out texts have n-grams that occur in training text.
 
     Args:
-        folder: folder for the output of the tasks, in the work folder.
+        work: the work folder, or a part of it, for the output of the tasks.
         size: number of words of an n-gram, n.
         held_out: the held-out texts, by name.
         ngrams: `Found.ngrams`.
-        executor: runs the tasks.
 
     Returns:
         The counts, by name of the texts.
     """
-    path = folder / "found.ngrams"
+    path = work.folder / "found.ngrams"
     ngrams.tofile(path)
-    parts = {name: texts.divided() for name, texts in held_out.items()}
+    parts = {name: divided(texts) for name, texts in held_out.items()}
     sha256 = sha256_of(path)
-    step = Step(
-        folder / "cover",
-        [CoverTask(texts, size, str(path), sha256) for name in parts for texts in parts[name]],
-    )
-    results = step.run(executor)
+    tasks = [CoverTask(texts, size, str(path), sha256) for name in parts for texts in parts[name]]
+    step = work.run("cover", tasks)
+    results = step.results()
     found, first = {}, 0
     for name, texts in parts.items():
         numbers = range(first, first + len(texts))

@@ -1,9 +1,7 @@
-"""Store the name (id) and the date of every document beside the spool, and look them up.
+"""Look up the names (ids) and the dates of documents.
 
-The spool is a folder of plain files with the text of all documents. For each spool file, there are two more files:
-
-    NUMBER.facts.npy    `FACT` of each document, in the order of the documents in the spool file
-    NUMBER.ids.arrow    the id of each document, in the same order; null for a document without an id
+The dates are in the files that describe the documents in the spool (`index.SPOOLED`). For each spool file, there is
+also the file NUMBER.ids.arrow, with the id of each document, in the same order; null for a document without an id.
 
 A document or passage is found by its position in the spool file. So the index entries (`index.ENTRY`) that are kept in
 memory need not contain dates and ids.
@@ -17,27 +15,20 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from data_prep.reading.rows import Rows
+from data_prep.reading.index import SPOOLED
 from data_prep.running.tasks import mark_of
 
 if TYPE_CHECKING:
     import pyarrow
 
-FACT = np.dtype(
-    [
-        ("offset", np.int64),  # start of the document's text in the spool file, in bytes
-        ("date", np.int64),  # date of the document, see `dates`
-        ("id", np.uint64),  # hash of the id. It orders copies of a text whose dates and sources are equal
-    ]
-)
 _IDS = 4096
 """Number of ids that are kept in memory before they are written. Each record batch of a file has so many, except the
 last one."""
 
 
-def facts_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with `FACT` of each document in spool file number `shard`."""
-    return folder / f"{shard:06d}.facts.npy"
+def documents_path(folder: Path, shard: int) -> Path:
+    """Return the path of the file that describes each document (`index.SPOOLED`) in spool file number `shard`."""
+    return folder / f"{shard:06d}.documents.npy"
 
 
 def ids_path(folder: Path, shard: int) -> Path:
@@ -58,24 +49,19 @@ def facts_digest(spool: Path, num_shards: int) -> str:
     digest = hashlib.sha256()
     for shard in range(num_shards):
         files = mark_of(spool, shard)["files"]
-        for path in (facts_path(spool, shard), ids_path(spool, shard)):
+        for path in (documents_path(spool, shard), ids_path(spool, shard)):
             digest.update(f"{path.name} {files[path.name]['sha256']}\n".encode())
     return digest.hexdigest()
 
 
-class FactsWriter:
-    """A context manager that writes PREFIX.facts.npy and PREFIX.ids.arrow (see the module).
-
-    Args:
-        prefix: path prefix of both files.
-    """
+class IdsWriter:
+    """A context manager that writes PREFIX.ids.arrow (see the module)."""
 
     def __init__(self, prefix: Path):
         import pyarrow  # here and not above, because the import takes as long as a small task
 
         self._prefix, self._pyarrow = prefix, pyarrow
         self._schema = pyarrow.schema([("id", pyarrow.string())])
-        self._facts = Rows(FACT)
         self._ids: list[str | None] = []
 
     def __enter__(self) -> Self:
@@ -88,21 +74,13 @@ class FactsWriter:
     def __exit__(self, error_type, error, traceback) -> None:
         with self._files:
             self._write_ids()
-        self._facts.write(Path(f"{self._prefix}.facts.npy"))
 
-    def add(self, offset: int, date: int, identity: str) -> None:
-        """Add the next document.
-
-        Args:
-            offset: start of the document's text in the spool file, in bytes.
-            date: date of the document, see `dates`.
-            identity: id of the document; empty if it has none.
-        """
-        digest = hashlib.blake2b(identity.encode("utf-8"), digest_size=8).digest()
-        self._facts.add((offset, date, int.from_bytes(digest, "big")))
+    def add(self, identity: str) -> int:
+        """Add the id of the next document, empty if it has none, and return a hash of it."""
         self._ids.append(identity or None)
         if len(self._ids) == _IDS:
             self._write_ids()
+        return int.from_bytes(hashlib.blake2b(identity.encode("utf-8"), digest_size=8).digest(), "big")
 
     def _write_ids(self) -> None:
         ids = self._pyarrow.array(self._ids, self._pyarrow.string())
@@ -119,13 +97,13 @@ def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.nd
 
     Yields:
         The number of the spool file, indices into `entries` of the documents or passages in this spool file, and for
-        each of them `FACT` of the document, with the row of the document in the field `offset`. The rows are in
+        each of them `SPOOLED` of the document, with the row of the document in the field `offset`. The rows are in
         ascending order.
     """
     order = np.lexsort((entries["offset"], entries["shard"]))
     shards, first = np.unique(entries["shard"][order], return_index=True)
     for shard, which in zip(shards.tolist(), np.split(order, first[1:]), strict=True):
-        facts = np.load(facts_path(spool, shard), mmap_mode="r")
+        facts = np.load(documents_path(spool, shard), mmap_mode="r")
         # A passage belongs to the document with the largest start that is not after the start of the passage.
         rows = np.searchsorted(facts["offset"], entries["offset"][which], "right") - 1
         found = np.array(facts[rows])
@@ -162,17 +140,6 @@ def dates_of(spool: Path, entries: np.ndarray) -> np.ndarray:
     return dates
 
 
-def names_of(spool: Path, entries: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Return the id ("" if there is none) and the date, int64, of each document or passage. See `rows_by_shard`."""
-    ids, dates = [""] * len(entries), np.zeros(len(entries), np.int64)
-    for shard, which, found in rows_by_shard(spool, entries):
-        dates[which] = found["date"]
-        known = ids_of(spool, shard, found["offset"]).to_pylist()
-        for place, identity in zip(which.tolist(), known, strict=True):
-            ids[place] = identity or ""
-    return ids, dates
-
-
 def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     """Put the exact copies of each text into a fixed order, in place. Other documents keep their positions.
 
@@ -198,7 +165,7 @@ def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     if not len(places):
         return
     copies = documents[places]
-    facts = np.zeros(len(copies), FACT)
+    facts = np.zeros(len(copies), SPOOLED)
     for _, which, found in rows_by_shard(spool, copies):
         facts[which] = found
     halves = np.ascontiguousarray(copies["document"]).view(">u8").reshape(-1, 2)

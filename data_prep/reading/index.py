@@ -7,9 +7,11 @@ the index entries are kept in memory, not the text of the corpus.
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+
+from data_prep.running.tasks import Task
 
 # The index entry of one document or passage, 60 bytes.
 ENTRY = np.dtype(
@@ -21,12 +23,12 @@ ENTRY = np.dtype(
         ("num_bytes", np.int32),
         ("num_words", np.int32),
         ("source", np.int16),  # index of the source in the list of sources
-        ("group", np.int16),  # index of the snapshot (point in time, see `snapshots`); 0 in a stream without snapshots
+        ("group", np.int16),  # index of the snapshot (point in time, see `dates`); 0 in a stream without snapshots
         ("passage", np.int32),  # index of the passage in its document; 0 if the document is not cut
     ]
 )
-# What the spool stores about a document, 52 bytes. It depends only on the text and its place in the spool file, so that
-# text that was read once can be used with any seed, share or division into splits (see `entries`).
+# What the spool stores about a document, 68 bytes. It depends only on the document and its place in the spool file, so
+# that text that was read once can be used with any seed, share or division into splits (see `read.make_entries`).
 SPOOLED = np.dtype(
     [
         ("identity", "V32"),  # SHA-256 digest of the document's text
@@ -34,6 +36,8 @@ SPOOLED = np.dtype(
         ("part", np.int32),  # index of the part of a file that the document comes from, in the task that read it
         ("num_bytes", np.int32),
         ("num_words", np.int32),
+        ("date", np.int64),  # date of the document, see `dates`
+        ("id", np.uint64),  # hash of the id. It orders copies of a text whose dates and sources are equal
     ]
 )
 INDEX = "passages.npy"
@@ -50,8 +54,7 @@ class Index(NamedTuple):
     """Path of the index file. It contains the index entry (`ENTRY`) of every passage, in the order in which the stream
     stores the passages."""
     sha256: str
-    """SHA-256 digest of the index file. Every task that reads the index file contains this digest. So if the index file
-    has changed, the task has changed too, and is done again."""
+    """SHA-256 digest of the index file."""
     spool: Path
     """The spool folder, which contains the text of the passages."""
     cuts: list[int]
@@ -67,12 +70,43 @@ class Index(NamedTuple):
         """The index entry (`ENTRY`) of every passage, memory-mapped from the index file."""
         return read_index(self.path)
 
+    def texts(self, start: int, end: int) -> "Texts":
+        """Return the passages from `start` (included) to `end` (excluded), for a task."""
+        return Texts(str(self.path), self.sha256, str(self.spool), start, end)
+
     def training(self) -> tuple[int, int]:
         """Return the range (start, end) of the passages that belong to mega-batches. `end` is excluded."""
         # The validation set is stored first, then all mega-batches, then the test set. So the range begins with the
         # first passage of the first mega-batch, and ends with the last passage of the last mega-batch.
         which = [number for number, name in enumerate(self.splits) if is_training(name)]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
+
+
+class Texts(NamedTuple):
+    """Some texts: every `step`-th entry from `start` (included) to `end` (excluded) of an index file."""
+
+    path: str
+    """Path of the index file, which contains an index entry (`ENTRY`) per text."""
+    sha256: str
+    """SHA-256 digest of the index file. If the file has changed, the tasks that read it have changed, and are done
+    again."""
+    spool: str
+    """Path of the spool folder, which contains the texts."""
+    start: int
+    end: int
+    step: int = 1
+
+    def entries(self) -> np.ndarray:
+        """Return the index entry of each text, memory-mapped."""
+        return read_index(Path(self.path))[self.start : self.end : self.step]
+
+
+class TextsTask(Task):
+    """A task whose field `texts` is a `Texts` object."""
+
+    @classmethod
+    def from_fields(cls, values: dict) -> Self:
+        return cls(**values | {"texts": Texts(*values["texts"])})
 
 
 def is_training(split: str) -> bool:

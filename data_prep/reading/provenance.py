@@ -20,10 +20,8 @@ LIBRARIES = (
 
 # The modules of data_prep that determine which documents are read from a file, and their signatures.
 _READING_CODE = (
-    "characters.py", "words.py", "sources/*.py", "cleaning/*.py", "reading/counts.py", "reading/facts.py",
-    "reading/index.py",
-    "reading/ngrams.py", "reading/paragraphs.py", "reading/removed_file.py", "reading/rows.py",
-    "reading/signatures.py", "reading/spool.py",
+    "characters.py", "words.py", "sources/*.py", "cleaning/*.py", "reading/facts.py",
+    "reading/index.py", "reading/ngrams.py", "reading/signatures.py", "reading/spool.py",
 )  # fmt: skip
 
 
@@ -37,9 +35,9 @@ def reading_digest() -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def encoding_digest() -> str:
-    """Return a digest of the library versions and of the code that turns a text into tokens."""
-    return _digest_of(json.dumps(versions()), ("tokenization/*.py", "encoding/stored_tokens.py"))
+def copies_digest() -> str:
+    """Return a digest of the code that finds near copies, apart from the code that reads and signs documents."""
+    return _digest_of("", ("copies/*.py",))
 
 
 @functools.lru_cache(maxsize=1)

@@ -4,7 +4,9 @@ The spool is a folder of plain text files (see `spool`). Skipped content and rem
 stream.json.
 """
 
+import hashlib
 import itertools
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,17 +17,13 @@ import numpy as np
 
 from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
-from data_prep.reading.counts import added
-from data_prep.reading.entries import Shard, make_entries
-from data_prep.reading.facts import dates_of, facts_path, ids_of, order_copies
-from data_prep.reading.paragraphs import without_repeated
+from data_prep.reading.facts import dates_of, documents_path, ids_of, order_copies
+from data_prep.reading.index import ENTRY, order_key
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.read_store import ReadStore, keep_finished
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, signature_files, stamp_of
+from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, signature_files, stamp_of
 from data_prep.running.progress import Bar, note
-from data_prep.running.task_store import take_finished
-from data_prep.running.tasks import Executor, Step
+from data_prep.running.tasks import Step
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
@@ -40,8 +38,8 @@ from data_prep.sources import (
     merge_skipped,
     split_into_parts,
 )  # fmt: skip
-from data_prep.sources.dates import date_text
-from data_prep.sources.snapshots import groups_of
+from data_prep.sources.dates import date_text, groups_of
+from fairseq_alma.core.store import Store
 
 MIN_SHARD_BYTES = 2 << 20
 """Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
@@ -66,7 +64,7 @@ class Spooled(NamedTuple):
     removed: list[dict]
     """The rows of the table "cleaning" in stream.json about what cleaning removed and changed."""
     snapshots: list[str] | None
-    """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
+    """Names of the snapshots (see `dates`), if the stream has one mega-batch per snapshot; else None."""
     dates: np.ndarray | None = None
     """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
     source_of_shard: Sequence[int] = ()
@@ -87,7 +85,6 @@ def read_sources(
     seed: int,
     files: Files,
     work: WorkFolder,
-    executor: Executor,
     chronological: bool = False,
 ) -> Spooled:
     """Copy all documents that pass cleaning into the spool, a folder of plain text files.
@@ -98,7 +95,6 @@ def read_sources(
             `settings.seed`.
         files: the files of each source.
         work: the work folder, which contains the spool folder.
-        executor: runs the tasks, on this machine or on a Slurm cluster.
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
 
     Raises:
@@ -110,9 +106,7 @@ def read_sources(
     by_name = sorted(files, key=lambda source: source.name)
     tasks_of = {source: _spool_tasks(settings, source, files[source], chronological) for source in by_name}
     tasks = [task for source in by_name for task in tasks_of[source]]
-    if settings.duplicate_paragraphs is not None:
-        tasks = without_repeated(tasks, settings.duplicate_paragraphs, work.folder, executor)
-    all_results = _read_without_future_dates(settings, tasks, work, executor)
+    all_results = _read_without_future_dates(settings, tasks, work)
     numbered = iter(enumerate(all_results))
     results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
     _warn_without_fields(settings, results)
@@ -121,11 +115,13 @@ def read_sources(
     shards = []
     for number, source in enumerate(files):
         group_of = {file.name: group for file, group in zip(files[source], groups[source], strict=True)}
-        for task, (shard, result) in zip(tasks_of[source], results[source], strict=True):
+        for task, (shard, _) in zip(tasks_of[source], results[source], strict=True):
             groups_of_parts = [group_of[part.name] for part in task.parts]
             of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
-            shards.append(Shard(shard, result["documents"], result["documents_sha256"], number, of_shard))
-    documents = make_entries(seed, shards, work.spool, work.folder / "entries", executor)
+            shards.append(Shard(shard, number, of_shard))
+    with Bar("order documents", sum(result["documents"] for result in all_results), "documents") as bar:
+        documents = make_entries(seed, shards, work.spool)
+        bar.advance(len(documents))
     _check_dates(settings, removed, all_results, len(documents))
     order_copies(work.spool, documents, chronological)
     for number, record in enumerate(records):
@@ -144,21 +140,45 @@ def read_sources(
     )
 
 
-def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
-    """Do the reading tasks, except those whose results are stored already. Return the result of each task."""
+def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) -> list[dict]:
+    """Do the reading tasks, except those whose results are stored already. Return the result of each task.
+
+    There are two stores: the folder that the option --cache names, and one in the work folder, so that a call with
+    changed settings continues with the text that an earlier call has read. A task is found by its description, which
+    contains everything that its result depends on.
+    """
     step = Step(work.spool, tasks)
-    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache), is_cache=True) if settings.cache else None
-    keep_finished(step, kept)
-    take_finished(step, [kept, cache] if cache else [kept])
+    stores = [Store(folder, durable=False) for folder in (settings.cache, work.kept) if folder]
+    if step.lists_other_tasks():
+        shutil.rmtree(step.folder)  # their results are in a store
+    step.folder.mkdir(parents=True, exist_ok=True)
+    taken = {
+        number
+        for number, task in enumerate(tasks)
+        if step.mark(number) is None and any(step.take(number, store, key) for store in stores for key in _keys(task))
+    }
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
+    finished = step.finished()
     with Bar("read sources", sum(weights), "bytes") as bar:
 
         def on_done(number: int) -> None:
             bar.advance(weights[number])
-            if cache:
-                cache.put(step, number)
+            if stores and not (number in taken and number in finished):
+                try:
+                    step.put(number, stores[0], _keys(tasks[number])[0])
+                except OSError as error:  # for example, the cache is full or read-only
+                    note(f"nothing more is stored in the cache {stores[0].folder}: {error}")
+                    stores.clear()
 
-        return step.run(executor, on_done)
+        assert work.executor is not None
+        return step.run(work.executor, on_done, finished=finished)
+
+
+def _keys(task: SpoolTask) -> list[str]:
+    """Return the keys of the stored results that serve a task: first its own."""
+    # A result with signatures also serves a task without: the signatures are not read.
+    tasks = [task] if task.sign else [task, replace(task, sign=True)]
+    return [hashlib.sha256(each.description().encode()).hexdigest() for each in tasks]
 
 
 def _spool_tasks(
@@ -178,7 +198,6 @@ def _spool_tasks(
             stamp=stamp_of(stamps[part.name] for part in batch),
             versions=reading_digest(),
             needs_date=chronological,
-            keep_removed=settings.keep_removed,
         )
         for batch in _batches(parts, shard_bytes)
     ]
@@ -192,21 +211,8 @@ def _absolute(part: Part) -> Part:
 
 
 def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
-    """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
-
-    Also print one for each source without any document that has the field of --id-field or --date-field.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        results: the number and the result of each task of a source.
-    """
+    """Print a warning for each source without any document that has the field of --id-field or --date-field."""
     for source, of_source in results.items():
-        count = sum(result["without_url"] for _, result in of_source)
-        if count:
-            note(
-                f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
-                "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
-            )
         for number, name in enumerate(("id_field", "date_field")):
             is_found = any(result["with_fields"][number] for _, result in of_source)
             if settings.is_given(name) and source.kind in ("text", "hf") and not is_found:
@@ -216,25 +222,20 @@ def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequen
                 )
 
 
-def _read_without_future_dates(
-    settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor
-) -> list[dict]:
+def _read_without_future_dates(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) -> list[dict]:
     """Do the reading tasks, and leave out documents of a chronological stream whose date is later than tomorrow.
 
     Such a date is wrong. It would be the last date of the stream, and --extend could add nothing before it.
 
     The tasks do not know the time, because they must be the same tasks tomorrow. The tasks that read such documents are
     done again with a limit, which is the latest of their other dates.
-
-    Raises:
-        PrepError: if there are such documents, unless the setting undated is "drop".
     """
-    results = _read(settings, tasks, work, executor)
+    results = _read(settings, tasks, work)
     tomorrow = int(f"{datetime.now(UTC) + timedelta(days=1):%Y%m%d}235959")
     late = [number for number, task in enumerate(tasks) if task.needs_date and results[number]["last_date"] > tomorrow]
     count, examples, again = 0, [], list(tasks)
     for number in late:
-        dates = np.load(facts_path(work.spool, number))["date"]
+        dates = np.load(documents_path(work.spool, number))["date"]
         rows = np.flatnonzero(dates > tomorrow)
         ids = ids_of(work.spool, number, rows[:3]).to_pylist()
         examples += [
@@ -248,7 +249,7 @@ def _read_without_future_dates(
             f"{found} a date in the future, for example {', '.join(examples[:3])}. Correct the dates, "
             "or run the same command with --undated drop to leave these documents out; what has been read is kept."
         )
-    return _read(settings, again, work, executor) if late else results
+    return _read(settings, again, work) if late else results
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
@@ -272,10 +273,6 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
 
     Return two values. First, the entry of each source in stream.json (see `Spooled.records`). Second, what cleaning
     removed and changed (see `Spooled.removed`).
-
-    Args:
-        files: the files of each source.
-        results: for each source, the number and the result of each task that reads its files.
     """
     records: list[dict] = []
     removed: list[dict] = []
@@ -313,10 +310,6 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
     A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records,
     pages or rows are bad counts as num_bad / (num_bad + num_documents). num_bad is the number of bad lines, records,
     pages or rows of the file. num_documents is the number of documents that were read from the file.
-
-    Args:
-        skipped: what was skipped in the files of a source.
-        per_file: for each file, by name, the numbers [documents, words, bytes] that were read from it.
     """
     bad: dict[str, float] = {}
     for entry in skipped:
@@ -362,12 +355,6 @@ def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Seque
     """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
 
     With the setting undated="drop", raise no error.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        removed: what was removed, see `Spooled.removed`.
-        results: the result of each SpoolTask.
-        num_dated: number of documents that have a date.
     """
     reasons = (NO_DATE, UNREADABLE_DATE)
     num_undated = sum(row["documents"] for row in removed if row["step"] in reasons)
@@ -398,3 +385,44 @@ def _no_documents(record: dict) -> str:
         count = len(record["skipped"])
         message += f"; skipped files or parts of files: {count:,}, the first is {first['name']}: {first['reason']}"
     return f"{message}. Check the path and the kind of the source."
+
+
+class Shard(NamedTuple):
+    """A spool file, and what the index entries of its documents need."""
+
+    number: int
+    """Number of the spool file."""
+    source: int
+    """Index of the source of the documents, in the list of sources."""
+    groups: list[int]
+    """Index of the snapshot of each part of the task that wrote the spool file. One number: the same for all parts."""
+
+
+def make_entries(seed: int, shards: Sequence[Shard], spool: Path) -> np.ndarray:
+    """Return the index entry (`index.ENTRY`) of each document in the spool files, in the order of `shards`.
+
+    An index entry contains what depends on the settings of one stream: the sort key, which depends on the seed, and
+    the indices of the source and of the snapshot. These are not stored in the spool, because several streams can use
+    the same text.
+
+    Args:
+        seed: the seed of the stream.
+        shards: the spool files.
+        spool: the spool folder.
+    """
+    entries = [np.empty(0, ENTRY)]
+    for shard in shards:
+        documents = np.load(documents_path(spool, shard.number))
+        found = np.zeros(len(documents), ENTRY)
+        identities = np.ascontiguousarray(documents["identity"])
+        keys = b"".join(order_key(seed, bytes(identity), 0) for identity in identities)
+        found["key"] = np.frombuffer(keys, "V16")
+        # The first half of the digest identifies the document. The second half only makes the sort key.
+        found["document"] = identities.view("V16").reshape(-1, 2)[:, 0]
+        for name in ("offset", "num_bytes", "num_words"):
+            found[name] = documents[name]
+        found["shard"], found["source"], found["group"] = shard.number, shard.source, shard.groups[0]
+        if len(shard.groups) > 1:
+            found["group"] = np.array(shard.groups, np.int16)[documents["part"]]
+        entries.append(found)
+    return np.concatenate(entries)

@@ -1,7 +1,7 @@
 """The spool: a folder of plain files (spool files) with the text of all documents that pass cleaning.
 
 Beside each spool file, a file describes its documents (`index.SPOOLED`): the digest and the position of the text, and
-the number of words. The step `entries` makes the index entries of the documents from it.
+the number of words. `read.make_entries` makes their index entries from it.
 
 With the spool, each source (for example a folder with compressed files) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.
@@ -10,23 +10,19 @@ document or passage by file and byte offset, in any order, without keeping the c
 import functools
 import hashlib
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
 
 import numpy as np
 
-from data_prep.cleaning.cleaner import Cleaner, Cleaning
+from data_prep.cleaning.cleaner import TOO_SLOW, UNREADABLE, Cleaner, Cleaning
 from data_prep.errors import PrepError
-from data_prep.reading.counts import Counts
-from data_prep.reading.facts import FactsWriter
+from data_prep.reading.facts import IdsWriter
 from data_prep.reading.index import SPOOLED
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.removed_file import RemovedFile
-from data_prep.reading.rows import Rows
 from data_prep.reading.signatures import SignatureFiles, Signer
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Task
@@ -34,7 +30,69 @@ from data_prep.sources import Document, Part, Skipped, merge_skipped, read_docum
 from data_prep.sources.dates import UNDATED, date_in_path, parse_date
 from data_prep.sources.remote import is_remote
 from data_prep.words import count_words
-from fairseq_alma.core.files import sha256_of
+
+_UNDATED_SHOWN = 3
+"""Number of documents without a date that the result of a task names."""
+
+
+@dataclass
+class Counts:
+    """Counts of documents, words and bytes of text. The fields are entries of the result of a task (`spool.SpoolTask`).
+
+    What was read is what was written and removed, and what changes took away.
+    """
+
+    files: dict[str, list[int]] = field(default_factory=dict)
+    """Name of each input file -> the numbers of documents, words and bytes that were read from it."""
+    removed: dict[str, list[int]] = field(default_factory=dict)
+    """Reason -> the same numbers for what was removed."""
+    changed: dict[str, list[int]] = field(default_factory=dict)
+    """What changed text -> the number of documents that were changed, and of the words and bytes that they lost."""
+    skipped: list[Skipped] = field(default_factory=list)
+    undated: list[list[str]] = field(default_factory=list)
+    """Id and date of some of the documents that were removed because of their date."""
+    with_fields: list[int] = field(default_factory=lambda: [0, 0])
+    """Number of documents with an id and with a date of their own. Otherwise, the id is the file name with a position,
+    and the date is that of the file."""
+
+    def read(self, part: Part, document: Document, num_words: int, num_bytes: int) -> None:
+        """Count a document that was read from a part of a file."""
+        _add(self.files, part.name, 1, num_words, num_bytes)
+        self.with_fields[0] += not document.id.startswith(f"{part.name}:")
+        self.with_fields[1] += document.date != ""
+
+    def remove(self, part: Part, document: Document, reason: str, num_words: int, num_bytes: int) -> None:
+        """Count a document that is removed."""
+        _add(self.removed, reason, 1, num_words, num_bytes)
+        if reason in (UNREADABLE, TOO_SLOW):
+            name = document.id or part.name
+            self.skipped.append(Skipped(part.name, reason, 1, unit="document", damaged=False, found=name))
+
+    def remove_undated(self, part: Part, document: Document) -> None:
+        """Remember a document that is removed because of its date."""
+        if len(self.undated) < _UNDATED_SHOWN:
+            self.undated.append([document.id or part.name, document.date])
+
+    def change(self, changes: Iterable[tuple[str, int, int]]) -> None:
+        """Count what changed the text of a document, with the words and bytes that it lost."""
+        for change, *fewer in changes:
+            _add(self.changed, change, 1, *fewer)
+
+
+def _add(counts: dict[str, list[int]], key: str, *more: int) -> None:
+    """Add numbers to those of a key, in place."""
+    counts[key] = [count + added for count, added in zip(counts.get(key, [0] * len(more)), more, strict=True)]
+
+
+def added(counted: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    """Return the sums of the numbers in several mappings, by key."""
+    totals: dict[str, list[int]] = {}
+    for counts in counted:
+        for key, numbers in counts.items():
+            before = totals.get(key, [0] * len(numbers))
+            totals[key] = [one + more for one, more in zip(before, numbers, strict=True)]
+    return totals
+
 
 NO_DATE = "no date"
 UNREADABLE_DATE = "unreadable date"
@@ -52,11 +110,6 @@ def text_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:06d}.text"
 
 
-def documents_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file that describes each document (`index.SPOOLED`) in spool file number `shard`."""
-    return folder / f"{shard:06d}.documents.npy"
-
-
 def signature_files(folder: Path, shard: int) -> SignatureFiles:
     """Return the files with the signature of each document in spool file number `shard`."""
     return SignatureFiles(folder / f"{shard:06d}")
@@ -68,11 +121,24 @@ def stamp_of(states: Iterable[tuple[int, int]]) -> str:
 
 
 @dataclass(frozen=True)
-class ReadingTask(Task):
-    """Base class of tasks that read documents from parts of files, and clean them.
+class SpoolTask(Task):
+    """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
-    Subclasses implement `read` instead of `run`. `run` checks that the task has read what it describes: jobs of a
-    cluster start hours after the files were listed, and import the code anew.
+    The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
+    number of the task. So the files can be used again by each call of alma-prep that reads these parts in the same way.
+
+    The task checks that it has read what it describes: jobs of a cluster start hours after the files were listed, and
+    import the code anew.
+
+    The task writes these files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.text: the spool file, which contains the text of the documents.
+        PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
+        PREFIX.ids.arrow: the id of each document in the spool file (see `facts`).
+        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
+            spool file (see `signatures`).
+
+    The result of the task contains the fields of `Counts`, the latest date, and the number of documents that were
+    written.
     """
 
     parts: list[Part]
@@ -84,10 +150,12 @@ class ReadingTask(Task):
     too. Then the task counts as a different task and is done again (see `tasks`)."""
     versions: str
     """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
-
-    @abstractmethod
-    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        """Do the task. For the arguments and the result, see `Task.run`."""
+    sign: bool
+    """Whether to compute signatures, which are used to find near-duplicates."""
+    needs_date: bool = False
+    """Whether documents without a date are left out."""
+    latest_date: int = NO_LIMIT
+    """Documents with a later date (see `dates`) are left out."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         """Do the task. For the arguments and the result, see `Task.run`.
@@ -104,7 +172,7 @@ class ReadingTask(Task):
             )
         try:
             with heartbeat.computing():  # a document of 16 MB can take minutes
-                result = self.read(prefix, heartbeat)
+                result = self._read(prefix, heartbeat)
         except OSError:
             self._check_files()  # a file that was removed cannot be opened
             raise
@@ -141,42 +209,12 @@ class ReadingTask(Task):
         cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
         return cls(**values | {"parts": parts, "cleaning": cleaning})
 
-
-@dataclass(frozen=True)
-class SpoolTask(ReadingTask):
-    """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
-
-    The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
-    number of the task. So the files can be used again by each call of alma-prep that reads these parts in the same way.
-
-    The task writes these files. PREFIX is the argument `prefix` of `run`.
-        PREFIX.text: the spool file, which contains the text of the documents.
-        PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
-        PREFIX.facts.npy, PREFIX.ids.arrow: the date and the id of each document in the spool file (see `facts`).
-        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
-            spool file (see `signatures`).
-        PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
-
-    The result of the task contains the fields of `counts.Counts`, the latest date, the number of documents whose id is
-    no URL, the number of documents that were written, and the digest of PREFIX.documents.npy.
-    """
-
-    sign: bool
-    """Whether to compute signatures, which are used to find near-duplicates."""
-    needs_date: bool = False
-    """Whether documents without a date are left out."""
-    latest_date: int = NO_LIMIT
-    """Documents with a later date (see `dates`) are left out."""
-    keep_removed: bool = False
-    """Whether to write the documents that cleaning removes to a file (see `removed`)."""
-
-    def read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+    def _read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning or Cleaning())
-        rows, counts, offset, last_date = Rows(SPOOLED), Counts(), 0, 0
+        rows, counts, offset, last_date = _Rows(), Counts(), 0, 0
         counts.files.update({part.name: [0, 0, 0] for part in self.parts})
-        kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
         signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
-        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside, signing as signer:
+        with open(f"{prefix}.text", "wb") as file, IdsWriter(prefix) as ids, signing as signer:
             for number, part in enumerate(self.parts):
                 heartbeat.beat(part.name)
                 for document in read_documents_of(part, prefix.parent, heartbeat.beat):
@@ -193,8 +231,6 @@ class SpoolTask(ReadingTask):
                         counts.remove_undated(part, document)
                     if reason:
                         counts.remove(part, document, reason, num_words, len(content))
-                        named = {"id": document.id, "date": document.date, "file": part.name}
-                        kept_aside.add(reason=reason, **named, text=text)
                         continue
                     counts.change(changes)
                     if changes:
@@ -202,8 +238,7 @@ class SpoolTask(ReadingTask):
                         num_words = count_words(text, content)
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
-                    rows.add((identity, offset, number, len(content), num_words))
-                    facts.add(offset, date, document.id)
+                    rows.add((identity, offset, number, len(content), num_words, date, ids.add(document.id)))
                     last_date = max(last_date, date)
                     if signer:
                         signer.add(text)
@@ -212,9 +247,7 @@ class SpoolTask(ReadingTask):
         counts.skipped = merge_skipped(counts.skipped)
         return vars(counts) | {
             "last_date": last_date,
-            "without_url": cleaner.num_without_url,
             "documents": len(rows),
-            "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
         }
 
     def _date_reason(self, document: Document, date: int) -> str | None:
@@ -224,6 +257,28 @@ class SpoolTask(ReadingTask):
         if self.needs_date and date == UNDATED:
             return UNREADABLE_DATE if document.date else NO_DATE
         return None
+
+
+class _Rows:
+    """Rows of the type SPOOLED, which are added one by one."""
+
+    _MOST = 1 << 16  # kept as Python tuples, which take about ten times as much memory as rows of an array
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+        self._rows: list[tuple] = []
+
+    def __len__(self) -> int:
+        return len(self._arrays) * self._MOST + len(self._rows)
+
+    def add(self, row: tuple) -> None:
+        self._rows.append(row)
+        if len(self._rows) == self._MOST:
+            self._arrays.append(np.array(self._rows, SPOOLED))
+            self._rows = []
+
+    def write(self, path: Path) -> None:
+        np.save(path, np.concatenate([*self._arrays, np.array(self._rows, SPOOLED)]))
 
 
 def date_of(document: Document, part: Part) -> int:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from data_prep.running.slurm import Slurm
 from data_prep.running.tasks import Executor
 from data_prep.running.workers import Local
-from data_prep.settings import PrepSettings
+from data_prep.settings import STALL_SECONDS, PrepSettings
 
 
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
@@ -15,5 +15,5 @@ def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
     context manager. On exit, it ends its worker processes.
     """
     if settings.executor == "slurm":
-        return Slurm(settings.cluster, settings.workers, settings.stall_seconds, settings.out)
-    return Local(settings.workers, settings.stall_seconds)
+        return Slurm(settings.cluster, settings.workers, STALL_SECONDS["slurm"], settings.out)
+    return Local(settings.workers, STALL_SECONDS["local"])

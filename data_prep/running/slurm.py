@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from data_prep.errors import PrepError
-from data_prep.running.interrupts import interrupts_delayed
-from data_prep.running.progress import note
+from data_prep.running.progress import interrupts_delayed, note
 from data_prep.running.slurm_arrays import JobArray, StepJobs
 from data_prep.running.slurm_job import NUMBERS
 from data_prep.running.tasks import Step

@@ -7,14 +7,15 @@ not list is not part of the stream.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
 from data_prep.errors import PrepError
+from data_prep.running.tasks import digests_of
 from fairseq_alma.core.errors import RunError, StreamError
-from fairseq_alma.core.files import read_json, sha256_of
+from fairseq_alma.core.files import read_json
 from fairseq_alma.core.settings import Count, NonNegative
+from fairseq_alma.core.store import StoredFile
 from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import StreamFolder
 
@@ -24,8 +25,7 @@ WORK = ".alma-prep"
 yet."""
 SHARD_NAME = re.compile(
     r"(mega_batch_\d+/(train|valid|test)|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json"
-    r"|sentencepiece\.model|dedup/\d{4}\.(keys|signatures|bands|sketches|left_out)"
-    r"|removed/\d{4}-(copies-)?\d{6}\.jsonl\.zst"
+    r"|sentencepiece\.model|dedup/\d{4}\.(keys|bands|sketches)"
     r"|documents/(mega_batch_\d+(/(valid|test))?|valid|test)\.parquet|manifest\.json"
 )
 """Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except
@@ -39,13 +39,6 @@ class Recorded(TypedDict, total=False):
     sources: list[str]
 
 
-class Output(TypedDict):
-    """The size and the digest of a file that alma-prep has written."""
-
-    bytes: NonNegative
-    sha256: str
-
-
 class _Inputs(TypedDict):
     """The input files of a call of alma-prep: for each source, the name, size and time of each file."""
 
@@ -55,7 +48,7 @@ class _Inputs(TypedDict):
 class Manifest(_Inputs):
     """The content of manifest.json, as far as it is read."""
 
-    outputs: dict[str, Output]
+    outputs: dict[str, StoredFile]
     extensions: list[_Inputs]
 
 
@@ -87,40 +80,29 @@ def read_stream(out: Path) -> StreamFolder | None:
         ) from error
 
 
-def check_bytes(out: Path, what_to_do: str, digests_of: Callable[[list[Path]], Iterable[str]] | None = None) -> None:
+def check_bytes(out: Path, what_to_do: str) -> None:
     """Check that every shard of a finished stream has the size and the SHA-256 digest that manifest.json records.
-
-    The folder `removed`, with the documents that were removed, may be missing.
-
-    A stream that was written by an earlier release without a manifest is not checked.
 
     Args:
         out: the stream folder.
         what_to_do: advice for the user, which is appended to each error message.
-        digests_of: computes the SHA-256 digests of files; None: this process computes them.
 
     Raises:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
-    shards = recorded_shards(out, what_to_do)
-    found = map(sha256_of, shards) if digests_of is None else digests_of(list(shards))
-    for path, sha256 in zip(shards, found, strict=True):
+    shards = _recorded_shards(out, what_to_do)
+    for path, sha256 in zip(shards, digests_of(list(shards)), strict=True):
         if sha256 != shards[path]:
             raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
 
 
-def recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
+def _recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
     """Return the shards of a finished stream, with the digests that manifest.json records.
 
     The shards themselves are not read. For the arguments, see `check_bytes`.
-
-    Raises:
-        PrepError: if a shard is missing or has another size, or manifest.json is missing or cannot be read.
     """
     if not (out / MANIFEST).is_file():
-        if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):
-            raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
-        return {}
+        raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
     outputs = read_manifest(out, what_to_do)["outputs"]
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
     num_extensions = len(stream.get("extensions", []))
@@ -131,8 +113,6 @@ def recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
             # killed after it wrote the manifest and before it wrote stream.json.
             continue
         path = out / name
-        if name.startswith("removed/") and not path.exists():
-            continue  # users may delete the documents that were removed
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
         if path.stat().st_size != output["bytes"]:
@@ -150,7 +130,7 @@ def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> 
         num_extensions: how many times alma-prep --extend has added mega-batches.
     """
     mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
-    dedup = re.match(r"(?:dedup|removed)/(\d+)[.-]", name)
+    dedup = re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
         return int(mega_batch[1]) <= num_mega_batches
     return int(dedup[1]) <= num_extensions if dedup else True

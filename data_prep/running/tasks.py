@@ -9,7 +9,7 @@ A step is a folder and a list of tasks. Each task is done by one worker process:
 
 The next call of alma-prep skips a task if the done mark describes the same task and the shards have the recorded sizes
 and digests. All other tasks are done again. The output does not depend on which process did a task or how often the
-task was started. The digests of many or large files are computed by tasks, too (see `digests_of`).
+task was started.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ import json
 import os
 import shutil
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,19 +28,15 @@ from typing import Any, Protocol, Self, TypedDict
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
-from data_prep.running.stream_folder import Output
-from data_prep.running.task_list import read_task, write_tasks
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole
+from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole, written_aside
+from fairseq_alma.core.store import Store, StoredFile, link_or_copy
 
 _LISTED_TASKS = 25
 """Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
 four files, and a network file system sends about 100 names at a time."""
-READ_HERE_BYTES = 256 << 20
-"""Files with at most this many bytes in total are read by alma-prep itself to compute their digests. This takes less
-time than to start a task on a cluster."""
-_DIGEST_BYTES = 1 << 30
-"""Approximate number of bytes of which one task computes digests."""
+_DIGEST_THREADS = 8
+"""Number of files whose digests are computed at a time."""
 
 
 class Task(ABC):
@@ -81,26 +77,18 @@ def _task_from(description: dict) -> Task:
     """Return the task with this description.
 
     This function imports the task's class, so that any worker on any machine can run the task.
-
-    Args:
-        description: the result of `Task.description`, parsed from JSON.
     """
     module, _, name = description["class"].partition(":")
     task_class = getattr(importlib.import_module(module), name)
     return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
 
 
-class StoredResult(TypedDict):
-    """What a task has returned, and its output files by name."""
-
-    files: dict[str, Output]
-    result: dict[str, Any]
-
-
-class DoneMark(StoredResult):
-    """The content of a done mark."""
+class DoneMark(TypedDict):
+    """The content of a done mark: the task, what it has returned, and its output files by name."""
 
     task: dict[str, Any]
+    files: dict[str, StoredFile]
+    result: dict[str, Any]
 
 
 class Executor(Protocol):
@@ -152,7 +140,7 @@ class Step:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_tasks(self.folder, [task.description() for task in self.tasks])
         numbers = range(len(self.tasks)) if numbers is None else numbers
-        results = dict(self.finished(executor, numbers) if finished is None else finished)
+        results = dict(self.finished(numbers) if finished is None else finished)
         for number in numbers:
             if number in results:
                 on_done(number)
@@ -176,14 +164,13 @@ class Step:
             results[number] = mark["result"]
         return [results[number] for number in numbers]
 
-    def finished(self, executor: Executor, numbers: Iterable[int] | None = None) -> dict[int, dict]:
+    def finished(self, numbers: Iterable[int] | None = None) -> dict[int, dict]:
         """Return the results of the tasks that earlier calls of alma-prep have done, by number.
 
         A task is done if its done mark describes this task, and its output files (shards) have the sizes and digests
         that the mark records.
 
         Args:
-            executor: computes the digests, unless there is little to read.
             numbers: the numbers of the tasks to look at; None: all tasks.
         """
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
@@ -197,7 +184,7 @@ class Step:
             if all(path.stat().st_size == expected["bytes"] for path, expected in paths.items()):
                 results[number] = mark["result"]
                 files += [(number, path, expected["sha256"]) for path, expected in paths.items()]
-        found = digests_of([path for _, path, _ in files], self.folder, executor)
+        found = digests_of([path for _, path, _ in files])
         for (number, _, expected), sha256 in zip(files, found, strict=True):
             if sha256 != expected:
                 results.pop(number, None)
@@ -218,6 +205,10 @@ class Step:
         assert mark is not None, number
         return path, mark["files"][path.name]
 
+    def results(self) -> list[dict]:
+        """Return the result of each task of a finished step."""
+        return [mark_of(self.folder, number)["result"] for number in range(len(self.tasks))]
+
     def mark(self, number: int) -> dict | None:
         """Return the content of a task's done mark; None if the mark is missing, damaged or describes another task.
 
@@ -228,6 +219,41 @@ class Step:
         except (OSError, RunError):
             return None
         return mark if mark["task"] == json.loads(self.tasks[number].description()) else None
+
+    def lists_other_tasks(self) -> bool:
+        """Return True if the folder contains the work of an earlier call that had other tasks."""
+        try:
+            return read_all_tasks(self.folder) != [task.description() for task in self.tasks]
+        except (OSError, ValueError):
+            return False
+
+    def put(self, number: int, store: Store, key: str) -> None:
+        """Store the result of a finished task under a key, which must be a digest of all that the result depends on.
+
+        Raises:
+            OSError: if the files cannot be stored.
+        """
+        mark = self.mark(number)
+        if mark is not None:
+            files = {name.partition(".")[2]: self.folder / name for name in mark["files"]}
+            known = {name.partition(".")[2]: digest for name, digest in mark["files"].items()}
+            store.put(key, files, mark["result"], link=True, known=known)
+
+    def take(self, number: int, store: Store, key: str) -> bool:
+        """Copy the stored result of a task into the folder, as if the task had just finished. Return False if none is.
+
+        The digests of the files are not checked here: `run` does it, and does the task again if one of them differs.
+        """
+        entry = store.take(key, check_digests=False)
+        if entry is None:
+            return False
+        names = {stored: f"{number:06d}.{stored}" for stored in entry.files}
+        for stored, name in names.items():
+            link_or_copy(entry.folder / stored, self.folder / name)
+        files = {names[stored]: digest for stored, digest in entry.files.items()}
+        done = sealed({"task": json.loads(self.tasks[number].description()), "files": files, "result": entry.value})
+        self._path(number, "done").write_text(json.dumps(done))
+        return True
 
     def done_among(self, numbers: Collection[int]) -> list[int]:
         """Return those of `numbers` whose tasks have a done mark.
@@ -285,41 +311,10 @@ def mark_of(folder: Path, number: int) -> dict:
     return read_json(folder / f"{number:06d}.done", advice="run the same command again")
 
 
-def digests_of(paths: Sequence[Path], folder: Path, executor: Executor) -> list[str]:
-    """Return the SHA-256 digest of each file. Tasks compute the digests, unless the files are small.
-
-    Args:
-        paths: the files. On a cluster, every node must have access to them.
-        folder: an existing folder. The files of the tasks are stored there for as long as this function runs.
-        executor: runs the tasks.
-    """
-    sizes = [path.stat().st_size for path in paths]
-    if sum(sizes) <= READ_HERE_BYTES:
-        return [sha256_of(path) for path in paths]
-    groups: list[list[str]] = []
-    group_bytes = 0
-    for path, size in zip(paths, sizes, strict=True):
-        if not groups or group_bytes + size > _DIGEST_BYTES:
-            groups.append([])
-            group_bytes = 0
-        groups[-1].append(str(path))
-        group_bytes += size
-    # The folder always gets a new name, because the files may have changed since an earlier call.
-    step = Step(folder / f"digests_{time.time_ns()}", [DigestTask(group) for group in groups])
-    try:
-        return [sha256 for result in step.run(executor) for sha256 in result["sha256"]]
-    finally:
-        shutil.rmtree(step.folder, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class DigestTask(Task):
-    """Task that computes the SHA-256 digests of files. The result of the task contains them."""
-
-    paths: list[str]
-
-    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        return {"sha256": [_sha256(Path(path), heartbeat) for path in self.paths]}
+def digests_of(paths: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 digest of each file. Several files are read at a time."""
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        return list(pool.map(sha256_of, paths))
 
 
 def _sha256(path: Path, heartbeat: Heartbeat) -> str:
@@ -378,3 +373,62 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return number
+
+
+_NAME = "tasks.txt"
+"""Name of the list of the tasks of a step: a table with the position of each description, in rows of _ROW bytes, with
+which a worker reads its task without those before it; then the descriptions, one a line."""
+_DIGITS = 15
+_ROW = _DIGITS + 1
+
+
+def write_tasks(folder: Path, descriptions: Sequence[str]) -> None:
+    """Write the list of tasks of the step in `folder`. A file with the same content is not written again.
+
+    Args:
+        folder: the folder of the step.
+        descriptions: one line for each task.
+    """
+    path = folder / _NAME
+    lines = [f"{description}\n".encode() for description in descriptions]
+    position = _ROW * len(lines)
+    rows = []
+    for line in lines:
+        rows.append(f"{position:0{_DIGITS}d}\n".encode())
+        position += len(line)
+    content = b"".join(rows + lines)
+    if not path.is_file() or path.stat().st_size != len(content) or path.read_bytes() != content:
+        with written_aside(path, durable=False) as temporary:
+            temporary.write_bytes(content)
+
+
+def read_task(folder: Path, number: int) -> str:
+    """Return the description of task `number` of the step in `folder`.
+
+    Raises:
+        PrepError: if the list has no such task.
+    """
+    with open(folder / _NAME, "rb") as file:
+        # The first description begins where the table ends.
+        table_bytes = int(file.read(_ROW) or 0)
+        if not 0 <= number * _ROW < table_bytes:
+            raise PrepError(
+                f"{folder / _NAME} lists {table_bytes // _ROW} tasks, so it has no task {number}. Run the same command "
+                "again."
+            )
+        file.seek(number * _ROW)
+        file.seek(int(file.read(_ROW)))
+        return file.readline().decode()
+
+
+def read_all_tasks(folder: Path) -> list[str]:
+    """Return the descriptions of all tasks of the step in `folder`.
+
+    Raises:
+        OSError: if there is no list.
+        ValueError: if the list is damaged.
+    """
+    with open(folder / _NAME, "rb") as file:
+        table_bytes = int(file.read(_ROW) or 0)
+        file.seek(table_bytes)
+        return file.read().decode().splitlines()

@@ -8,21 +8,20 @@ OUT does not count as a stream.
 import errno
 import json
 import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.errors import NothingNew, PrepError, Unworkable
-from data_prep.running.interrupts import interrupts_delayed
-from data_prep.running.progress import note
-from data_prep.running.stream_folder import SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
-from data_prep.running.tasks import Executor, digests_of
+from data_prep.running.progress import Bar, interrupts_delayed, note
+from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
+from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, remove, write_json, written_aside
+from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.store import link_or_copy
 from fairseq_alma.core.stream_description import STREAM_FILE
 
 SETTINGS = "settings.json"
@@ -30,7 +29,7 @@ _DIGESTS = "digests.jsonl"
 """Name of the file with the sizes and digests of the shards in the folder `stream`."""
 _UNWORKABLE = "unworkable"
 """Key in the settings file: the error message of a call whose settings did not fit the text."""
-_OF_READING = ("spool", "kept", "paragraphs")
+_OF_READING = ("spool", "kept")
 """Names of the folders in the work folder with the results of reading tasks."""
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
@@ -46,6 +45,8 @@ class WorkFolder(NamedTuple):
     """The work folder itself. It is removed when the stream is finished."""
     place: Path | None = None
     """Where the holder of the lease writes (see `fairseq_alma.core.fence`); None: there is no lease."""
+    executor: Executor | None = None
+    """Runs the tasks, on this machine or on a Slurm cluster."""
 
     @property
     def spool(self) -> Path:
@@ -54,7 +55,7 @@ class WorkFolder(NamedTuple):
 
     @property
     def kept(self) -> Path:
-        """The store (see `read_store`) of reading tasks that earlier calls with other settings have finished."""
+        """The store (`core.store`) with the results of the reading tasks of this call and of earlier ones."""
         return self.folder / "kept"
 
     @property
@@ -62,6 +63,35 @@ class WorkFolder(NamedTuple):
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
         OUT is the stream folder."""
         return self.folder / "stream"
+
+    def run(
+        self, name: str, tasks: Sequence[Task], title: str = "", unit: str = "tasks",
+        weights: Sequence[int] | None = None, threads: int = 1,
+    ) -> Step:  # fmt: skip
+        """Do tasks in the subfolder `name`, as far as no earlier call has done them, and return the finished step.
+
+        Args:
+            name: the name of the step.
+            tasks: the tasks.
+            title: what the progress bar says; empty: there is no progress bar.
+            unit: what the progress bar counts.
+            weights: how much of it each task does; None: 1.
+            threads: maximum number of threads per task.
+
+        Raises:
+            PrepError: if a worker died, hung, or left no done mark.
+        """
+        assert self.executor is not None
+        weights = [1] * len(tasks) if weights is None else weights
+        step = Step(self.folder / name, tasks)
+        with Bar(title, sum(weights), unit) if title else nullcontext() as bar:
+            step.run(self.executor, lambda number: bar.advance(weights[number]) if bar else None, threads)
+        return step
+
+    def within(self, name: str) -> "WorkFolder":
+        """Return the subfolder `name` as a work folder, for the steps of a part of the work. It is created."""
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        return self._replace(folder=self.folder / name)
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
         """Add a task's output file to the stream, as a hard link.
@@ -76,17 +106,14 @@ class WorkFolder(NamedTuple):
         """
         target = self.stream / name
         with written_aside(target, durable=False) as temporary:
-            try:
-                os.link(path, temporary)
-            except OSError:
-                shutil.copyfile(path, temporary)
+            link_or_copy(path, temporary)
         self._record(name, digest)
 
-    def add_digests(self, executor: Executor) -> None:
+    def add_digests(self) -> None:
         """Compute the digests of the shards that were written into the folder `stream` itself, for `publish`."""
         known = self.digests()
         shards = [path for path in self.shards() if path.relative_to(self.stream).as_posix() not in known]
-        for path, sha256 in zip(shards, digests_of(shards, self.folder, executor), strict=True):
+        for path, sha256 in zip(shards, digests_of(shards), strict=True):
             digest = {"bytes": path.stat().st_size, "sha256": sha256}
             self._record(path.relative_to(self.stream).as_posix(), digest)
 
@@ -165,13 +192,6 @@ def _check_unchanged(out: Path, base: Mapping | None) -> None:
     """Check that no other alma-prep has finished a stream or an extension in `out` since this one looked at `out`.
 
     This process must hold the lease, so that nothing can change after the check.
-
-    Args:
-        out: the stream folder.
-        base: the content of stream.json when this process read it; None if there was no stream.
-
-    Raises:
-        PrepError: if stream.json has changed.
     """
     try:
         found = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
@@ -229,10 +249,6 @@ def _lease_held(out: Path) -> Iterator[Path]:
 
     It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty. It
     yields the place where files are written before they are moved (see `fairseq_alma.core.fence`).
-
-    Raises:
-        PrepError: if another alma-prep holds the lease.
-        LeaseLostError: if another alma-prep has taken over the lease.
     """
     lease = Lease(out / WORK, guarded=out)
     with ExitStack() as at_end:
@@ -317,10 +333,6 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
     If the work folder contains nothing that this call can use, remove all files except the lease files. Return False if
     the earlier call was not interrupted, but ended because its settings did not fit the text: then it has not begun to
     move shards into `out`.
-
-    Raises:
-        PrepError: if the earlier call was interrupted and had other values of the settings in `reading`. The message
-            lists the differences.
     """
     previous = _previous_settings(out)
     # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
@@ -378,15 +390,6 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
     (mega-batches that are added to a stream), the shards of the existing stream are kept. A file at a path where the
     extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
     If `resumes` is False, the file may belong to the user, and an error is raised.
-
-    Args:
-        out: the stream folder.
-        settings: the settings of this call of alma-prep. For an extension, the entry "extension" is the number of the
-            extension, from 1.
-        resumes: True if unfinished work of an earlier call of alma-prep is continued.
-
-    Raises:
-        PrepError: if `resumes` is False and a file exists where a shard of the extension will be written.
     """
     names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
     if "extension" in settings:
@@ -403,3 +406,39 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
         while folder != out and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
+
+
+def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
+    """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
+
+    stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
+    stream.json. If this process is killed earlier, the next call of alma-prep continues.
+
+    Args:
+        out: the stream folder.
+        work: the work folder. The digests of all shards must be known (see `WorkFolder.add_digests`).
+        stream: the content of stream.json.
+        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
+            entry "outputs".
+    """
+    shards, digests = work.shards(), work.digests()
+    for path in shards:
+        name = path.relative_to(work.stream).as_posix()
+        manifest["outputs"][name] = digests[name]
+    sync(work.stream)
+    # Move the folder to the place of this process first. If the lease was lost, this fails, or the moves below do.
+    source = (work.place or work.folder) / "publish"
+    os.replace(work.stream, source)
+    for path in shards:
+        target = out / path.relative_to(work.stream)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / path.relative_to(work.stream), target)
+    for folder in {(out / name).parent for name in manifest["outputs"]}:
+        if folder.is_dir():
+            sync_folder(folder)
+    sync_folder(out)
+    write_json(out / MANIFEST, manifest)
+    text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
+    # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
+    # (lone surrogates). Therefore write these characters as escapes.
+    write_whole(out / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))

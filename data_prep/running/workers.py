@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import StallWatch
-from data_prep.running.interrupts import interrupts_delayed
+from data_prep.running.progress import interrupts_delayed
 from data_prep.running.tasks import Step, run_task
 
 # This process is not forked, because forking a process in which the tokenizers library runs threads can deadlock.
@@ -270,12 +270,7 @@ def _end_server_at_exit(parent: int) -> None:
 
 
 def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> None:
-    """Initialize a new worker process. This function runs in the worker process.
-
-    Args:
-        environment: the environment variables of the parent process.
-        tokenizer_threads: number of threads that the tokenizers library may use.
-    """
+    """Initialize a new worker process. This function runs in the worker process."""
     os.environ.clear()
     os.environ.update(environment)
     # Set these environment variables now, because the tokenizers library reads them when it is first used.

@@ -4,6 +4,7 @@ Creating a PrepSettings object checks the values.
 """
 
 import hashlib
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +12,42 @@ from pathlib import Path
 
 from data_prep.cleaning.cleaner import Cleaning, known_languages
 from data_prep.cleaning.filters import filter_sha256, parse_filters
-from data_prep.cleaning.quality import RULES, parse_rules
 from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
-from data_prep.settings.machine import default_stall_seconds, default_workers
 from data_prep.settings.options import defaults_of, options_of, setting
 from data_prep.sources import Source, fingerprint, list_files
-from data_prep.sources.dates import parse_cut_dates
 from data_prep.tokenization.given import check_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
-from fairseq_alma.core.files import sha256_of
+
+SLURM_JOBS = 64
+"""Number of Slurm jobs that run at the same time by default. It does not depend on the number of cores of the login
+node, because no task runs there. Most clusters give one user as many cores; more must be asked for."""
+STALL_SECONDS = {"local": 40.0, "slurm": 300.0}
+"""Seconds without progress after which a worker counts as hung, for each executor. Nodes of a cluster see each other's
+files through a network file system, which may show a change only after a minute (NFS's attribute cache)."""
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use.
+
+    This can be fewer than the machine has: a process can be limited to some cores (its CPU affinity, see the command
+    taskset). Inside a Slurm job, the job's allocation counts too, because not every cluster enforces it by affinity.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    if "SLURM_JOB_ID" in os.environ:
+        for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+            value = os.environ.get(name, "")
+            if value.isdigit() and int(value) > 0:
+                return min(cores, int(value))
+    return cores
+
+
+def default_workers(executor: str) -> int:
+    """Return the default of --workers for this executor, "local" or "slurm"."""
+    return SLURM_JOBS if executor == "slurm" else usable_cores()
+
 
 _SOURCES = "sources"
 _CLEANING = "cleaning"
@@ -70,12 +98,6 @@ class PrepSettings:
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
         help="take the validation set only from sources of this kind, such as books; default: all kinds",
     )  # fmt: skip
-    hold_out: str = setting(
-        "passages", "--hold-out", _MEGA_BATCHES, choices=("passages", "documents"), fixed_by_stream=True,
-        help="what the validation set and the test set consist of. passages (default): a long document, such as a "
-        "book, has passages in all splits. documents: complete documents, of which no passage is in any mega-batch; "
-        "the sets are then only about as large as wanted. Shares also apply to complete documents",
-    )  # fmt: skip
     passage_words: int | None = setting(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
         help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
@@ -85,14 +107,9 @@ class PrepSettings:
         "equal", "--partition", _MEGA_BATCHES, choices=("equal", "chronological", "by-date", "as-given"),
         help="equal: all mega-batches have the same number of words and the same mix of sources (default). For streams "
         "that drift: chronological sorts documents by date, and cuts the order into periods with equal numbers of "
-        "words or at --cut-dates, each with held-out text of its own; by-date makes one mega-batch per snapshot, which "
+        "words, each with held-out text of its own; by-date makes one mega-batch per snapshot, which "
         "is named by a date in the path (such as CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per "
         "--source, in the given order",
-    )  # fmt: skip
-    cut_dates: str = setting(
-        "", "--cut-dates", _MEGA_BATCHES, metavar="DATE,DATE",
-        help="with --partition chronological: begin a new mega-batch at each of these dates, such as 1840,1890-07; "
-        "default: equal numbers of words",
     )  # fmt: skip
     test_words: int | None = setting(
         None, "--test-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
@@ -112,34 +129,10 @@ class PrepSettings:
         help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
         "common-crawl sources only",
     )  # fmt: skip
-    rules: str = setting(
-        "", "--rules", _CLEANING, reads=True, metavar="NAME[:SCOPE],...",
-        help="further rules for quality, with commas between them: c4 (removes lines without punctuation at the end, "
-        "and documents with fewer than five sentences), fineweb (line ends, short and repeated lines, lists), or "
-        "gopher. SCOPE is crawls, which means common-crawl sources only (default), all or off; example: c4,fineweb:all",
-    )  # fmt: skip
-    block_urls: str = setting(
-        "", "--block-urls", _CLEANING, reads=True, metavar="FILE",
-        help="remove documents from the domains and URLs in this file, one per line. A document is compared by its id, "
-        "if the id is a URL (see --id-field)",
-    )  # fmt: skip
     filters: str = setting(
         "", "--filter", _CLEANING, reads=True, metavar="MODULE:FUNCTION,...",
         help="your own filters: functions in Python modules in the current folder. A function receives a document "
         "(text, id, date), and returns True to keep it, False or (False, reason) to remove it, or a new text",
-    )  # fmt: skip
-    mask_pii: bool = setting(
-        False, "--mask-pii", _CLEANING, reads=True,
-        help="replace email addresses and public IP addresses in the text with fixed ones",
-    )  # fmt: skip
-    duplicate_paragraphs: int | None = setting(
-        None, "--duplicate-paragraphs", _CLEANING, reads=True, metavar="N", minimum=1,
-        help="remove lines of at least N words that occur in several documents, such as menus and notices, except in "
-        "one of the documents. The sources are then read twice; default: keep them",
-    )  # fmt: skip
-    keep_removed: bool = setting(
-        False, "--keep-removed", _CLEANING, reads=True,
-        help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",
     )  # fmt: skip
     duplicates: str = setting(
         "near", "--duplicates", _CLEANING, reads=True, choices=("near", "exact", "keep"),
@@ -187,13 +180,6 @@ class PrepSettings:
         "each on one core (default: 64, whatever the number of cores of this machine; further jobs wait in the queue)",
     )  # fmt: skip
     """Never None: without the option, `__post_init__` sets the default."""
-    stall_seconds: float = setting(
-        None, "--stall-seconds", WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
-        help="seconds without progress after which a worker counts as hung. The run then stops and reports which file "
-        "the worker was reading; with --executor slurm, the task is first tried again. Default: 40 (with --executor "
-        "slurm: 300, because a network file system may show changes only after a minute)",
-    )  # fmt: skip
-    """Never None: without the option, `__post_init__` sets the default."""
     cache: str | None = setting(
         None, "--cache", WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
         help="folder in which the text that was read, cleaned and compared is kept for other streams from the same "
@@ -212,8 +198,6 @@ class PrepSettings:
         # These defaults depend on the machine and on another setting. The class is frozen, hence `object.__setattr__`.
         if self.workers is None:
             object.__setattr__(self, "workers", default_workers(self.executor))
-        if self.stall_seconds is None:
-            object.__setattr__(self, "stall_seconds", default_stall_seconds(self.executor))
         if self.decontaminate == 0:  # so that an extension can do without, although its stream has a value
             object.__setattr__(self, "decontaminate", None)
             object.__setattr__(self, "given", (*self.given, "decontaminate"))
@@ -227,15 +211,7 @@ class PrepSettings:
         if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
             known = ", ".join(sorted({source.kind for source in self.sources}))
             raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
-        parse_rules(self.rules)
         parse_filters(self.filters)
-        if self.block_urls and not Path(self.block_urls).is_file():
-            raise ValueError(f"block_urls={self.block_urls}: there is no such file")
-        if self.hold_out == "documents" and self.duplicates == "keep":
-            raise ValueError(
-                "hold_out=documents needs duplicates=near or exact: a copy of a held-out document could be in a "
-                "mega-batch, and a later extension could not find it"
-            )
         check_tokenizer(self.tokenizer)
         self._check_partition()
         self._check_numbers()
@@ -254,7 +230,7 @@ class PrepSettings:
             for name, option in options_of(self).items():
                 if option.fixed_by_stream and getattr(self, name) != defaults[name]:
                     raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
-        is_counted = self.partition in ("equal", "chronological") and not self.cut_dates
+        is_counted = self.partition in ("equal", "chronological")
         if self.num_mega_batches is None and is_counted and not self.extend:
             raise ValueError("the number of mega-batches is missing: give --mega-batches")
         self._check_periods()
@@ -265,17 +241,10 @@ class PrepSettings:
             )
 
     def _check_periods(self) -> None:
-        for name in ("cut_dates", "test_words", "undated"):
+        for name in ("test_words", "undated"):
             is_given = getattr(self, name) != defaults_of(self)[name]
             if is_given and self.partition != "chronological" and not self.extend:
                 raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
-        if self.cut_dates:
-            num_periods = len(parse_cut_dates(self.cut_dates)) + 1
-            if self.num_mega_batches not in (None, num_periods):
-                raise ValueError(
-                    f"num_mega_batches={self.num_mega_batches}, but cut_dates={self.cut_dates} makes {num_periods} "
-                    "mega-batches: omit --mega-batches"
-                )
 
     def _check_numbers(self) -> None:
         if self.decontaminate_against and self.decontaminate is None:
@@ -356,36 +325,28 @@ class PrepSettings:
         return {"text_field": self.text_field, "id_field": self.id_field, "date_field": self.date_field}
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 digests of the files that the cleaning uses: the list of URLs and the user's filters.
+        """Return the SHA-256 digests of the files of the user's filters.
 
         Raises:
             PrepError: if the module of a filter is missing.
         """
-        found = {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
-        return found | ({"sha256 of block_urls": sha256_of(Path(self.block_urls))} if self.block_urls else {})
+        return {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
 
     def benchmark_digest(self) -> dict[str, str]:
         """Return a digest of the names, sizes and modification times of the files of --decontaminate-against."""
         found = [fingerprint(list_files(Source("text", path))) for path in sorted(self.decontaminate_against)]
         return {"sha256 of decontaminate_against": hashlib.sha256("".join(found).encode()).hexdigest()} if found else {}
 
-    def rules_for(self, kind: str) -> tuple[str, ...]:
-        """Return the names of the rules for quality that apply to sources of this kind, in the order of RULES."""
-        scopes = {"gopher": self.gopher} | parse_rules(self.rules)
-        return tuple(
-            name
-            for name in RULES
-            if scopes.get(name) == "all" or (scopes.get(name) == "crawls" and kind == "common-crawl")
-        )
+    def uses_gopher(self, kind: str) -> bool:
+        """Return True if the Gopher rules apply to sources of this kind."""
+        return self.gopher == "all" or (self.gopher == "crawls" and kind == "common-crawl")
 
     def cleaning(self, kind: str) -> Cleaning | None:
         """Return the cleaning of documents from sources of this kind; None: all documents are kept as they are."""
         digests = self.digests()
         cleaning = Cleaning(
-            block_urls=(self.block_urls, digests["sha256 of block_urls"]) if self.block_urls else (),
             language=self.language,
-            rules=self.rules_for(kind),
+            gopher=self.uses_gopher(kind),
             filters=tuple((name, digests[f"sha256 of {name}"]) for name in parse_filters(self.filters)),
-            mask_pii=self.mask_pii,
         )
         return cleaning if any(cleaning) else None

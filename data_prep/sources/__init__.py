@@ -18,9 +18,8 @@ from data_prep.errors import PrepError
 from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
-from data_prep.sources.hugging_face import HUGGING_FACE, list_dataset
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
-from data_prep.sources.remote import WANTED, is_remote, is_wanted, list_remote, local_part
+from data_prep.sources.remote import HUGGING_FACE, WANTED, is_remote, is_wanted, list_dataset, list_remote, local_part
 from data_prep.sources.text import TABLES, TEXT
 from data_prep.sources.walk import files_below, paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
@@ -207,11 +206,7 @@ def _check_readable(source: Source, kind: Kind, paths: Sequence[Path]) -> None:
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
-    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`.
-
-    Raises:
-        PrepError: if a path leads to no file, or to a named pipe, a socket or a device, which could be endless.
-    """
+    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`."""
     files = []
     for path in paths:
         try:

@@ -70,11 +70,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
 
 
 def _plain_text(part: Part) -> str:
-    """Return the text of a plain text or Markdown file.
-
-    Raises:
-        DamagedFile: if the file is too long, or its encoding is neither UTF-8 nor named by a byte order mark.
-    """
+    """Return the text of a plain text or Markdown file."""
     if part.end > MAX_DOCUMENT_BYTES:
         raise DamagedFile(TOO_LONG)
     content = Path(part.path).read_bytes()

@@ -172,12 +172,7 @@ class _Request(NamedTuple):
 
 
 class _Died(Exception):  # noqa: N818, the name needs no suffix
-    """Raised if the child process has died.
-
-    Args:
-        exit_code: the exit status of the child process, or the negative number of the signal that ended it.
-        seconds: the CPU time limit of the request.
-    """
+    """Raised if the child process has died."""
 
     def __init__(self, exit_code: int, seconds: int):
         super().__init__(exit_code)
@@ -189,11 +184,7 @@ class _Died(Exception):  # noqa: N818, the name needs no suffix
         return self._exit_code == -signal.SIGXCPU
 
     def why(self) -> str:
-        """Return the reason, for stream.json.
-
-        Raises:
-            Passing: if another process has killed the child process.
-        """
+        """Return the reason, for stream.json."""
         if self.is_slow:
             return f"parsing takes more than {self._seconds} s of CPU time"
         if self._exit_code == _OUT_OF_MEMORY:
@@ -220,12 +211,7 @@ class _Child:
         """True if the child process has not parsed anything yet."""
 
     def call(self, request: _Request, report_progress: ReportProgress) -> Iterator[Any]:
-        """Send a request to the child process, and yield its answers.
-
-        Raises:
-            _Died: if the child process died.
-            RuntimeError: if the function cannot be imported.
-        """
+        """Send a request to the child process, and yield its answers."""
         finished = False
         try:
             pipe = self._started(report_progress)
@@ -294,13 +280,7 @@ _child = _Child()
 
 
 def _serve(pipe: Connection, memory_bytes: int) -> None:
-    """Execute the requests that arrive through the pipe, until the parent closes the pipe. Runs in the child process.
-
-    Args:
-        pipe: receives a _Request, and sends ("answer", value) for each answer and ("end", None) at the end, or
-            ("error", message) if the function cannot be imported.
-        memory_bytes: limit on the memory that this process may allocate from now on.
-    """
+    """Execute the requests that arrive through the pipe, until the parent closes it. Runs in the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C here, because the parent process handles it
     # numpy, which pyarrow imports, otherwise allocates a stack for each core of the machine, which counts as memory.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")

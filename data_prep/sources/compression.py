@@ -185,11 +185,7 @@ def _plain(file: io.FileIO, path: str) -> io.RawIOBase:
 
 
 def _dictionary(file: io.FileIO) -> Any:
-    """Return the zstd dictionary in the skippable frame at the beginning of a file; None if it contains none.
-
-    Raises:
-        DamagedFile: if the dictionary is damaged or too long.
-    """
+    """Return the zstd dictionary in the skippable frame at the beginning of a file; None if it contains none."""
     import zstandard
 
     num_bytes = int.from_bytes(file.read(8)[4:], "little")
@@ -307,13 +303,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _why_invalid(error: Exception, name: str, position: int) -> str:
-    """Return why a decompressor raised an error.
-
-    Args:
-        error: the error.
-        name: the compression format.
-        position: the byte of the file at which it happened.
-    """
+    """Return why a decompressor raised an error."""
     if "Dictionary mismatch" in str(error):
         return (
             "the zstd data needs a dictionary that the file does not contain. Decompress the file with: "

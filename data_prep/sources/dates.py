@@ -1,15 +1,16 @@
-"""Read the dates of documents and of files, and write them as text.
+"""Read the dates of documents and of files, write them as text, and group files by snapshot.
 
 A date is stored as one number, YYYYMMDDhhmmss in UTC, in which missing parts are 0: 18630000000000 is the year 1863.
 Sorting the numbers sorts the dates, and a year comes before its months and days. 0 means that there is no date. Years
 from 1000 to 9999 are read.
 """
 
-import itertools
 import re
 from datetime import UTC, date, datetime
+from pathlib import Path
 
-from data_prep.sources.snapshots import snapshot_of
+from data_prep.errors import PrepError
+from data_prep.sources import Files, Source
 
 UNDATED = 0
 """The number that stands for a missing date."""
@@ -18,7 +19,7 @@ _YEAR_OR_MONTH = re.compile(r"([1-9]\d{3})(?:-(0[1-9]|1[0-2]))?")
 # Dates of digits only, as in web archives, which write 14 digits. The number of digits says which parts there are.
 _DIGITS = {6: "%Y%m", 8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 # In the name of a file: 1863-11-19, 18631119 or 1863-11. Six digits count as a month only from 1900 to 2099 (see
-# `snapshots`), because other numbers with six digits, such as those of parts of a corpus, are more frequent than dates.
+# `snapshot_of`): other numbers with six digits, such as those of parts of a corpus, are more frequent than dates.
 _DAY_IN_NAME = r"(?<!\d)([1-9]\d{3})(-?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)"
 _MONTH_IN_NAME = r"(?<!\d)([1-9]\d{3}-(?:0[1-9]|1[0-2]))(?![-\d])"
 _IN_NAME = re.compile(f"{_DAY_IN_NAME}|{_MONTH_IN_NAME}")
@@ -107,16 +108,67 @@ def _number(year: int, month: int = 0, day: int = 0, hour: int = 0, minute: int 
     return number
 
 
-def parse_cut_dates(text: str) -> list[int]:
-    """Return the dates (see the module) in a text such as 1840,1890. A period begins at each of these dates.
+# _CRAWL matches a crawl name such as CC-MAIN-2019-13, which contains the year and ISO week of the crawl. _DATE matches
+# dates such as 20190325, 2019-03-25 and 2019-03. Neither matches the 14 digits in the names of the files of a crawl,
+# because these digits are the time at which the file was written.
+_CRAWL = re.compile(r"CC-MAIN-(\d{4})-(\d{2})(?!\d)")
+_DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
+
+
+def snapshot_of(name: str) -> str | None:
+    """Return the date in a path, in the form 2019-03-25 or 2019-03, or None if the path contains no date.
+
+    For a crawl name such as CC-MAIN-2019-13, return the Monday of that ISO week.
+    """
+    crawl = _CRAWL.search(name)
+    if crawl:
+        try:
+            return date.fromisocalendar(int(crawl[1]), int(crawl[2]), 1).isoformat()
+        except ValueError:
+            return None
+    found = _DATE.search(name)
+    return "-".join(filter(None, found.groups())) if found else None
+
+
+def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], list[str] | None]:
+    """Return the snapshot index of each file, and the names of the snapshots.
+
+    The snapshot with index 0 becomes mega-batch 1. With partition="equal", there are no snapshots. Then the index of
+    every file is 0, and None is returned in place of the names.
+
+    Args:
+        partition: the setting `partition`: equal, by-date or as-given.
+        files: the files of each source.
+
+    Returns:
+        Two values. First, for each source, the snapshot index of each of its files. Second, the names of the snapshots.
 
     Raises:
-        ValueError: if a date cannot be read, or the dates are not in order.
+        PrepError: if `partition` is by-date, and a path contains no date.
     """
-    dates = [parse_date(part) for part in text.split(",")]
-    for part, number in zip(text.split(","), dates, strict=True):
-        if not number:
-            raise ValueError(f"cut_dates={text}: '{part}' is not a date such as 1890, 1890-07 or 1890-07-02")
-    if any(after <= before for before, after in itertools.pairwise(dates)):
-        raise ValueError(f"cut_dates={text}: the dates must be in order, the earliest first")
-    return dates
+    if partition == "as-given":
+        return {source: [number] * len(found) for number, (source, found) in enumerate(files.items())}, [
+            source.name for source in files
+        ]
+    if partition != "by-date":
+        return {source: [0] * len(found) for source, found in files.items()}, None
+    # Prefer the date in the file name. A date in the folder name may only be the day the folder was created.
+    dates = {
+        source: [snapshot_of(Path(file.path).name) or snapshot_of(str(file.path)) for file in found]
+        for source, found in files.items()
+    }
+    undated = [
+        file.name
+        for source, found in files.items()
+        for file, day in zip(found, dates[source], strict=True)
+        if day is None
+    ]
+    if undated:
+        raise PrepError(
+            f"--partition by-date needs a date in every path (such as CC-MAIN-2019-13, 20190325 or 2019-03), but "
+            f"{undated[0]} has none ({len(undated):,} files in all). Put each snapshot into a folder named after its "
+            "date, or give each snapshot as a separate --source with --partition as-given."
+        )
+    snapshots = sorted({day for days in dates.values() for day in days if day})
+    number_of = {day: number for number, day in enumerate(snapshots)}
+    return {source: [number_of[day] for day in days if day] for source, days in dates.items()}, snapshots

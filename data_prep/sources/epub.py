@@ -16,7 +16,7 @@ from data_prep.sources.base import MAX_DOCUMENT_BYTES, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.encodings import looks_like_utf16, marked_encoding
 from data_prep.sources.text import TOO_LONG
-from data_prep.sources.xhtml import as_html
+from data_prep.sources.web_page import as_html
 
 _MAX_UNPACKED_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes that are unpacked from an EPUB file."""
@@ -158,11 +158,7 @@ def _text_item(manifest: dict[str, dict[str, str]], name: str) -> dict[str, str]
 
 
 class _Archive:
-    """The files in an EPUB file.
-
-    Raises:
-        DamagedFile: if the file says that it is a decompression bomb, or more than _MAX_UNPACKED_BYTES are unpacked.
-    """
+    """The files in an EPUB file."""
 
     def __init__(self, archive: zipfile.ZipFile):
         members = archive.infolist()
@@ -242,9 +238,6 @@ def _decoded(content: bytes) -> str:
 
     A byte order mark counts most. Then comes UTF-8, because the declaration is often older than the last conversion,
     and text in another encoding is not valid UTF-8 by chance. Then come the encodings that are declared.
-
-    Raises:
-        UnicodeDecodeError: if the text is valid in none of these encodings.
     """
     from resiliparse.parse.encoding import map_encoding_to_html5
 

@@ -6,14 +6,11 @@ The functions of this module run in the child process (see `bounded`), because a
 library allocate gigabytes, and what its metadata say about sizes can be wrong.
 """
 
-import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits, SourceFile
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
-from data_prep.sources.remote import open_source
 from data_prep.sources.text import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ _BUFFER_BYTES = 1 << 20
 once, which may have gigabytes."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """The bytes with which an Arrow stream ends."""
-_COPIED_ROWS = 256
-"""Number of rows that `copied_rows` copies at a time."""
 _ANSWER_BYTES = 1 << 20
 """Number of bytes of text that are sent to the parent process at a time."""
 
@@ -67,16 +62,7 @@ def documents(part: Part) -> Iterator[list[tuple[str, str, str] | Skipped]]:
 
 
 def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the document in each row, as (text, id, date).
-
-    Args:
-        part: the file.
-        bad: counts the rows that are skipped.
-        most_bytes: size of a column above which the file is a decompression bomb.
-
-    Raises:
-        DamagedFile: if the file has no column with text, or is a decompression bomb.
-    """
+    """Yield the document in each row, as (text, id, date)."""
     _use_little_memory()
     field, number = part.option("text_field"), 0
     for batch in _parquet_batches(part, most_bytes) if _is_parquet(part) else _arrow_batches(part):
@@ -88,34 +74,6 @@ def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str,
                 identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
                 yield text, identity, date_field(row, part)
             number += 1
-
-
-def copied_rows(file_and_target: tuple[SourceFile, Path, int]) -> Iterator[float | None]:
-    """Copy the first rows of a Parquet file to another file. Yield the share of the rows copied; None if it is damaged.
-
-    Args:
-        file_and_target: the file, the path of the new file, and the number of bytes of the file to which the rows
-            should correspond.
-    """
-    import pyarrow.parquet
-
-    _use_little_memory()
-    file, target, most_bytes = file_and_target
-    done = 0
-    try:
-        with open_source(file) as opened, pyarrow.parquet.ParquetFile(opened, buffer_size=_BUFFER_BYTES) as source:
-            num_rows = max(1, source.metadata.num_rows)
-            wanted = max(1, math.ceil(num_rows * most_bytes / file.num_bytes))
-            with pyarrow.parquet.ParquetWriter(target, source.schema_arrow) as writer:
-                for batch in source.iter_batches(batch_size=_COPIED_ROWS, use_threads=False):
-                    writer.write_batch(batch[: wanted - done])
-                    done += min(len(batch), wanted - done)
-                    if done >= wanted:
-                        break
-                    yield done / num_rows
-        yield done / num_rows
-    except (pyarrow.ArrowException, OSError, ValueError):
-        yield None
 
 
 def _use_little_memory() -> None:
@@ -132,11 +90,7 @@ def _is_parquet(part: Part) -> bool:
 
 
 def _columns(part: Part, names: list[str]) -> list[str]:
-    """Return the columns to read, first that with the text. `names` are the columns of the file.
-
-    Raises:
-        DamagedFile: if the file has no column with text.
-    """
+    """Return the columns to read, first that with the text. `names` are the columns of the file."""
     field = part.option("text_field")
     if field not in names:
         raise DamagedFile(f"no column '{field}': the columns are {', '.join(names)}")

@@ -64,12 +64,7 @@ def arc_records(file: io.BufferedReader, bad: SkippedUnits, report_progress: Rep
 
 
 class _Records:
-    """Reads one archive. See `warc_records` for the arguments that are not described here.
-
-    Args:
-        start: matches the first line of a record.
-        ending: finds the first line of a record at the end of another line. The first group is what precedes it.
-    """
+    """Reads one archive. See `warc_records` for the arguments that are not described here."""
 
     def __init__(
         self, file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress, start: re.Pattern[bytes],
@@ -147,13 +142,7 @@ class _Records:
         return dict(zip(("warc-target-uri", "warc-date", "content-type", "content-length"), values, strict=True))
 
     def _corrected(self, block: bytes | None, line: bytes, position: int) -> tuple[bytes | None, bytes]:
-        """Return the block of a record whose length is wrong, and the first line of the next record.
-
-        Args:
-            block: the block by the length that is given; None if it is too long.
-            line: the line after the block.
-            position: byte at which the record begins.
-        """
+        """Return the block of a record whose length is wrong, and the first line of the next record."""
         content = (block or b"") + line
         starts = self._starts(content)
         start = next(starts, None)
@@ -220,11 +209,7 @@ class _Records:
         return found[2] if found else b""
 
     def _block(self, num_bytes: int, position: int) -> bytes | None:
-        """Return the next bytes of the file, or None if they are too many for a document.
-
-        Raises:
-            DamagedFile: if the file is shorter.
-        """
+        """Return the next bytes of the file, or None if they are too many for a document."""
         before = self._position
         block = self._held.read(min(num_bytes, MAX_DOCUMENT_BYTES)) if self._held else b""
         block += self._file.read(min(num_bytes, MAX_DOCUMENT_BYTES) - len(block))

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from data_prep.errors import Passing, PrepError
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, ReportProgress, SourceFile
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SourceFile
 from data_prep.sources.common_crawl import ARCHIVE, METADATA
 from data_prep.sources.encodings import needs_recoding
-from data_prep.sources.text import HEAD_BYTES, LINE_FILES
+from data_prep.sources.text import HEAD_BYTES, LINE_FILES, TEXT
 from data_prep.sources.wikipedia import DUMP
 
 _CHUNK_BYTES = 4 << 20
@@ -99,11 +99,7 @@ def is_wanted(kind: str, name: str) -> bool:
 
 
 def _file_system(path: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it.
-
-    Raises:
-        PrepError: if fsspec, or the library for this protocol, is not installed.
-    """
+    """Return the file system of a URL, and the path in it."""
     try:
         import fsspec
 
@@ -113,14 +109,6 @@ def _file_system(path: str) -> tuple[Any, str]:
             f"{path} cannot be read: {_message(error)}. URLs need fsspec (pip install 'fairseq-alma[corpora]') and the "
             "library for the protocol, for example s3fs for s3://."
         ) from error
-
-
-def open_source(file: SourceFile) -> IO[bytes]:
-    """Open a local or remote file for reading."""
-    if isinstance(file.path, Path):
-        return open(file.path, "rb")
-    system, path = _file_system(file.path)
-    return system.open(path, "rb")
 
 
 def _version(info: dict) -> int:
@@ -216,3 +204,49 @@ def _download(part: Part, target: Path, report_progress: ReportProgress) -> None
             file.write(content)
             position += len(content)
             last = content[-1:] if b"\n" not in content else b"\n"
+
+
+_DEFAULT_SPLIT = "train"
+
+
+def list_dataset(path: str) -> list[SourceFile]:
+    """Return the Parquet files of a dataset of the Hub, sorted by name.
+
+    Args:
+        path: NAME, NAME:CONFIG, NAME::SPLIT or NAME:CONFIG:SPLIT. Without a split, the split train is read. CONFIG can
+            be omitted if the dataset has only one.
+
+    Raises:
+        PrepError: if there is no such dataset, config or split, or if the Hub stores only its first part as Parquet.
+    """
+    if path.startswith(("/", ".", "~")):
+        raise PrepError(f"source hf:{path}: this is a path, not the name of a dataset of the Hub. Write text:{path}.")
+    name, config, split = [*path.split(":"), "", ""][:3]
+    split = split or _DEFAULT_SPLIT
+    files = list_remote("text", f"hf://datasets/{name}@refs/convert/parquet")
+    # The names are CONFIG/SPLIT/0000.parquet, or CONFIG/partial-SPLIT/0000.parquet if only a part was converted.
+    folders = sorted({file.name.rpartition("/")[0] for file in files})
+    configs = sorted({folder.partition("/")[0] for folder in folders})
+    if config not in configs and (config or len(configs) > 1):
+        raise PrepError(
+            f"source hf:{path}: the dataset has the configs {', '.join(configs)}: write hf:{name}:CONFIG:{split}."
+        )
+    config = config or configs[0]
+    found = [file for file in files if file.name.startswith(f"{config}/{split}/")]
+    if found:
+        return found
+    if f"{config}/partial-{split}" in folders:
+        raise PrepError(
+            f"source hf:{path}: the Hub stores only the first 5 GB of this split as Parquet. Give the files of the "
+            f"dataset itself, for example text:hf://datasets/{name}/FOLDER/*.json.gz."
+        )
+    splits = [folder.partition("/")[2] for folder in folders if folder.startswith(f"{config}/")]
+    raise PrepError(f"source hf:{path}: {config} has no split {split}: use one of {', '.join(splits)}.")
+
+
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield the documents of a Parquet file."""
+    yield from TEXT.read(part, report_progress)
+
+
+HUGGING_FACE = Kind("Parquet file", lambda root: [], _read, needs=("pyarrow", "huggingface_hub"))

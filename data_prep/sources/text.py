@@ -124,11 +124,7 @@ def _is_compressed(part: Part) -> bool:
 
 
 def _opened(part: Part) -> io.BufferedReader:
-    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed.
-
-    Raises:
-        DamagedFile: if the file is in UTF-16 without a byte order mark, or its first bytes are those of no text.
-    """
+    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed."""
     file = open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # noqa: SIM115, the caller closes it
     try:
         head = file.peek()
@@ -147,13 +143,7 @@ def _opened(part: Part) -> io.BufferedReader:
 
 
 def _check_line_ends(line: bytes, file: io.BufferedReader, is_json: bool) -> None:
-    """Raise DamagedFile if a file of one line, as it seems, has other marks between its lines.
-
-    Args:
-        line: the first line of the file.
-        file: the file, of which this line was read.
-        is_json: True for a JSON lines file, whose texts may contain U+2028.
-    """
+    """Raise DamagedFile if a file of one line, as it seems, has other marks between its lines."""
     is_ended, line = line.endswith(b"\n"), line.rstrip()
     if b"\r" in line:
         name, command = "\\r", r"tr '\r' '\n'"
@@ -214,12 +204,7 @@ def _skip_line(file: BinaryIO, report_progress: ReportProgress) -> int:
 
 
 def _field_of(row: object, name: str) -> str:
-    """Return the text in the field `name` of a JSON object.
-
-    Raises:
-        KeyError: if the object has no such field, or the field contains no text. The arguments of the error are the
-            reason for skipping the line, and optionally the fields that the object has. See `SkippedUnits.add`.
-    """
+    """Return the text in the field `name` of a JSON object."""
     if not isinstance(row, dict):
         raise KeyError("the line is not a JSON object")
     if name not in row:

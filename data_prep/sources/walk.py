@@ -69,13 +69,7 @@ def paths_matching(pattern: str) -> list[Path]:
 
 
 def _matches(folder: Path, part: str, is_last: bool) -> Iterator[Path]:
-    """Yield the paths in a folder that match one part of a pattern.
-
-    Args:
-        folder: the folder.
-        part: the text between two slashes of the pattern.
-        is_last: True if this is the last part of the pattern, so that it can match files.
-    """
+    """Yield the paths in a folder that match one part of a pattern."""
     if not glob.has_magic(part):
         if _status(folder / part, follow_symlinks=False):
             yield folder / part

@@ -1,5 +1,6 @@
 """Find the text of a web page: decompress the HTTP response, decode the characters, and take the main content."""
 
+import html
 import io
 import re
 import zlib
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES
 from data_prep.sources.compression import PIECE_BYTES, zstd
 from data_prep.sources.text import TOO_LONG
-from data_prep.sources.xhtml import as_html
 
 _XHTML = "application/xhtml+xml"
 _HTML = ("text/html", _XHTML)
@@ -80,11 +80,7 @@ def _main_text(html: str) -> str:
 
 
 def _http(block: bytes) -> Any:
-    """Parse an HTTP response. Return a fastwarc WarcRecord with the headers and the body, which is not decoded.
-
-    Raises:
-        OSError: if the headers cannot be parsed.
-    """
+    """Parse an HTTP response. Return a fastwarc WarcRecord with the headers and the body, which is not decoded."""
     from fastwarc.warc import WarcRecord
 
     response = WarcRecord()
@@ -144,14 +140,6 @@ def _decode(body: bytes, codings: list[str]) -> tuple[bytes, bool]:
 
     Many crawlers store the body decoded, but the headers unchanged. Therefore a coding is ignored if the body is not in
     this coding.
-
-    Args:
-        body: the body.
-        codings: the encodings in the order in which they were applied; see `_codings`.
-
-    Returns:
-        The decoded body; at most a few KB more than MAX_DOCUMENT_BYTES, if it is longer. And False if a coding was
-        ignored.
     """
     is_decoded = True
     for coding in reversed(codings):
@@ -302,3 +290,27 @@ def _declared_in_html(head: bytes) -> str | None:
             return charset[1]
     declared = _XML_ENCODING.match(head)
     return declared[1].decode("latin-1") if declared else None
+
+
+# If the first subset has no end, then no other one has.
+_SUBSET, _SUBSET_END = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.I), re.compile(r"\]\s*>")
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)(\]\]>|\Z)", re.S)
+_EMPTY = re.compile(
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:.-]*)((?:\s[^<>]*)?)/>",
+    re.I,
+)
+_PREFIX = re.compile(r"xmlns:([\w.-]+)\s*=\s*[\"']http://www\.w3\.org/1999/xhtml[\"']")
+
+
+def as_html(xhtml: str) -> str:
+    """Return an XHTML document as HTML, which has other rules.
+
+    In HTML, <title/> and <script/> do not end, so that the document becomes the title; CDATA sections and definitions
+    of entities are comments; elements with a prefix are no paragraphs.
+    """
+    if (subset := _SUBSET.search(xhtml)) and (end := _SUBSET_END.search(xhtml, subset.end())):
+        xhtml = xhtml[: subset.start()] + xhtml[end.end() :]
+    xhtml = _CDATA.sub(lambda section: html.escape(section[1], quote=False) if section[2] else section[0], xhtml)
+    if prefix := _PREFIX.search(xhtml):
+        xhtml = re.sub(rf"(</?){re.escape(prefix[1])}:", r"\1", xhtml)
+    return _EMPTY.sub(r"<\1\2></\1>", xhtml)

@@ -102,11 +102,7 @@ def _num_unclosed(markup: str) -> int:
 
 
 class _Reader:
-    """Reads the visible text of parsed markup, and counts the templates that it removes.
-
-    Args:
-        hidden: see `Markup`.
-    """
+    """Reads the visible text of parsed markup, and counts the templates that it removes."""
 
     def __init__(self, hidden: frozenset[str]):
         self._hidden = hidden
@@ -182,13 +178,7 @@ class _Reader:
 
 
 class _Arguments(Mapping[str, str]):
-    """The visible text of the arguments of a template. Only the arguments that are used are read, and each one once.
-
-    Args:
-        reader: reads the text of the arguments.
-        template: the template, parsed.
-        first: the first argument of a parser function; empty for a template.
-    """
+    """The visible text of the arguments of a template. Only the arguments that are used are read, and each one once."""
 
     def __init__(self, reader: _Reader, template: Any, first: str):
         self._reader = reader

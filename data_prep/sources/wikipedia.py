@@ -106,11 +106,6 @@ class _Streams:
 
     A multistream dump consists of many bzip2 streams that can be decompressed independently. `read` returns the XML
     header of the dump, then the content of the chosen streams, and then the XML end tag.
-
-    Args:
-        path: the dump, a .bz2 file.
-        first: byte at which the first chosen stream begins.
-        last: byte at which the last chosen stream ends.
     """
 
     _END = b"</mediawiki>"
@@ -171,10 +166,6 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits, report_progress: Repo
     """Yield each article of a dump. Pages that are not articles are added to `bad`.
 
     A file can contain several dumps, one after another.
-
-    Raises:
-        DamagedFile: if the dump is damaged, or has a page so long that it could fill the memory. The articles before
-            the damage are yielded first.
     """
     number, num_bytes, dump, content = 0, 0, _Dump(), b" "
     skipped: bytes | None = None  # after damage: the last bytes that were read, until the next page begins
@@ -266,15 +257,7 @@ class _Dump:
         """See `Markup`."""
 
     def feed(self, content: bytes) -> bytes | None:
-        """Parse the next bytes of the dump; at the end, b"".
-
-        Returns:
-            The bytes that follow the dump, if another dump follows, otherwise None.
-
-        Raises:
-            expat.ExpatError: if this is no XML.
-            DamagedFile: if this is another kind of XML.
-        """
+        """Parse the next bytes of the dump; at the end, b""."""
         self.pages, self.num_others, self.has_progress = [], 0, False
         # White space after the root is not kept, because a file can contain gigabytes of it.
         if not self._is_over or self._held.rstrip()[-1:] in (b">", b""):

@@ -1,4 +1,4 @@
-"""Tokenizers: train a tokenizer, load it from its file, and encode many passages at once.
+"""Tokenizers: train a tokenizer, load it from its file, write its dict.txt, and encode many passages at once.
 
 On the same text, training gives a file with the same bytes on every machine, regardless of the number of threads.
 """
@@ -14,8 +14,53 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from data_prep.errors import Unworkable
-from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, texts_with_counts
-from data_prep.tokenization.words import split_words
+from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, split_words, texts_with_counts
+
+EOS = 2
+"""The fairseq id of </s>, the symbol that ends a sequence."""
+NUM_SPECIAL = 4
+"""Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids are 0 to 3. dict.txt does not list them."""
+MULTIPLE = 8
+"""fairseq adds unused symbols to a dictionary until its size is a multiple of this number, for fast matrix products."""
+
+_FAIRSEQ_SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}
+
+
+def dictionary_size(num_symbols: int) -> int:
+    """Return the size of a tokenizer's fairseq dictionary, including fairseq's special symbols and padding entries.
+
+    Args:
+        num_symbols: number of symbols of the tokenizer.
+    """
+    return -(-(NUM_SPECIAL + num_symbols) // MULTIPLE) * MULTIPLE  # -(-a // b) is a / b, rounded up
+
+
+def dictionary_names(symbols: list[str]) -> list[str]:
+    """Return a name for each symbol and padding entry (unused symbol) of dict.txt.
+
+    fairseq needs unique names without white space.
+
+    Each white space character in a symbol is replaced by its code, such as <U+000A>. If an earlier symbol or one of
+    fairseq's four special symbols already has the resulting name, `#` and the symbol's position in this list are
+    appended. The names do not affect decoded text, because text is decoded from ids.
+    """
+    num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
+    # Padding entries are unused symbols that make the dictionary size a multiple of MULTIPLE. Use fairseq's names.
+    padding = [f"madeupword{number:04d}" for number in range(num_padding)]
+    taken, names = set(_FAIRSEQ_SPECIAL), []
+    for number, symbol in enumerate(symbols + padding):
+        name = "".join(f"<U+{ord(char):04X}>" if char.isspace() else char for char in symbol)
+        while name in taken:
+            name = f"{name}#{number}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def dictionary_text(names: list[str], counts: list[int]) -> str:
+    """Return the content of dict.txt, with one line `name count` per symbol. `names` and `counts` are sorted by id."""
+    return "".join(f"{name} {count}\n" for name, count in zip(names, counts, strict=True))
+
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -165,11 +210,7 @@ def _unknown_id(model: dict, tokenizer: "LibraryTokenizer") -> int:
 
 
 def _is_byte_level(described: dict) -> bool:
-    """Return True if a tokenizer.json is a byte-level BPE that has a symbol for each byte and does not change text.
-
-    Args:
-        described: the parsed content of tokenizer.json.
-    """
+    """Return True if a tokenizer.json is a byte-level BPE that has a symbol for each byte and does not change text."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     model, cutting = described["model"], described["pre_tokenizer"] or {}
@@ -363,9 +404,6 @@ def _is_byte_bpe(described: dict) -> bool:
 
     ByteBPE encodes words one by one. This gives the correct ids only for a BPE tokenizer that splits text like GPT-2
     and does not change the text.
-
-    Args:
-        described: the parsed content of tokenizer.json.
     """
     cutting = described.get("pre_tokenizer") or {}
     model = described.get("model") or {}

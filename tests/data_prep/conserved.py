@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
-from data_prep.tokenization.tokenizers import load_tokenizer
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, load_tokenizer
 from fairseq_alma.core.stream_folder import StreamFolder, split_entry
 
 

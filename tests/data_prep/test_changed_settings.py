@@ -1,5 +1,6 @@
 """What was read is used again: after settings that did not fit the text, after an interruption, by other streams."""
 
+import errno
 import json
 import os
 import random
@@ -9,14 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from data_prep.cleaning.cleaner import Cleaning
 from data_prep.reading.provenance import reading_digest
-from data_prep.reading.read_store import ReadStore
-from data_prep.reading.spool import SpoolTask
-from data_prep.sources import Part
+from fairseq_alma.core import store
 from fairseq_alma.core.files import sha256_of
 
 WORDS = [a + b + c for a in "bdfgklm" for b in "aeiou" for c in "nrst"]
@@ -94,7 +91,7 @@ def test_an_interrupted_run_continues_with_settings_on_which_reading_does_not_de
         context.setattr(data_prep.pipeline, "make_tokenizer", interrupt)
         assert alma_prep(tmp_path / "out", *sources, num_mega_batches=4) == 130
         # The heartbeat of a task that may no longer exist would look like a worker that hangs.
-        alive = work_of(tmp_path / "out") / "entries" / "000009.alive"
+        alive = work_of(tmp_path / "out") / "find_pairs" / "000009.alive"
         alive.touch()
         assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 130
         assert not alive.exists()
@@ -137,6 +134,7 @@ def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, capsys
     spool = work_of(tmp_path / "out") / "spool"
     for path in (spool / "tasks.txt", *spool.glob("*.done")):
         path.write_text(path.read_text().replace(reading_digest(), "0" * 64))
+    shutil.rmtree(work_of(tmp_path / "out") / "kept")  # where the other versions have other keys
     for path in lines.rglob("*.txt"):  # the text of the new version
         status = path.stat()
         path.write_text(path.read_text().replace("ban", "yyy"))
@@ -154,16 +152,14 @@ def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
     source, work = f"text:{lines}/a", work_of(tmp_path / "out")
     assert alma_prep(tmp_path / "wanted", source, num_mega_batches=2) == 0
     with monkeypatch.context() as context:
-        context.setattr("data_prep.pipeline.make_tokenizer", interrupt)
+        context.setattr("data_prep.pipeline.check_vocabulary", interrupt)
         assert alma_prep(tmp_path / "out", source, num_mega_batches=2) == 130
-    # The other release shuffled the documents in another way.
-    path = work / "entries" / "000000.entries.npy"
-    entries = np.load(path)
-    entries["key"] = entries["key"][::-1]
-    np.save(path, entries)
-    mark = json.loads(path.with_name("000000.done").read_text())
-    mark["files"][path.name]["sha256"] = sha256_of(path)
-    path.with_name("000000.done").write_text(json.dumps(mark))
+    # The other release cut and counted the documents in another way.
+    path = next((work / "count_words").glob("*.words"))
+    path.write_text("zzzz 99\n")
+    mark = json.loads(path.with_suffix(".done").read_text())
+    mark["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    path.with_suffix(".done").write_text(json.dumps({k: v for k, v in mark.items() if k != "sha256_of_this_file"}))
     settings = json.loads((work / "settings.json").read_text())
     (work / "settings.json").write_text(json.dumps(settings | {"code": "other"}))
     spoil(lines)
@@ -176,19 +172,40 @@ def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
 
 
 def num_entries(cache: Path) -> int:
-    return len(list(cache.glob("*/*/mark.json")))
+    return len(list(cache.glob("*/text")))
 
 
-def test_an_entry_of_a_cache_depends_on_the_content_of_the_list_of_urls_and_not_on_its_path(tmp_path):
-    def entry(name, content, folder):
-        (tmp_path / name).write_text(content)
-        paragraphs = (f"{tmp_path}/{folder}/repeated_paragraphs.npy", "digest", 5)
-        cleaning = Cleaning(block_urls=(f"{tmp_path}/{name}", sha256_of(tmp_path / name)), paragraphs=paragraphs)
-        part = Part("text", "/data/a.txt", "a.txt", 0, 9, ())
-        return ReadStore(tmp_path / "cache")._entries(SpoolTask([part], cleaning, "stamp", "versions", True))
+@pytest.mark.parametrize("kind", ["unwritable", "full"])
+def test_a_cache_that_cannot_be_written_is_reported_once(
+    tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys, kind
+):
+    sources, cache, copies = [f"text:{lines}/a", f"text:{lines}/b"], tmp_path / "cache", []
+    if kind == "unwritable":
+        cache.write_text("this is no folder")  # chmod would not keep root from writing
+    else:
 
-    assert entry("urls.txt", "example.com", "one") == entry("moved.txt", "example.com", "two")
-    assert entry("urls.txt", "example.com", "one") != entry("urls.txt", "example.org", "one")
+        def other_disk(source, target):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        def full_disk(source, target):
+            copies.append(target)
+            shutil.copyfile(source, target)
+            if len(copies) == 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(store.os, "link", other_disk)
+        monkeypatch.setattr(store.shutil, "copy2", full_disk)
+    more = ["--duplicates", "exact", "--cache"]
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=1, more=[*more, cache]) == 0
+    errors = capsys.readouterr().err
+    assert errors.count(f"nothing more is stored in the cache {cache}: ") == 1
+    assert ("No space left on device" in errors) == (kind == "full")
+    monkeypatch.undo()
+    if kind == "full":
+        assert [path for path in cache.glob("*/*") if path.is_file()] == []
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=1, more=[*more, tmp_path / "other"]) == 0
+    assert num_entries(tmp_path / "other") == 2
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
 
 
 @pytest.mark.slow
@@ -220,7 +237,7 @@ def test_a_cache_gives_the_same_bytes_without_reading_again(tmp_path, lines, alm
     assert num_entries(cache) == 4
     assert folder_bytes(tmp_path / "third") == folder_bytes(tmp_path / "wanted")
     # A damaged entry is replaced.
-    for path in cache.glob("*/*/text"):
+    for path in cache.glob("*/text"):
         path.write_bytes(b"y" * path.stat().st_size)
     assert alma_prep(tmp_path / "fourth", *other[0], **other[1], more=cached) == 0
     assert folder_bytes(tmp_path / "fourth") == folder_bytes(tmp_path / "wanted")
@@ -241,7 +258,6 @@ def test_processes_that_share_a_cache_and_are_killed_lose_nothing(tmp_path, alma
     for attempt in range(3):
         outs = [tmp_path / f"{attempt}_{number}" for number in range(3)]
         command = ["--mega-batches", "3", "--vocab-size", "300", "--seed", "1", "--workers", "1", "--cache", str(cache)]
-        command += ["--stall-seconds", "600"]
         command += [word for source in sources for word in ("--source", source)]
         running = [
             subprocess.Popen([sys.executable, "-m", "data_prep", str(out), *command], stderr=subprocess.DEVNULL)

@@ -4,14 +4,11 @@ import json
 import os
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from data_prep import extend as extending
+from data_prep import prepare as extending
 from data_prep.cli import main
-from data_prep.running import tasks
-from tests.data_prep.encoding.test_documents import prose, write_lines
 from tests.data_prep.test_corpora import texts_of
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -88,9 +85,10 @@ def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsy
     assert main([*extended, sources["a"]]) == 0
     splits = load(out)["splits"]
     assert splits["mega_batch_2"]["words"] > 10_000
-    assert splits["mega_batch_3"]["words"] > 4000
-    assert words_of(out, *splits) == Counter(" ".join([*a, *b, *c]).split())  # all text, and nothing twice
-    # Of each text of 60 words, the last part that was left out is added as one passage, or as part of a longer one.
+    # Nothing is there twice. Of a document that is partly in the stream, the rest stays left out.
+    missing = Counter(" ".join([*a, *b, *c]).split())
+    missing.subtract(words_of(out, *splits))
+    assert min(missing.values()) >= 0
     assert all(any(passage in text for text in a) for passage in texts_of(out, "mega_batch_3"))
     os.utime(tmp_path / "a.jsonl", ns=(0, 0))
     capsys.readouterr()
@@ -100,32 +98,11 @@ def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsy
     assert load(out) == before
 
 
-def test_tasks_check_a_large_stream_before_it_is_extended(tmp_path, alma_prep, capsys, monkeypatch):
+def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_prep, capsys):
     write_texts(tmp_path / "old.jsonl", 150, 0)
     write_texts(tmp_path / "new.jsonl", 80, 1)
     out, exact = tmp_path / "out", ["--text-field", "story", "--duplicates", "exact"]
     assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=exact) == 0
-    monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)
-    monkeypatch.setattr(extending, "READ_HERE_BYTES", 0)
-    path = out / "mega_batch_1" / "train.bin"
-    content = path.read_bytes()
-    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    assert extend(out, tmp_path / "new.jsonl") == 2
-    assert f"{path} has changed since alma-prep wrote it" in capsys.readouterr().err
-    # Nothing was read, so nothing is kept that would have to be continued.
-    assert not (out / ".alma-prep").exists()
-    path.write_bytes(content)
-    write_texts(tmp_path / "other.jsonl", 80, 2)
-    assert extend(out, tmp_path / "other.jsonl") == 0
-
-
-@pytest.mark.parametrize("limit", [0, 1 << 28])  # a large and a small stream
-def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_prep, capsys, monkeypatch, limit):
-    write_texts(tmp_path / "old.jsonl", 150, 0)
-    write_texts(tmp_path / "new.jsonl", 80, 1)
-    out, exact = tmp_path / "out", ["--text-field", "story", "--duplicates", "exact"]
-    assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=exact) == 0
-    monkeypatch.setattr(extending, "READ_HERE_BYTES", limit)
     path = out / "dedup" / "0000.keys"
     content = path.read_bytes()
     path.write_bytes(content[:-16])
@@ -136,11 +113,6 @@ def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_pr
     assert extend(out, tmp_path / "new.jsonl") == 2
     assert f"{path} is missing. Restore it" in capsys.readouterr().err
     path.write_bytes(content)
-    # Only the files of the stream count as its size.
-    monkeypatch.setattr(extending, "READ_HERE_BYTES", 1 << 28)
-    monkeypatch.setattr(extending, "digests_of", None)
-    with open(out / "notes.txt", "wb") as file:
-        file.truncate(1 << 29)
     assert extend(out, tmp_path / "new.jsonl") == 0
     path.write_bytes(content)
     assert extend(out, tmp_path / "new.jsonl") == 0
@@ -172,38 +144,3 @@ def test_an_extension_that_another_call_makes_meanwhile_is_not_overwritten(
     assert extend(out, tmp_path / "second.jsonl") == 0
     for split, name in (("mega_batch_2", "first"), ("mega_batch_3", "second")):
         assert words_of(out, split) == Counter(" ".join(texts[name]).split())
-
-
-def test_with_duplicate_paragraphs_only_new_files_are_added(tmp_path, alma_prep, capsys, monkeypatch):
-    """A document of an old file loses a line that a new file has, too, and would be added as a new one."""
-    folder, out = tmp_path / "files", tmp_path / "out"
-    folder.mkdir()
-    texts = ["\n".join(prose(40, 10 * number + line) for line in range(4)) for number in range(300)]
-    write_lines(folder / "old.jsonl", [{"text": text} for text in texts])
-    more = ["--duplicate-paragraphs", "8", "--hold-out", "documents", "--duplicates", "exact"]
-    assert alma_prep(out, f"text:{folder}", num_mega_batches=2, more=more) == 0
-    before = (out / "stream.json").read_bytes()
-    write_lines(folder / "new.jsonl", [{"text": f"{text.splitlines()[0]}\n{prose(150, 9000 + n)}"}
-                                       for n, text in enumerate(texts)])  # fmt: skip
-    assert main(["--extend", str(out), "--source", f"text:{folder}", "--workers", "1"]) == 2
-    assert "1 of the input files are in the stream already, for example old.jsonl" in capsys.readouterr().err
-    assert main(["--extend", str(out), "--source", f"text:{tmp_path}/fi*", "--workers", "1"]) == 2
-    assert "already, for example" in capsys.readouterr().err  # also if it is listed from another folder
-    assert (out / "stream.json").read_bytes() == before
-    new_only = ["--extend", str(out), "--source", f"text:{folder}/new.jsonl", "--workers", "1"]
-
-    class Killed(BaseException):
-        """Stands for kill -9."""
-
-    replace = os.replace
-
-    def killed_between(source, target):
-        if Path(target).name == "stream.json":  # manifest.json was moved before
-            raise Killed
-        replace(source, target)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("data_prep.running.publish.os.replace", killed_between)
-        main(new_only)
-    assert main(new_only) == 0
-    assert len(json.loads((out / "stream.json").read_text())["extensions"]) == 1

@@ -89,40 +89,32 @@ def write_sources(
     # A benchmark: some of its lines are also in the text, and some may be damaged.
     lines = "".join(json.dumps({"text": row["text"]}) + "\n" for row in rows[::15])
     (folder / "quiz.jsonl").write_bytes(mutated(lines.encode(), rng) + lines.encode())
-    (folder / "blocked.txt").write_text("a.example.org\nb.example.org/1\n")
     (folder / "my_filters.py").write_text(FILTER)
     return [*sources, f"text:{folder}/whole"]
 
 
 def random_options(folder, rng: random.Random) -> list[str]:
     """Return options that can be combined."""
-    partition = rng.choice(["equal", "documents", "chronological", "cut-dates", "by-date", "as-given"])
-    duplicates = rng.choice(["near", "near", "exact", "exact" if partition == "documents" else "keep"])
+    partition = rng.choice(["equal", "chronological", "by-date", "as-given"])
+    duplicates = rng.choice(["near", "near", "exact", "keep"])
     options = ["--max-bad", "1", "--duplicates", duplicates]
     sometimes = [
         ["--filter", "my_filters:is_wanted"],
-        ["--rules", rng.choice(["c4", "fineweb", "fineweb:all", "c4,fineweb"])],
         ["--gopher", rng.choice(["all", "off"])],
-        ["--block-urls", f"{folder}/blocked.txt"],
-        ["--mask-pii"],
         ["--language", "en"],
-        ["--duplicate-paragraphs", "5"],
-        ["--keep-removed"],
         ["--decontaminate", rng.choice(["8", "13"]), "--decontaminate-against", f"{folder}/quiz.jsonl"],
     ]
     options += [word for words in sometimes if rng.random() < 0.4 for word in words]
-    if partition == "documents":
-        options += ["--hold-out", "documents"]
-    elif partition in SNAPSHOTS:
+    if partition in SNAPSHOTS:
         options += ["--partition", partition]
     elif partition != "equal":
         options += ["--partition", "chronological", "--undated", "drop", "--test-words", "900"]
-    return options + (["--cut-dates", "1940"] if partition == "cut-dates" else [])
+    return options
 
 
 def command(out, sources, options, workers) -> list[str]:
     argv = [sys.executable, "-m", "data_prep", str(out), "--vocab-size", "300", "--workers", str(workers), *options]
-    argv += [] if {"--cut-dates", *SNAPSHOTS} & set(options) else ["--mega-batches", "2"]
+    argv += [] if set(SNAPSHOTS) & set(options) else ["--mega-batches", "2"]
     return argv + [word for source in sources for word in ("--source", source)]
 
 

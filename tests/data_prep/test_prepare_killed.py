@@ -198,7 +198,9 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_and_the_rerun_finishes(
 ):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
-    process = subprocess.Popen([*argv, "--stall-seconds", "3"], stderr=subprocess.PIPE, text=True)
+    impatient = "import sys, data_prep.cli as c, data_prep.settings as s; s.STALL_SECONDS['local'] = 3.0; "
+    impatient += "sys.exit(c.main())"
+    process = subprocess.Popen([sys.executable, "-c", impatient, *argv[3:]], stderr=subprocess.PIPE, text=True)
     wait_until(lambda: any((out / ".alma-prep" / "spool").glob("[0-9]*.alive")))
     process.send_signal(signal.SIGSTOP)
     [alive, *_] = sorted((out / ".alma-prep" / "spool").glob("[0-9]*.alive"))
@@ -425,7 +427,7 @@ def test_ctrl_c_is_delayed_until_the_block_ends():
     # In a process of its own: a thread of the test runner that does not block SIGINT would receive it.
     code = """
 import os, signal, time
-from data_prep.running.interrupts import interrupts_delayed
+from data_prep.running.progress import interrupts_delayed
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     with interrupts_delayed():

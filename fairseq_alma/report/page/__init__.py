@@ -144,7 +144,7 @@ def _group_data(comparison: Comparison, group: RunGroup, numbers: Numbers) -> di
         "wait": group.wait,
         "state": state(group),
         "finished": group.is_finished,
-        "seeds": [run.seeds for run in group.counted_runs],
+        "seeds": [run.seed for run in group.counted_runs],
         "quality": _estimate(numbers.quality),
         "value": {name: _estimate(numbers.scores[name].value) for name in OBJECTIVES},
         "score": {name: _estimate(numbers.scores[name].validation_estimate) for name in OBJECTIVES},

@@ -14,8 +14,7 @@ from data_prep import characters
 from data_prep.copies import candidates, deduplication
 from data_prep.copies.candidates import Corpus, save_corpus
 from data_prep.copies.deduplication import load_keys, remove_copies, save_keys
-from data_prep.copies.duplicates import find_duplicates, removed_copies
-from data_prep.copies.left_out import RANGE
+from data_prep.copies.near_copies import find_duplicates, removed_copies
 from data_prep.errors import PrepError
 from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.read import read_sources
@@ -81,12 +80,12 @@ class Copies:
             (folder / "in" / f"{number}.jsonl").write_text("".join(lines))
         source = Source("text", str(folder / "in"))
         settings = PrepSettings(folder, (source,), 1)
-        work = WorkFolder(folder / "work")
+        work = WorkFolder(folder / "work", executor=Here())
         for each in (work.folder, work.spool, work.stream):
             each.mkdir()
-        spooled = read_sources(settings, 0, {source: list_files(source)}, work, Here())
+        spooled = read_sources(settings, 0, {source: list_files(source)}, work)
         keys_and_signatures = known or (np.empty(0, "V16"), [])
-        _, self.found, self.rows = remove_copies(spooled, *keys_and_signatures, np.empty(0, RANGE), 0, work, Here())
+        _, self.found, self.rows = remove_copies(spooled, *keys_and_signatures, work)
         keys = spooled.documents["document"].tobytes()
         place = {keys[start : start + 16]: number for number, start in enumerate(range(0, len(keys), 16))}
         where = [place[hashlib.sha256(text.encode()).digest()[:16]] for text in texts]
@@ -194,8 +193,7 @@ def test_extending_finds_copies_of_the_stream_by_their_signatures_alone(tmp_path
     assert not near[80:120].any()
     for name in ("bands", "sketches"):
         (before.dedup / f"0000.{name}").unlink()
-    (before.dedup / "0000.signatures").write_bytes(b"")
-    with pytest.raises(PrepError, match="made by an earlier version of alma-prep, whose signatures"):
+    with pytest.raises(PrepError, match="made with --duplicates exact, so the signatures"):
         load_keys(before.dedup, 1, "near")
     assert len(load_keys(before.dedup, 1, "exact")[0]) == 81
 

@@ -13,7 +13,6 @@ from data_prep.errors import PrepError
 from data_prep.reading.index import ENTRY
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source
-from data_prep.sources.dates import parse_cut_dates
 from fairseq_alma.core.stream_folder import StreamFolder
 from tests.data_prep.encoding.test_documents import check_documents, prose, rows_of, splits_of, write_lines
 
@@ -107,22 +106,17 @@ def test_the_bytes_do_not_depend_on_files_and_workers(tmp_path, stream, corpus, 
         assert both[0] == both[1]
 
 
-def test_periods_begin_at_given_dates(tmp_path, corpus, alma_prep):
-    more = [*CHRONOLOGICAL, "--cut-dates", "1830,1840-06", "--test-words", "2000", "--valid-words", "900"]
-    argv = [str(tmp_path / "out"), "--source", f"text:{corpus}", "--vocab-size", "300", *more]
-    from data_prep.cli import main
-
-    assert main(argv) == 0
+def test_the_sizes_of_held_out_text_are_those_that_were_asked_for(tmp_path, corpus, alma_prep):
+    more = [*CHRONOLOGICAL, "--test-words", "2000", "--valid-words", "900"]
+    assert alma_prep(tmp_path / "out", f"text:{corpus}", num_mega_batches=3, more=more) == 0
     stream = json.loads((tmp_path / "out" / "stream.json").read_text())
-    dates = [(period["first_date"], period["last_date"]) for period in stream["periods"]]
-    assert dates == [("1800", "1829"), ("1830", "1840"), ("1841", "1899")]
     # Of each period the same share is held out, within a document of up to 300 words.
     total = sum(split["words"] for split in stream["splits"].values())
     for t, period in enumerate(stream["periods"], start=1):
         words = stream["splits"][f"mega_batch_{t}"]["words"] + period["valid"]["words"] + period["test"]["words"]
         assert abs(period["test"]["words"] - 2000 * words / total) <= 300
         assert abs(period["valid"]["words"] - 900 * words / total) <= 300
-    assert main(argv) == 0  # the same command finds the stream complete
+    assert alma_prep(tmp_path / "out", f"text:{corpus}", num_mega_batches=3, more=more) == 0  # it is complete
 
 
 def test_the_earliest_copy_is_kept(tmp_path, alma_prep):
@@ -181,7 +175,7 @@ def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, cap
         {"id": "c", "date": tomorrow, "text": prose(50, 9)},
     ]
     source, out = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}", tmp_path / "out"
-    more = [*CHRONOLOGICAL, "--duplicates", duplicates, "--keep-removed"]
+    more = [*CHRONOLOGICAL, "--duplicates", duplicates]
     assert alma_prep(out, source, more=more) == 2
     named = f"2 documents have a date in the future, for example a (2106-02-07T06:28:15Z), b ({later})"
     assert named in capsys.readouterr().err
@@ -315,10 +309,6 @@ def test_too_few_documents_in_a_period_are_an_error(tmp_path, alma_prep, capsys)
     ("more", "message"),
     [
         ({"partition": "chronological"}, "the number of mega-batches is missing"),
-        ({"partition": "chronological", "cut_dates": "1840,1830"}, "the dates must be in order"),
-        ({"partition": "chronological", "cut_dates": "1840,soon"}, "'soon' is not a date such as 1890"),
-        ({"partition": "chronological", "cut_dates": "1840", "num_mega_batches": 3}, "makes 2 mega-batches"),
-        ({"num_mega_batches": 2, "cut_dates": "1840"}, "add --partition chronological"),
         ({"num_mega_batches": 2, "undated": "drop"}, "add --partition chronological"),
     ],
 )
@@ -342,5 +332,5 @@ def test_documents_of_one_date_are_in_the_order_of_their_text():
         assert np.diff(found.cuts).tolist() == [2] * 4 + [88] * 4 + [10] * 4
         layouts.append(passages[order][found.order]["key"].tolist())
     assert layouts[0] == layouts[1]
-    with pytest.raises(PrepError, match="mega_batch_3 contains no document"):
-        chronological_layout(passages, dates, np.array([0]), HeldOut(0.1, 0.1), parse_cut_dates("1801,1802"))
+    with pytest.raises(PrepError, match="mega_batch_1 contains no document"):
+        chronological_layout(passages[:1], dates[:1], np.array([0]), HeldOut(0.1, 0.1), 3)

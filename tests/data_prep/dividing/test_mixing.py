@@ -18,7 +18,7 @@ from data_prep.dividing.layout import (
 from data_prep.errors import PrepError
 from data_prep.reading.index import ENTRY
 from data_prep.sources import Source, SourceFile
-from data_prep.sources.snapshots import groups_of, snapshot_of
+from data_prep.sources.dates import groups_of, snapshot_of
 
 ONE_KIND = np.array([0])
 

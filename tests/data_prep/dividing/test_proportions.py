@@ -10,13 +10,23 @@ import numpy as np
 import pytest
 
 from data_prep.dividing.chronological import HeldOut, chronological_layout
-from data_prep.dividing.hold_out import choose, document_layout, keep_documents
-from data_prep.dividing.layout import by_key, drifting_layout, equal_layout, extension_layout, keep_words, mixed
-from data_prep.dividing.shares import strata_of, wanted_words_of, words_by_source
+from data_prep.dividing.layout import (
+    by_key,
+    choose,
+    drifting_layout,
+    equal_layout,
+    extension_layout,
+    keep_documents,
+    keep_words,
+    mixed,
+    strata_of,
+    wanted_words_of,
+    words_by_source,
+)
 from data_prep.reading.index import ENTRY
 from data_prep.sources import Source
 
-LAYOUTS = ("equal", "drifting", "extension", "documents", "drifting documents", "chronological")
+LAYOUTS = ("equal", "drifting", "extension", "chronological")
 NUM_CASES = 100
 
 
@@ -60,7 +70,7 @@ def random_corpus(rng, num_passages_of_document):
 
 def laid_out(layout, files, passages, seed):
     """Return the passages that shares keep, and the passages of each split."""
-    by_documents = layout in ("documents", "drifting documents", "chronological")
+    by_documents = layout == "chronological"
     wanted = wanted_words_of(files, words_by_source(passages, len(files)))
     keep = (lambda *given: keep_documents(*given, seed)) if by_documents else keep_words
     passages = passages[keep(passages, wanted, 0)]
@@ -68,11 +78,9 @@ def laid_out(layout, files, passages, seed):
     valid_words = int(passages["num_words"].sum()) // 20
     if layout == "chronological":
         dates = passages["group"].astype(np.int64)
-        found = chronological_layout(passages, dates, strata, HeldOut(0.05, 0.1), [1, 2])
+        found = chronological_layout(passages, dates, strata, HeldOut(0.05, 0.1), 3)
     elif layout == "extension":
         found = extension_layout(passages, strata, 3)
-    elif by_documents:
-        found = document_layout(passages, strata, valid_words, 3, None, seed, drifts=layout != "documents")
     else:
         make_layout = equal_layout if layout == "equal" else drifting_layout
         found = make_layout(passages, strata, valid_words, 3, None)
@@ -104,7 +112,7 @@ def test_each_split_has_the_mix_that_was_asked_for(layout):
     for case in range(NUM_CASES):
         files, passages = random_corpus(rng, num_passages_of_document=3 if layout not in ("equal", "drifting") else 1)
         wanted, kept, splits = laid_out(layout, files, passages, case)
-        by_documents = "documents" in layout or layout == "chronological"
+        by_documents = layout == "chronological"
         _, of_document = np.unique(kept["document"].view("S16"), return_inverse=True)
         unit = of_document if by_documents else np.arange(len(kept))
         found = np.bincount(kept["source"], kept["num_words"])
@@ -129,8 +137,7 @@ def test_sources_of_one_kind_with_shares_keep_them_in_each_split():
     assert np.abs(counts - [[25, 25], *[[118.75, 118.75]] * 4]).max() < 2
 
 
-@pytest.mark.parametrize("by_documents", [False, True])
-def test_a_small_source_is_in_the_held_out_text_of_small_snapshots_as_often_as_asked(by_documents):
+def test_a_small_source_is_in_the_held_out_text_of_small_snapshots_as_often_as_asked():
     """20 snapshots, each with 4 passages of the small source: 4% of them is 0.16, which always rounds to none."""
     found = []
     for seed in range(100):
@@ -140,7 +147,7 @@ def test_a_small_source_is_in_the_held_out_text_of_small_snapshots_as_often_as_a
         passages["source"] = np.tile([0] * 100 + [1] * 4, 20)
         passages["key"] = passages["document"] = random_bytes(rng, len(passages))
         given = (passages, np.arange(2), 8320, 20, None)
-        layout = document_layout(*given, seed, drifts=True) if by_documents else drifting_layout(*given)
+        layout = drifting_layout(*given)
         found.append(np.count_nonzero(passages["source"][layout.order[: layout.cuts[1]]]))
     # A snapshot gives 0 or 1 with a variance of 0.16 x 0.84. 4.9 standard deviations: probability 1e-6.
     assert abs(np.mean(found) - 20 * 0.16) < 4.9 * math.sqrt(20 * 0.16 * 0.84 / 100)

@@ -123,7 +123,7 @@ def test_names_and_dates_that_were_corrected_after_an_interruption_are_used(
     tmp_path, alma_prep, folder_bytes, monkeypatch
 ):
     """The text is the same, so everything else that was done is used again."""
-    path, more = tmp_path / "lines.jsonl", ["--duplicates", "exact", "--keep-removed"]
+    path, more = tmp_path / "lines.jsonl", ["--duplicates", "exact"]
     texts = [prose(60, n % 60) for n in range(80)]
 
     def interrupt(*arguments):

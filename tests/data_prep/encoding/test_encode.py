@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from data_prep.encoding import encode
-from data_prep.encoding.encode import EncodeTask
-from data_prep.encoding.join import join_tokens
+from data_prep.encoding.encode import EncodeTask, join_tokens
 from data_prep.reading import spool
-from data_prep.reading.index import ENTRY
+from data_prep.reading.index import ENTRY, Texts
 from data_prep.reading.spool import text_path
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
-from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 
 TEXTS = [f"passage {number} of a small spool, naïve café {'and more ' * (number % 5)}" for number in range(40)]
@@ -35,8 +33,8 @@ def encoding_task(tmp_path):
     (tmp_path / kind.file_name).write_bytes(kind.train(iter(TEXTS), 300))
     files = (tmp_path / kind.file_name, tmp_path / "index.npy")
     digests = [sha256_of(file) for file in files]
-    place = (str(files[0]), digests[0], str(tmp_path), str(files[1]), digests[1])
-    return EncodeTask(*place, 0, len(TEXTS), "uint16", len(load_tokenizer(files[0]).symbols()) + 4)
+    texts = Texts(str(files[1]), digests[1], str(tmp_path), 0, len(TEXTS))
+    return EncodeTask(str(files[0]), digests[0], texts, "uint16", len(load_tokenizer(files[0]).symbols()) + 4)
 
 
 def test_a_task_beats_for_each_passage_that_it_reads(tmp_path, encoding_task, monkeypatch):
@@ -50,7 +48,7 @@ def test_a_task_beats_for_each_passage_that_it_reads(tmp_path, encoding_task, mo
 def test_passages_are_read_in_the_order_of_the_spool(tmp_path, encoding_task, monkeypatch):
     opened, found, open_shard = [], [], spool._open_shard
     monkeypatch.setattr(spool, "_open_shard", lambda *place: opened.append(place[1]) or open_shard(*place))
-    monkeypatch.setattr(encode, "BATCH_BYTES", 120)
+    monkeypatch.setattr(encode, "_BATCH_BYTES", 120)
     for num_bytes in (1, 500, 1 << 20):
         monkeypatch.setattr(encode, "READ_BYTES", num_bytes)
         opened.clear()

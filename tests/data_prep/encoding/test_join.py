@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from data_prep.encoding import encode as encoding
-from data_prep.encoding import join as joining
+from data_prep.encoding import encode as joining
 from data_prep.reading.index import ENTRY
 from data_prep.running import tasks, work_folder
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.workers import Local
 
 
 class StoppedError(Exception):
@@ -63,12 +62,10 @@ def test_a_split_that_was_altered_or_lost_is_encoded_again(
     path.unlink()  # the shard in the stream is a link to this file
     if ending != "done":
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the same length
-    monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)  # tasks compute the digests
     stopped_run()
     again = times_of(work / "encode", "*.done")
     assert 0 < sum(again[name] != encoded[name] for name in encoded) < len(encoded)
     assert {path.name: path.read_bytes() for path in (work / "join").iterdir()} == whole
-    assert not list(work.rglob("digests_*"))
     assert alma_prep(tmp_path / "out", f"books:{books}") == 0
     assert alma_prep(tmp_path / "new", f"books:{books}") == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "new")
@@ -96,22 +93,9 @@ def test_another_vocabulary_does_not_use_what_was_joined(tmp_path, books, alma_p
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "new")
 
 
-def test_digests_are_computed_by_tasks_if_there_is_much_to_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)
-    monkeypatch.setattr(tasks, "_DIGEST_BYTES", 30)
-    paths = [tmp_path / f"{number}.file" for number in range(7)]
-    for number, path in enumerate(paths):
-        path.write_bytes(b"x" * (10 * number))
-    with Local(2, stall_seconds=60) as executor:
-        found = tasks.digests_of(paths, tmp_path, executor)
-    assert found == [tasks.sha256_of(path) for path in paths]
-    assert sorted(tmp_path.iterdir()) == paths
-
-
-def test_manifest_and_stream_json_have_the_digests_of_the_files(tmp_path, books, alma_prep, monkeypatch):
-    monkeypatch.setattr(tasks, "READ_HERE_BYTES", 0)
+def test_manifest_and_stream_json_have_the_digests_of_the_files(tmp_path, books, alma_prep):
     out = tmp_path / "out"
-    assert alma_prep(out, f"books:{books}", more=["--keep-removed", "--gopher", "all"]) == 0
+    assert alma_prep(out, f"books:{books}", more=["--gopher", "all"]) == 0
     outputs = json.loads((out / "manifest.json").read_text())["outputs"]
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     assert outputs.keys() == files.keys() - {"manifest.json", "stream.json"}

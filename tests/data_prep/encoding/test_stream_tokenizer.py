@@ -1,11 +1,15 @@
 """The division of the training text of the tokenizer into tasks."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from data_prep.encoding import stream_tokenizer
-from data_prep.reading.index import ENTRY
+from data_prep.reading.index import ENTRY, Index
+from data_prep.running.tasks import Step
 from data_prep.running.work_folder import WorkFolder
+from data_prep.running.workers import Workers
 
 
 @pytest.mark.parametrize("one_in", [2, 3, 10])
@@ -23,9 +27,12 @@ def test_the_sample_to_train_on_has_both_of_two_sources_that_alternate(one_in):
 @pytest.mark.parametrize("pairs", [1, 50, 100, 256, 3000])
 def test_there_are_few_enough_tables_to_open_all_of_them(tmp_path, monkeypatch, pairs):
     monkeypatch.setattr(stream_tokenizer, "TASK_BYTES", 1)
-    monkeypatch.setattr(stream_tokenizer.Step, "run", lambda *arguments: [])
+    monkeypatch.setattr(Step, "run", lambda *arguments: [])
+    monkeypatch.setattr(Step, "results", lambda step: [])
     num_bytes = np.array([1, 1_000_000] * pairs, np.int64)  # each passage can be a range of its own
     all_passages = np.arange(len(num_bytes))
-    step = stream_tokenizer._count_words(("spool", "index", ""), num_bytes, all_passages, 0, WorkFolder(tmp_path), None)
+    index = Index(Path("index"), "", Path("spool"), [], [])
+    work = WorkFolder(tmp_path, executor=Workers)
+    step = stream_tokenizer._count_words(index, num_bytes, all_passages, 0, work)
     assert len(step.tasks) <= stream_tokenizer.MAX_TABLES + 1
-    assert step.tasks[-1].end == len(num_bytes)
+    assert step.tasks[-1].texts.end == len(num_bytes)

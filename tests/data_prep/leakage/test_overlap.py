@@ -9,19 +9,24 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, sequence_sizes
-from data_prep.leakage.held_out import decoded_texts
-from data_prep.leakage.overlap import count_overlaps, find_overlaps
-from data_prep.leakage.texts import Texts, ngrams_of
+from data_prep.leakage.measure import decoded_texts
+from data_prep.leakage.overlap import count_overlaps, divided, find_overlaps, ngrams_of
 from data_prep.reading import spool
-from data_prep.reading.index import ENTRY
+from data_prep.reading.index import ENTRY, Texts
 from data_prep.reading.spool import read_text, text_path
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
-from data_prep.tokenization.tokenizers import TOKENIZERS, load_tokenizer
+from data_prep.running.work_folder import WorkFolder
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 from tests.data_prep.cleaning.test_cleaner import of_words
 from tests.data_prep.copies.test_duplicates import Here, chinese, english
 from tests.data_prep.test_corpora import load, texts_of, word_ngrams
+
+
+def here(folder):
+    """A work folder whose tasks run in this process."""
+    folder.mkdir(exist_ok=True)
+    return WorkFolder(folder, executor=Here())
 
 
 def write_texts(folder, texts):
@@ -37,9 +42,8 @@ def write_texts(folder, texts):
     return Texts(str(folder / "index.npy"), sha256_of(folder / "index.npy"), str(folder), 0, len(texts))
 
 
-@pytest.mark.parametrize(("maker", "space", "table_parts"), [(english, " ", 8), (chinese, "", 8), (english, " ", 1)])
-def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space, table_parts):
-    monkeypatch.setattr("data_prep.leakage.overlap._MAX_TABLE_PARTS", table_parts)
+@pytest.mark.parametrize(("maker", "space"), [(english, " "), (chinese, "")])
+def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space):
     rng = random.Random(0)
     held_out = [maker(rng, 150) for _ in range(300)]
     training = [maker(rng, 150) for _ in range(400)]
@@ -47,63 +51,56 @@ def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monke
         start = rng.randrange(130)
         training[number][start : start + 13] = held_out[number][50:63]
         training[number + 200][start : start + 10] = held_out[number][20:30]  # too few words
-    monkeypatch.setattr("data_prep.leakage.texts.TASK_BYTES", 20_000)  # several tasks
+    monkeypatch.setattr("data_prep.leakage.overlap.TASK_BYTES", 20_000)  # several tasks
     monkeypatch.setattr("data_prep.leakage.overlap._MERGED_NGRAMS", 9_000)  # several files of hashes
     texts = write_texts(tmp_path / "held_out", [space.join(words) for words in held_out])
     scanned = write_texts(tmp_path / "training", [space.join(words) for words in training])
-    found = find_overlaps(tmp_path, 13, [texts._replace(end=250)], scanned, Here(), keep_ngrams=True)
+    found = find_overlaps(here(tmp_path), 13, [texts._replace(end=250)], scanned, keep_ngrams=True)
     assert found.texts.tolist() == [number < 200 for number in range(400)]
     assert len(list((tmp_path / "merge").glob("*.ngrams"))) > 2
-    assert (tmp_path / "compare").exists() == (table_parts == 1)
     assert 200 <= len(found.ngrams) < 215  # the words around an overlap can be equal by chance
     whole = {"a": texts._replace(end=250), "b": texts._replace(start=100, step=7)}
-    counts = count_overlaps(tmp_path, 13, whole, found.ngrams, Here())
+    counts = count_overlaps(here(tmp_path), 13, whole, found.ngrams)
     assert 200 * 13 <= counts["a"].pop("overlapping_words") < 215 * 13
     assert counts["a"] == {"documents": 250, "overlapping_documents": 200, "words": 250 * 150}
     assert counts["b"]["documents"] == len(range(100, 300, 7))
     assert counts["b"]["overlapping_documents"] == len(range(100, 200, 7))
 
 
-def test_sorted_hashes_of_training_text_give_the_same_result_and_are_removed(tmp_path, monkeypatch):
+def test_a_second_call_repeats_only_what_is_damaged_or_has_changed(tmp_path, monkeypatch):
     rng = random.Random(3)
     repeated = [english(rng, 20) for _ in range(100)]
     made = [english(rng, 12) + rng.choice(repeated)[: rng.choice((3, 9, 20))] for _ in range(400)]
     texts = [" ".join(words) for words in made]
     held_out, training = write_texts(tmp_path / "held_out", texts[:150]), write_texts(tmp_path / "train", texts[150:])
     monkeypatch.setattr("data_prep.leakage.overlap._MERGED_NGRAMS", 300)
-    monkeypatch.setattr("data_prep.leakage.texts.TASK_BYTES", 5_000)
+    monkeypatch.setattr("data_prep.leakage.overlap.TASK_BYTES", 5_000)
 
-    def find(name, most_table_parts, training=training):
-        monkeypatch.setattr("data_prep.leakage.overlap._MAX_TABLE_PARTS", most_table_parts)
-        return find_overlaps(tmp_path / name, 5, [held_out], training, Here(), keep_ngrams=True)
+    def find(training=training):
+        return find_overlaps(here(tmp_path / "found"), 5, [held_out], training, keep_ngrams=True)
 
-    expected, found = find("scan", 100), find("sorted", 0)
+    expected = find()
     assert 50 < expected.texts.sum() < 250 and len(expected.ngrams) > 100
-    assert np.array_equal(expected.ngrams, found.ngrams) and np.array_equal(expected.texts, found.texts)
-    assert len(list((tmp_path / "sorted" / "compare").glob("*.found"))) > 3
-    assert not (tmp_path / "sorted" / "sort").exists()
-    # A second call uses what is finished. What is damaged or has changed is done again.
-    marks = {path: path.stat().st_mtime_ns for path in (tmp_path / "sorted" / "compare").glob("*.done")}
-    assert np.array_equal(find("sorted", 0).texts, expected.texts)
-    assert marks == {path: path.stat().st_mtime_ns for path in marks}
-    (tmp_path / "sorted" / "compare" / "000001.found").write_bytes(b"")
-    assert np.array_equal(find("sorted", 0).ngrams, expected.ngrams)
+    marks = {path: path.stat().st_mtime_ns for path in (tmp_path / "found" / "scan").glob("*.done")}
+    assert np.array_equal(find().texts, expected.texts)
+    assert len(marks) > 3 and marks == {path: path.stat().st_mtime_ns for path in marks}
+    (tmp_path / "found" / "scan" / "000001.found").write_bytes(b"")
+    assert np.array_equal(find().ngrams, expected.ngrams)
     assert sum(path.stat().st_mtime_ns != time for path, time in marks.items()) == 1
     fewer = training._replace(start=1, step=3)
-    assert find("sorted", 0, fewer).texts.tolist() == expected.texts[1::3].tolist()
-    assert find("scan", 100, training._replace(end=0)).texts.tolist() == []
-    assert find("sorted", 0, training._replace(end=0)).texts.tolist() == []
+    assert find(fewer).texts.tolist() == expected.texts[1::3].tolist()
+    assert find(training._replace(end=0)).texts.tolist() == []
 
 
 def test_tasks_read_more_text_if_there_is_much_and_read_it_in_the_order_of_the_spool(tmp_path, monkeypatch):
     texts = write_texts(tmp_path / "texts", ["a b c d e f"] * 100)
-    monkeypatch.setattr("data_prep.leakage.texts.TASK_BYTES", 23)
+    monkeypatch.setattr("data_prep.leakage.overlap.TASK_BYTES", 23)
     entries = np.load(texts.path)[np.random.default_rng(0).permutation(100)]
     np.save(texts.path, entries)
     for many, most, expected in ((4000, 1000, 50), (10, 1000, 10), (10, 40, 34)):
-        monkeypatch.setattr("data_prep.leakage.texts._MANY_TASKS", many)
-        monkeypatch.setattr("data_prep.leakage.texts._MAX_TASK_BYTES", most)
-        parts = texts.divided()
+        monkeypatch.setattr("data_prep.leakage.overlap._MANY_TASKS", many)
+        monkeypatch.setattr("data_prep.leakage.overlap._MAX_TASK_BYTES", most)
+        parts = divided(texts)
         assert expected <= len(parts) <= 1.2 * expected
         assert np.array_equal(np.concatenate([part.entries() for part in parts]), entries)
     offsets: list[int] = []
@@ -112,7 +109,7 @@ def test_tasks_read_more_text_if_there_is_much_and_read_it_in_the_order_of_the_s
     found = []
     for num_bytes in (1, 1 << 20):
         offsets.clear()
-        monkeypatch.setattr("data_prep.leakage.texts.READ_BYTES", num_bytes)
+        monkeypatch.setattr("data_prep.leakage.overlap.READ_BYTES", num_bytes)
         with Heartbeat(tmp_path / "alive") as heartbeat:
             found.append(ngrams_of(texts, 3, heartbeat))
     assert offsets == sorted(offsets)
@@ -231,11 +228,11 @@ def test_only_the_passages_that_are_looked_at_are_decoded(tmp_path, monkeypatch)
     decoded: list[str] = []
     decode = kind.decode
     monkeypatch.setattr(kind, "decode", lambda self, ids: decoded.append(decode(self, ids)) or decoded[-1])
-    monkeypatch.setattr("data_prep.leakage.held_out._TASK_TOKENS", 100)
+    monkeypatch.setattr("data_prep.leakage.measure._TASK_TOKENS", 100)
     for every, many in ((1, 4000), (3, 4000), (3, 2), (60, 4000)):
-        monkeypatch.setattr("data_prep.leakage.held_out._MANY_TASKS", many)
+        monkeypatch.setattr("data_prep.leakage.measure._MANY_TASKS", many)
         decoded.clear()
-        found = decoded_texts(tmp_path / f"{every}_{many}", tmp_path, "test", description, Here(), every)
+        found = decoded_texts(here(tmp_path / f"{every}_{many}"), tmp_path, "test", description, every)
         assert decoded == texts[::every]
         assert [read_text(Path(found.spool), entry) for entry in found.entries()] == decoded
         assert len(list((tmp_path / f"{every}_{many}").glob("*.text"))) <= (4 if many == 2 else 50)

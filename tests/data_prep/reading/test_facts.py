@@ -1,13 +1,11 @@
 """Ids and dates of documents are looked up without loading those of all documents."""
 
-import tracemalloc
-
 import numpy as np
 import pyarrow
 import pytest
 
-from data_prep.reading.facts import FactsWriter, names_of
-from data_prep.reading.index import ENTRY
+from data_prep.reading.facts import IdsWriter, dates_of, documents_path, ids_of, rows_by_shard
+from data_prep.reading.index import ENTRY, SPOOLED
 
 COUNTS = (100_000, 1, 4096)
 """Number of documents in each spool file."""
@@ -22,9 +20,11 @@ def spool(tmp_path_factory):
     """Three spool files, in which each document has 10 bytes."""
     folder = tmp_path_factory.mktemp("spool")
     for shard, count in enumerate(COUNTS):
-        with FactsWriter(folder / f"{shard:06d}") as facts:
-            for row in range(count):
-                facts.add(10 * row, shard * 10**6 + row, name_of(shard, row))
+        documents = np.zeros(count, SPOOLED)
+        documents["offset"], documents["date"] = 10 * np.arange(count), shard * 10**6 + np.arange(count)
+        with IdsWriter(folder / f"{shard:06d}") as ids:
+            documents["id"] = [ids.add(name_of(shard, row)) for row in range(count)]
+        np.save(documents_path(folder, shard), documents)
     return folder
 
 
@@ -37,18 +37,15 @@ def test_names_and_dates_of_passages_in_any_order(spool):
     shards, rows = shards[order], rows[order]
     entries = np.zeros(len(rows), ENTRY)
     entries["shard"], entries["offset"] = shards, 10 * rows + rng.integers(0, 10, len(rows))  # passages begin anywhere
-    names_of(spool, entries[:1])  # imports libraries
+    assert dates_of(spool, entries).tolist() == (shards * 10**6 + rows).tolist()
     pool, default = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool()), pyarrow.default_memory_pool()
     pyarrow.set_memory_pool(pool)
-    tracemalloc.start()
     try:
-        ids, dates = names_of(spool, entries)
-        _, peak = tracemalloc.get_traced_memory()
+        for shard, which, found in rows_by_shard(spool, entries):
+            assert found["offset"].tolist() == sorted(rows[which].tolist())
+            names = [name or "" for name in ids_of(spool, shard, found["offset"]).to_pylist()]
+            assert names == [name_of(shard, row) for row in rows[which].tolist()]
     finally:
-        tracemalloc.stop()
         pyarrow.set_memory_pool(default)
-    assert ids == [name_of(shard, row) for shard, row in zip(shards.tolist(), rows.tolist(), strict=True)]
-    assert dates.tolist() == (shards * 10**6 + rows).tolist()
-    # All ids have 15 MB, and all facts 2.4 MB. 2000 ids have half a megabyte.
+    # All ids have 15 MB. 2000 ids have half a megabyte.
     assert pool.max_memory() < 2 << 20
-    assert peak < 3 << 19

@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import Heartbeat, StallWatch
-from data_prep.running.task_list import read_task, write_tasks
+from data_prep.running.tasks import read_task, write_tasks
 from fairseq_alma.core.files import write_whole
 
 

@@ -9,13 +9,11 @@ import sys
 import pytest
 
 from data_prep.cleaning.cleaner import Cleaning
-from data_prep.cli import _parser
-from data_prep.dividing.cutting import CutTask
-from data_prep.reading.entries import EntriesTask, Shard
+from data_prep.cli import REMOVED, _parser, main
+from data_prep.dividing.partition import CutTask
 from data_prep.reading.spool import SpoolTask
-from data_prep.settings import PrepSettings
+from data_prep.settings import PrepSettings, usable_cores
 from data_prep.settings.cluster import Cluster
-from data_prep.settings.machine import usable_cores
 from data_prep.settings.options import options_of, parsed_settings
 from data_prep.sources import Part, Source
 
@@ -57,7 +55,7 @@ def test_a_command_is_recorded_as_it_was_given(command):
 
 def test_where_it_runs_is_neither_recorded_nor_part_of_the_identity():
     argv = ["o", "--source", "python-docs", "--mega-batches", "2"]
-    elsewhere = ["--workers", "3", "--stall-seconds", "9", "--executor", "slurm", "--slurm-time", "01:00:00"]
+    elsewhere = ["--workers", "3", "--executor", "slurm", "--slurm-time", "01:00:00"]
     assert settings_of(argv + elsewhere).command() == settings_of(argv).command()
     assert settings_of(argv + elsewhere).identity() == settings_of(argv).identity()
     assert settings_of([*argv, "--max-bad", "0.5"]).identity() == settings_of(argv).identity()
@@ -67,9 +65,8 @@ def test_where_it_runs_is_neither_recorded_nor_part_of_the_identity():
 def test_the_identity_has_the_keys_that_streams_record():
     assert list(settings_of(["o", "--source", "python-docs", "--mega-batches", "2"]).identity()) == [
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
-        "valid_source", "hold_out", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher",
-        "rules", "block_urls", "filters", "mask_pii", "duplicate_paragraphs", "keep_removed", "duplicates",
-        "decontaminate", "decontaminate_against", "text_field", "id_field", "date_field",
+        "valid_source", "passage_words", "partition", "test_words", "language", "gopher",
+        "filters", "duplicates", "decontaminate", "decontaminate_against", "text_field", "id_field", "date_field",
     ]  # fmt: skip
 
 
@@ -80,7 +77,7 @@ def test_every_option_says_in_help_what_it_does():
         assert len(option.help) > 20
 
 
-CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f", "0f"),), True, ("p.npy", "0f", 9))
+CLEANING = Cleaning("en", True, (("my_filters:f", "0f"),))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,6 @@ CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f"
     [
         SpoolTask([Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),))], CLEANING, "0f", "1e", True, True),
         SpoolTask([Part("text", "/a/b", "b", 0, 9)], None, "0f", "1e", False, False),
-        EntriesTask("spool", 5, [Shard(3, 20, "0f", 1, [0]), Shard(4, 9, "1e", 1, [0, 2])]),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],
 )
@@ -100,10 +96,7 @@ def test_a_task_survives_its_way_through_json(task):
     assert again.description() == task.description()
 
 
-CORES = (
-    "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-    "from data_prep.settings.machine import *; "
-)
+CORES = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from data_prep.settings import *; "
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CPU affinity")
@@ -126,10 +119,14 @@ def test_inside_a_slurm_job_workers_are_as_many_as_its_cores(monkeypatch):
 
 def test_on_a_cluster_the_cores_of_the_login_node_do_not_count():
     argv = ["o", "--source", "python-docs", "--mega-batches", "2"]
-    here, there = settings_of(argv), settings_of([*argv, "--executor", "slurm"])
-    assert (there.workers, there.stall_seconds) == (64, 300.0)
-    assert here.stall_seconds == 40.0
-    given = settings_of([*argv, "--executor", "slurm", "--workers", "5", "--stall-seconds", "7"])
-    assert (given.workers, given.stall_seconds) == (5, 7.0)
+    assert settings_of([*argv, "--executor", "slurm"]).workers == 64
+    assert settings_of([*argv, "--executor", "slurm", "--workers", "5"]).workers == 5
     with pytest.raises(ValueError, match="check its quotation marks"):
         settings_of([*argv, "--slurm-options=--account='x"])
+
+
+@pytest.mark.parametrize("word", REMOVED)
+def test_what_earlier_versions_had_is_refused_with_what_to_do_instead(word, capsys):
+    argv = [word, "out"] if word == "inspect" else ["out", "--source", "python-docs", f"{word}=1"]
+    assert main(argv) == 2
+    assert f"there is no {word} any more: {REMOVED[word]}." in capsys.readouterr().err

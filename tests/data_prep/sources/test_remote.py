@@ -94,7 +94,6 @@ def test_a_stream_from_a_remote_folder_has_the_bytes_of_a_local_one(tmp_path, al
     # The names of the sources differ.
     assert folder_bytes(tmp_path / "local", named=False) == folder_bytes(tmp_path / "remote", named=False)
     assert not list((tmp_path / "remote").rglob("download.*"))
-    assert alma_prep(tmp_path / "out", f"text:file://{folder}", num_mega_batches=1, more=["--dry-run", "1"]) == 0
 
 
 def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@ import io
 
 from fairseq.data import Dictionary
 
-from data_prep.tokenization.dictionary import dictionary_names, dictionary_size, dictionary_text
+from data_prep.tokenization.tokenizers import dictionary_names, dictionary_size, dictionary_text
 
 
 def load(text: str) -> Dictionary:

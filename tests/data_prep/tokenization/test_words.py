@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from data_prep.tokenization.words import _SPACE, split_words
+from data_prep.tokenization.word_counts import _SPACE, split_words
 
 S = _SPACE.strip("[]")
 WORD = re.compile(f" ?[^{S}]+|[{S}]+(?![^{S}])|[{S}]+")

@@ -64,13 +64,7 @@ def removed_lines(cleaning: list[dict]) -> list[str]:
 
 
 def _leakage(report: dict, is_extension: bool) -> list[str]:
-    """Return lines about the overlap of held-out text with the mega-batches.
-
-    Args:
-        report: the entry in stream.json.
-        is_extension: whether it is that of an extension. Then only the new mega-batches were compared, and each passage
-            of the validation and test set of the first call counts as a document.
-    """
+    """Return lines about the overlap of held-out text with the mega-batches."""
     compared = "the new mega-batches" if is_extension else "a mega-batch"
     of_periods = {
         f"{when}_{name}": f"{name} of the periods that were added {'before' if when == 'added' else 'now'}"

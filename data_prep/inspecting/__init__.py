@@ -1,1 +1,0 @@
-"""Show what a stream contains, and what alma-prep did."""
