@@ -268,11 +268,15 @@ class Comparison:
         first = ["learner", "wait", "replay", *settings_that_are("size")]
         ordered = [*first, *sorted(names - set(first))]
 
-        def values(name: str) -> set:
-            # Ignore the groups without this setting, because their learners do not have it.
-            return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
+        def differs(name: str) -> bool:
+            # A setting of some learners only, such as `members`, means something else for each. So it is compared
+            # among the groups of one learner, and the learner names the rest of the difference.
+            is_own = bool(catalogue.learners_that_take(name, self.half))
+            groups = [group for group in self.groups if name in group.settings]
+            values = {(group.learner if is_own else None, hashable(group.settings[name])) for group in groups}
+            return len(values) > len({learner for learner, _ in values})
 
-        return [name for name in ordered if len(values(name)) > 1]
+        return [name for name in ordered if differs(name)]
 
     def label_of(self, group: RunGroup) -> str:
         """Return the label of a group: its learner, and the settings in which the groups differ; see `group_label`."""
