@@ -20,12 +20,11 @@ REGISTERED = (
     "fairseq_alma.tasks.alma_lm",
     "fairseq_alma.criteria.switch_lm",
     "fairseq_alma.optim.fused_adam",
-    "fairseq_alma.optim.cooldown",
 )
 """Modules that register classes with fairseq when they are imported.
 
 In this order, they register the model switch_lm with the architectures switch_lm_tiny, switch_lm_base and
-switch_lm_large, the task alma_lm, the criterion switch_lm, the optimizer fused_adam, and the scheduler cooldown.
+switch_lm_large, the task alma_lm, the criterion switch_lm, and the optimizer fused_adam.
 """
 
 

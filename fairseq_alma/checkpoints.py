@@ -22,7 +22,7 @@ from fairseq_alma.core.files import check_zip, remove, unfinished_files, written
 logger = logging.getLogger(__name__)
 
 LAST, BEST, CRASH = "checkpoint_last.pt", "checkpoint_best.pt", "crash.pt"
-TRAINED = "checkpoint_trained.pt"
+CONTINUATION = "checkpoint_continuation.pt"
 """Checkpoint of a stage from which the next stage continues, if it is not BEST: the model after the last update."""
 AVERAGE = "average"
 """Entry of `extra_state` in a checkpoint: {"count": number of averaged states, "model": name -> averaged weights}."""

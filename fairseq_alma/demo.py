@@ -92,14 +92,14 @@ def main() -> int:
         "Ens: the probabilities of two models are averaged.\n"
         "anytime: one model learns from all mega-batches so far, and predicts with the average of its weights.\n"
         "Each model is trained with the same number of updates.\n"
-        "A model that an earlier run has trained in the same way is copied, not trained again (share=)."
+        "A model that an earlier run has trained in the same way is copied, not trained again (reuse_from=)."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
     for part in PARTS:
         _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", *part.preset, *part.settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2",
-                 f"share={out / 'share'}", start=warm)  # fmt: skip
+                 f"reuse_from={out / 'shared'}", start=warm)  # fmt: skip
     runs = {part.label: out / part.folder for part in PARTS}
     _command("alma-report", *map(str, runs.values()), "--out", str(out / "report"))
     for label, run in runs.items():

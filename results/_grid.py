@@ -100,7 +100,7 @@ class Study:
         out = self._runs / name
         program = Path(sysconfig.get_path("scripts")) / "alma-vision"
         settings = [f"dataset={self.dataset}", *job.settings, *seeds, f"data_root={data_root}"]
-        command = [str(program), *settings, f"out={out}", "routing_examples=0"]
+        command = [str(program), *settings, f"out={out}"]
         start = time.monotonic()
         print(f"$ {shlex.join(['alma-vision', *command[1:]])}", flush=True)
         result = subprocess.run(command, capture_output=True, text=True)

@@ -210,7 +210,7 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
         seeds: the seeds, consecutive.
         data_root: folder of the datasets.
         out: the run folder.
-        more: the values of `preset=original_code` for this dataset, without `select_by`.
+        more: the values of `preset=original_code` for this dataset, without `select_by` and `combine`.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from vision.runs import run_learner
@@ -219,7 +219,8 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
     values = {
         "out": str(out), "dataset": dataset, "data_root": data_root, "learner": case.learner, "width": case.width,
         "wait": case.wait, "epochs": case.epochs, "seed": seeds.start, "seeds": len(seeds),
-        "arrivals": case.num_stages * case.wait, "preset": "original_code", "select_by": "validation_accuracy", **more,
+        "arrivals": case.num_stages * case.wait, "preset": "original_code", "select_by": "validation_accuracy",
+        "combine": {"umix": "logit_sum", "gens": "logit"}.get(case.learner), **more,
     }  # fmt: skip
     # Treat all values as values of a preset (given=()), so that values for other learners are ignored and not refused.
     settings = VisionSettings.from_mapping(values, given=())

@@ -129,7 +129,7 @@ class TextStudy(ABC):
             folder, started = out / row.name / f"seed_{seed}", time.monotonic()
             words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
             words += [*self.settings, *row.settings]
-            words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"share={out / 'shared'}"]
+            words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"reuse_from={out / 'shared'}"]
             if _run_command(words, folder.with_suffix(".log")):
                 copy_results(folder, self._folder(row.name, seed), data, out)
                 final = json.loads((folder / "summary.json").read_text())["final"]

@@ -36,8 +36,7 @@ class Run:
     @property
     def folders(self) -> list[Path]:
         """The run folder of each seed. With one seed, it is `folder`."""
-        first, count = self.settings.seeding.seed, self.settings.seeding.seeds
-        return [self.folder] if count == 1 else [self.folder / f"seed_{first + number}" for number in range(count)]
+        return [self.folder / folder.relative_to(self.settings.out) for folder in self.settings.seed_folders]
 
     @property
     def ledger(self) -> list[LedgerRow]:

@@ -84,8 +84,8 @@ def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, 
     """Return the network architecture for a dataset, and the object that converts its images to network inputs."""
     channels, height, width = dataset.image_shape
     if settings.network != "mlp":
-        border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)
-        inputs = Images(dataset.pixels, dataset.image_shape, settings.recipe.crop_padding, border)
+        border = None if settings.crop_border == "black" else float(settings.crop_border)
+        inputs = Images(dataset.pixels, dataset.image_shape, settings.crop_padding, border)
         structure = Structure(settings.network, dataset.image_shape, dataset.num_classes, settings.width)
         return ModuleBackbone(structure), inputs
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)

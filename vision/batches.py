@@ -21,7 +21,6 @@ from fairseq_alma.core.protocol import Replay, Stage
 from fairseq_alma.core.stream import MegaBatch
 from vision.datasets import Selection
 from vision.inputs import Inputs
-from vision.reservoir import kept_examples
 from vision.rows import LARGE_BYTES, LargeRows, Rows
 
 
@@ -65,8 +64,6 @@ class Memory:
         num_classes: number of classes, C.
         num_seeds: number of seeds, S.
         device: device on which the examples are stored.
-        reservoir_seeds: for each seed, the seed of the random numbers that choose which examples a limited replay
-            memory keeps (see `vision.reservoir`). By default 0, 1, ...
         large_bytes: number of bytes of all stored examples of a stage above which they are copied batch by batch. By
             default LARGE_BYTES.
     """
@@ -78,22 +75,14 @@ class Memory:
         num_seeds: int,
         device: torch.device,
         large_bytes: int | None = None,
-        reservoir_seeds: Sequence[int] | None = None,
     ):
         self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
         self._large_bytes = LARGE_BYTES if large_bytes is None else large_bytes
-        self._reservoir_seeds = range(num_seeds) if reservoir_seeds is None else reservoir_seeds
         self._digests: list[str] = []
         """Digests of the mega-batches whose examples are stored, in order of arrival."""
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
-    def stage_data(
-        self,
-        new: Sequence[MegaBatch],
-        past: Sequence[MegaBatch],
-        replay: Replay,
-        replay_memory: int | None = None,
-    ) -> StageData:
+    def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
         """Return the training and validation data of one stage.
 
         Without replay, the data are the examples of the new mega-batches. With replay, the training examples and the
@@ -103,13 +92,9 @@ class Memory:
             new: the mega-batches that have arrived since the previous stage.
             past: all earlier mega-batches.
             replay: the setting `replay` (see `StreamSettings.replay`).
-            replay_memory: largest number of examples of earlier mega-batches that are kept for replay. By default, all
-                are kept.
         """
         if not replay:
             past = ()
-        if past and replay_memory is not None:
-            past = kept_examples(past, replay_memory, self._reservoir_seeds)
         wanted = [*past, *new]
         num_past = 0 if replay == "all" else sum(len(mega_batch.data[0].training) for mega_batch in past)
         if large := self._large_rows(wanted):
@@ -131,7 +116,7 @@ class Memory:
             num_mega_batches: number of mega-batches that were new in the previous stage.
         """
         new, past = stage.past[-num_mega_batches:], stage.past[:-num_mega_batches]
-        return self.stage_data(new, past, stage.replay, stage.replay_memory)
+        return self.stage_data(new, past, stage.replay)
 
     def _clear(self) -> None:
         self._digests = []

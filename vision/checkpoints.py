@@ -23,8 +23,6 @@ KINDS: dict[str, type[Stack]] = {
 """The classes of network stacks that can be stored in a checkpoint, each with a name.
 
 A checkpoint contains the name of its class under the key "kind". To store a new class of stacks, add it here."""
-OLD_KINDS = ("vgg", "vgg_mixture")
-"""Names that checkpoints of earlier versions contain. This version cannot read them."""
 FORMAT_VERSION = 1
 """Version of the file format. A file with another version is refused."""
 
@@ -58,8 +56,6 @@ def read_checkpoint(path: Path, device: torch.device, backbone: str | None = Non
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format_version"] != FORMAT_VERSION:
             raise ValueError(f"the file has format version {state['format_version']}, expected {FORMAT_VERSION}")
-        if state["kind"] in OLD_KINDS:
-            raise ValueError("an earlier version of this program wrote it: continue the run with that version")
         stack_class = KINDS[state["kind"]]
         _check_backbone(state["structure"]["backbone"] if "structure" in state else "mlp", backbone, path)
         for kind in ("parameters", "statistics"):

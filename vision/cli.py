@@ -42,7 +42,7 @@ def run_and_show(settings: VisionSettings) -> float:
     before = rows_in(out)
     result = run(settings)
     title = title_of(settings.out, settings.to_json())
-    summary, num_seeds = result.summary, settings.seeding.seeds
+    summary, num_seeds = result.summary, settings.seeds
     if num_seeds == 1:
         console.print(ledger_table(result.ledger, title, at_most=20))
         console.print(f"CER {summary['cer']:.3f}, final error rate {summary['final']:.2%}, {summary['comp']:.3g} FLOPs")
@@ -53,7 +53,7 @@ def run_and_show(settings: VisionSettings) -> float:
             f"{summary['final']:.2%} +- {stderr['final']:.2%} (mean +- standard error), {summary['comp']:.3g} FLOPs "
             f"per seed"
         )
-    if message := waiting_message(result.ledger, settings.wait, settings.wait_ratio):
+    if message := waiting_message(result.ledger, settings.wait):
         console.print(message)
     if before == dict(zip(result.folders, result.ledgers, strict=True)):
         console.print(NOTHING_TO_DO)

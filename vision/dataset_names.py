@@ -57,22 +57,11 @@ def is_function(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", text) is not None
 
 
-def check_order(order: str, drift_overlap: float) -> None:
-    """Check the settings `order` and `drift_overlap`.
-
-    Raises:
-        SettingError: if `order` is not one of ORDERS, or if `drift_overlap` is negative or has no effect.
-    """
+def check_order(order: str) -> None:
+    """Raise SettingError if the setting `order` is not one of ORDERS."""
     is_column = order.startswith("column:") and len(order) > len("column:")
     if order not in ORDERS[:2] + ORDERS[3:] and not is_column:
         raise SettingError(f"order={order!r} is not one of {', '.join(ORDERS)}")
-    if not 0 <= drift_overlap < float("inf"):
-        raise SettingError(f"drift_overlap={drift_overlap} must be a number of mega-batches, at least 0")
-    if drift_overlap and order == "random":
-        raise SettingError(
-            f"drift_overlap={drift_overlap} has no effect with order=random: leave it out, or give another order= "
-            f"({', '.join(ORDERS[1:])})"
-        )
 
 
 def default_mega_batches(dataset: str, order: str) -> int:

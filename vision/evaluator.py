@@ -23,6 +23,9 @@ from vision.networks import GatedStack
 from vision.outputs import CachedOutputs
 from vision.rows import rows_of
 
+ROUTING_EXAMPLES = 2000
+"""Number of test images in each routing.npz."""
+
 
 class ErrorRateEvaluator:
     """Computes the scores of a learner on the test set, for all seeds.
@@ -40,7 +43,6 @@ class ErrorRateEvaluator:
         stages: for each seed, the folder RUN/stages. The routing.npz of a stage is written to its subfolder.
         last_arrival: arrival of the last stage of the complete run. A routing.npz is written after this stage, even if
             the number of experts is the same as in the file before.
-        routing_examples: number of test images in each routing.npz. If it is 0, no routing.npz is ever written.
         held_out: scores learners on the validation data of the mega-batches: for the error matrix, and for learners
             that do not compute their validation scores.
         has_matrix: whether to write the error matrix.
@@ -53,16 +55,15 @@ class ErrorRateEvaluator:
         device: torch.device,
         stages: list[Path],
         last_arrival: int,
-        routing_examples: int,
         held_out: HeldOutEvaluator | None = None,
         has_matrix: bool = False,
     ):
         self._images, self._image_shape = dataset.test.images, dataset.image_shape
         rows = rows_of(dataset.test, dataset.num_classes, inputs, device)
         self._outputs = CachedOutputs(rows)
-        self._routed_1n = rows.between(0, min(routing_examples, rows.num_examples))
+        self._routed_1n = rows.between(0, min(ROUTING_EXAMPLES, rows.num_examples))
         self._y_1n = rows.labels
-        self._stages, self._last_arrival, self._routing_examples = stages, last_arrival, routing_examples
+        self._stages, self._last_arrival = stages, last_arrival
         self._held_out = held_out
         self._error_files = [ErrorFile(folder.parent) for folder in stages] if has_matrix else []
         self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
@@ -118,8 +119,7 @@ class ErrorRateEvaluator:
                  expert, because then there is no root
         splits   the indices of the experts that were split in two, in the order of the splits
         """
-        count = self._routing_examples
-        if not count or not k:
+        if not k:
             return
         if self._num_experts_written is None:
             self._num_experts_written = _num_experts_before(self._stages[0], k)
@@ -132,8 +132,8 @@ class ErrorRateEvaluator:
             with written_aside(path, durable=False) as temporary:
                 np.savez_compressed(
                     temporary,
-                    images=_pictures(self._images[:count], self._image_shape),
-                    label=self._y_1n[0, :count].cpu().numpy(),
+                    images=_pictures(self._images[:ROUTING_EXAMPLES], self._image_shape),
+                    label=self._y_1n[0, :ROUTING_EXAMPLES].cpu().numpy(),
                     expert=routing["weights"].argmax(-1),
                     weights=routing["weights"].astype(np.float16),
                     root=routing["root"],

@@ -92,13 +92,13 @@ class ImageFormat:
         """Return the format that a run folder records.
 
         Raises:
-            RunError: if the folder does not contain the format, because an earlier version of this program wrote it.
+            RunError: if the folder does not contain the format.
         """
         path = folder / FILE
         if not path.exists():
             raise RunError(
-                f"{path} is missing, because an earlier version of alma-vision wrote the run: run its command again; "
-                f"this writes the file and does not repeat the training"
+                f"{path} is missing: run the command of the run again; this writes the file and does not repeat the "
+                f"training"
             )
         content = read_json(path, _Inputs, advice="run the training command again, which writes the file")
         mean, deviation = (
@@ -107,7 +107,7 @@ class ImageFormat:
         pixels = Pixels(content["largest"], mean, deviation)
         channels, height, width = content["image_shape"]
         shape, is_bytes, names = (channels, height, width), content["dtype"] == "uint8", content["class_names"]
-        return cls(shape, is_bytes, pixels, names, content.get("image_size"), content.get("decoded", False))
+        return cls(shape, is_bytes, pixels, names, content["image_size"], content["decoded"])
 
     def to_tensor(self, images: Any, is_one: bool = False) -> Tensor:
         """Return images as a tensor in this format, uint8 or float32 [n, channels * height * width].

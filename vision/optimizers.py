@@ -1,16 +1,17 @@
-"""Optimizers for parameters that are stored in one flat tensor, and schedules of their learning rate.
+"""Optimizers for parameters that are stored in one flat tensor, and the schedule of their learning rate.
 
 The optimizers of torch.optim update each tensor of a list. For many small tensors, this is slower than updating one
 flat tensor. AdaDelta and SGD are written out here, because the networks of the paper are so small that the bookkeeping
 of torch.optim would take longer than the update.
 """
 
+from math import cos, pi
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vision.recipe import RecipeSettings
+from vision.settings import VisionSettings
 
 
 class Optimizer(Protocol):
@@ -106,15 +107,14 @@ class TorchOptimizer:
 
     Args:
         parameters: all parameters as one flat tensor, which `step` changes in place.
-        name: name of the optimizer's class in torch.optim, in lower case.
-        options: arguments of the class, for example lr.
+        kind: the optimizer's class.
+        lr: learning rate.
+        weight_decay: weight decay.
     """
 
-    def __init__(self, parameters: Tensor, name: str, options: dict[str, float]):
-        self._flat = torch.nn.Parameter(parameters)
-        kind = next(kind for key, kind in vars(torch.optim).items() if key.lower() == name)
-        self._optimizer = kind([self._flat], **options)
-        self.lr: float = self._optimizer.param_groups[0]["lr"]
+    def __init__(self, parameters: Tensor, kind: type[torch.optim.Adam], lr: float, weight_decay: float):
+        self._flat, self.lr = torch.nn.Parameter(parameters), lr
+        self._optimizer = kind([self._flat], lr=lr, weight_decay=weight_decay)
 
     def step(self, gradient: Tensor) -> None:
         """Update the parameters once.
@@ -126,54 +126,23 @@ class TorchOptimizer:
         self._optimizer.step()
 
 
-def new_optimizer(parameters: Tensor, recipe: RecipeSettings) -> Optimizer:
-    """Return an optimizer for the parameters, as the recipe says.
+def new_optimizer(parameters: Tensor, settings: VisionSettings) -> Optimizer:
+    """Return an optimizer for the parameters, as the settings say.
 
     Args:
         parameters: all parameters as one flat tensor, which the optimizer changes in place.
-        recipe: training settings, as `RecipeSettings.for_network` returns them.
+        settings: settings of the run.
     """
-    if recipe.optimizer in ("adadelta", "sgd"):
-        assert recipe.lr is not None and recipe.momentum is not None and recipe.weight_decay is not None
-        if recipe.optimizer == "adadelta":
-            return AdaDelta(parameters, recipe.lr)
-        return SGD(parameters, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.nesterov)
-    assert recipe.optimizer is not None
-    given = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-    return TorchOptimizer(
-        parameters, recipe.optimizer, {key: value for key, value in given.items() if value is not None}
-    )
+    lr, weight_decay = settings.lr, settings.weight_decay
+    assert lr is not None and weight_decay is not None
+    if settings.optimizer == "adadelta":
+        return AdaDelta(parameters, lr)
+    if settings.optimizer in ("sgd", "nesterov"):
+        return SGD(parameters, lr, 0.9, weight_decay, settings.optimizer == "nesterov")
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return TorchOptimizer(parameters, kind, lr, weight_decay)
 
 
-def learning_rates(recipe: RecipeSettings, lr: float, num_updates: int) -> list[float] | None:
-    """Return the learning rate of each update of a stage, or None if it is constant.
-
-    The rates are those of torch's own schedulers: CosineAnnealingLR, LinearLR, MultiStepLR and OneCycleLR.
-
-    Args:
-        recipe: training settings.
-        lr: the optimizer's learning rate.
-        num_updates: number of updates in the stage.
-    """
-    if recipe.schedule == "constant":
-        return None
-    schedulers = torch.optim.lr_scheduler
-    # The scheduler needs an optimizer, but only its learning rate is used.
-    carrier = torch.optim.SGD([torch.zeros(1)], lr=lr)
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    if recipe.schedule == "cosine":
-        scheduler = schedulers.CosineAnnealingLR(carrier, T_max=num_updates)
-    elif recipe.schedule == "linear":
-        scheduler = schedulers.LinearLR(carrier, start_factor=1.0, end_factor=0.0, total_iters=num_updates)
-    elif recipe.schedule == "step":
-        milestones = [max(1, num_updates // 2), max(1, num_updates * 3 // 4)]
-        scheduler = schedulers.MultiStepLR(carrier, milestones)
-    else:
-        # One more step than updates, because the last step of the cycle would have a learning rate of almost 0.
-        scheduler = schedulers.OneCycleLR(carrier, max_lr=lr, total_steps=num_updates + 1, cycle_momentum=False)
-    rates = []
-    for _ in range(num_updates):
-        rates.append(float(carrier.param_groups[0]["lr"]))
-        carrier.step()
-        scheduler.step()
-    return rates
+def cosine_rates(lr: float, num_updates: int) -> list[float]:
+    """Return the learning rate of each update of a stage, for a decay from `lr` to 0 along a half cosine wave."""
+    return [lr * (1 + cos(pi * update / num_updates)) / 2 for update in range(num_updates)]

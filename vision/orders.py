@@ -1,7 +1,6 @@
 """Assign training examples to mega-batches by the setting `order`: at random, by class, by a column, or by folder.
 
-The setting `order_seed` and the orders in `vision.batches` are something else: the random sequence in which a network
-reads the examples of a stage.
+The orders in `vision.batches` are something else: the random sequence in which a network reads the examples of a stage.
 """
 
 import re
@@ -14,7 +13,7 @@ from vision.datasets import Dataset, Examples
 
 
 def positions_of_mega_batches(
-    examples: Examples | Dataset, num_mega_batches: int, seed: int, order: str, drift_overlap: float = 0.0
+    examples: Examples | Dataset, num_mega_batches: int, seed: int, order: str
 ) -> list[np.ndarray]:
     """Return, for each mega-batch, the positions of its examples in the training set, int64 [n], in random order.
 
@@ -33,31 +32,20 @@ def positions_of_mega_batches(
         num_mega_batches: number of mega-batches, B.
         seed: random seed.
         order: the setting `order`, one of the above.
-        drift_overlap: for all orders but `random`, how far examples move at random, in mega-batches. The position of
-            an example in the stream, a number between 0 and B, gets uniform noise between -drift_overlap and
-            drift_overlap. Then the examples are sorted by these numbers, and cut into mega-batches of the same sizes.
 
     Raises:
         SettingError: if the dataset does not have the column, or if its number of mega-batch folders is not B.
     """
     training = examples.training if isinstance(examples, Dataset) else examples
-    random = np.random.RandomState(seed)
-    shuffled = random.permutation(len(training))
+    shuffled = np.random.RandomState(seed).permutation(len(training))
     if order == "random":
         return np.array_split(shuffled, num_mega_batches)
     keys, sizes = _keys_and_sizes(examples, num_mega_batches, order)
-    if order == "folders" and not drift_overlap:
+    if order == "folders":
         # The order must not depend on the number of all examples, so that a run can be continued with more folders.
         shuffled = np.arange(len(training))
     ordered = shuffled[np.argsort(keys[shuffled], kind="stable")]
-    ends = np.cumsum(sizes)
-    if drift_overlap:
-        # The position of example i of the n examples of mega-batch t is t + (i + 1/2) / n, with t counted from 0.
-        number = np.repeat(np.arange(len(sizes)), sizes)
-        place = number + (np.arange(len(ordered)) - (ends - sizes)[number] + 0.5) / np.asarray(sizes)[number]
-        place += random.uniform(-drift_overlap, drift_overlap, len(ordered))
-        ordered = ordered[np.argsort(place, kind="stable")]
-    parts = np.split(ordered, ends[:-1])
+    parts = np.split(ordered, np.cumsum(sizes)[:-1])
     return [part[np.random.RandomState([seed, t]).permutation(len(part))] for t, part in enumerate(parts, start=1)]
 
 

@@ -34,7 +34,16 @@ def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
     return perceptron if (_root_.backbone or (entry and entry.backbone)) == "mlp" else vgg
 
 
+def by_learner(values: Mapping[str, Any], *, _root_: DictConfig) -> Any:
+    """Return the value for the learner of the run, or None, which stands for the default of the learner.
+
+    In a YAML file, ${by_learner:{NAME:VALUE,...}} calls this function.
+    """
+    return values.get(_root_.learner)
+
+
 OmegaConf.register_new_resolver("by_backbone", by_backbone, replace=True)
+OmegaConf.register_new_resolver("by_learner", by_learner, replace=True)
 store_settings(VisionSettings)
 
 
@@ -69,7 +78,7 @@ def _preset_values(given: Mapping[str, Any]) -> dict[str, Any]:
     finally:
         GlobalHydra.instance().hydra = hydra_of_program
     with open_dict(config):
-        # Some values of a preset depend on these two.
-        config.update({key: given[key] for key in ("dataset", "backbone") if key in given})
+        # Some values of a preset depend on these settings.
+        config.update({key: given[key] for key in ("dataset", "backbone", "learner") if key in given})
         del config["out"]
     return setting_values(config)

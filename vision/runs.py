@@ -5,15 +5,18 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fairseq_alma.app.plugins import call_own_function, load_function, load_plugin
+from fairseq_alma.app.plugins import call_own_function, load_function, load_plugin, plugin_digest, source_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import seed_text
+from fairseq_alma.core.catalogue import settings_that_are
+from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
@@ -23,17 +26,17 @@ from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from vision.backbones import backbone_for
 from vision.batches import Memory
+from vision.dataset_names import kind_of
 from vision.datasets import Dataset, check_dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.held_out import HeldOutEvaluator
-from vision.identity import identity_of
 from vision.image_format import ImageFormat
-from vision.inputs import Transformed
+from vision.inputs import Inputs, Transformed
 from vision.learners import LEARNERS
-from vision.process import process_settings
-from vision.settings import VisionSettings
-from vision.stream import Arrival, line_of, partition, stacked_stream, what_was_read
+from vision.networks.architectures import find_architecture
+from vision.settings import VALIDATION_SHARE, VisionSettings
+from vision.stream import Arrival, digest_of, line_of, partition, stacked_stream, what_was_read
 
 logger = logging.getLogger(__name__)
 
@@ -58,20 +61,17 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     if settings.plugin:
         load_plugin(settings.plugin)
     device = _device(settings.device)
-    if settings.cuda_graphs and device.type != "cuda":
-        raise SettingError(f"cuda_graphs=true needs a CUDA device, but device={device}: give cuda_graphs=false")
     dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
-    if settings.seeding.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
-        seeds = [settings.of_one_seed(number) for number in range(settings.seeding.seeds)]
+    if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         with Lease(Path(settings.out)):
-            _refuse_other_seeds(Path(settings.out), [Path(one.out) for one in seeds])
-            return [_run_stack(one, dataset, device)[0] for one in seeds]
+            _refuse_other_seeds(settings)
+            return [_run_stack(settings.of_one_seed(i), dataset, device)[0] for i in range(settings.seeds)]
     return _run_stack(settings, dataset, device)
 
 
 def _loaded(settings: VisionSettings) -> Dataset:
     """Load the dataset that the settings name."""
-    return load_dataset(settings.dataset, settings.data_root, settings.split, settings.image_size, settings.order)
+    return load_dataset(settings.dataset, settings.data_root, settings.image_size, settings.order)
 
 
 def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
@@ -97,71 +97,118 @@ def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
     """Train the networks of all seeds together, and return the ledger of each seed."""
-    first_seed, num_seeds = settings.seeding.seed, settings.seeding.seeds
-    out = Path(settings.out)
-    folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
     streams = _streams(settings, dataset)
     backbone, inputs = backbone_for(dataset, settings)
     if settings.transform:
         transform = call_own_function("transform", load_function("transform", settings.transform), dataset.image_shape)
         inputs = Transformed(inputs, dataset.image_shape, transform)
-    planned = settings.stream_settings().arrivals_of_stages
-    _warn_if_it_never_grows(settings, len(planned))
-    scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
+    _warn_if_it_never_grows(settings)
+    scalars = [RunScalars(folder, settings.cer_from) for folder in settings.seed_folders]
     with ExitStack() as stack:
-        stack.enter_context(process_settings(settings.threads, settings.precision == "tf32"))
+        stack.enter_context(_process_settings(settings.precision == "tf32"))
         for writer in scalars:
             stack.enter_context(closing(writer))
-        stack.enter_context(Lease(out))
+        stack.enter_context(Lease(Path(settings.out)))
         display = stack.enter_context(_display(settings, scalars))
         stack.enter_context(_full_memory_as_run_error(settings, device))
-        _refuse_other_seeds(out, folders)
-        identity = identity_of(settings, dataset)
-        records = [
-            SeedRecord(
-                folder,
-                {**settings.to_json(), **identity, "seed": first_seed + number, "stacked_from": first_seed},
-                [arrival.digest for arrival in streams[number]],
-                settings.not_identity(settings.learner),
-                # Runs of earlier versions lack some keys of the identity.
-                {**settings.defaults_for(settings.learner), **identity},
-                stages=out / "stages",
-                durable=False,
-                cer_from=settings.cer_from,
-                on_rows=scalars[number].rows,
-            )
-            for number, folder in enumerate(folders)
-        ]
-        image_format = ImageFormat.of(dataset, settings.image_size)
-        read = what_was_read(dataset, streams[0], settings.order)
-        say(line_of(read, dataset), sys.stderr)
-        for folder in folders:
-            image_format.write(folder, read)
-        first = settings.seeding.first("data")
-        memory = Memory(inputs, dataset.num_classes, num_seeds, device, reservoir_seeds=range(first, first + num_seeds))
+        _refuse_other_seeds(settings)
+        records = _open(settings, dataset, streams, scalars)
+        memory = Memory(inputs, dataset.num_classes, settings.seeds, device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
-        stages = [folder / "stages" for folder in folders]
         held_out = HeldOutEvaluator(streams, dataset.num_classes, inputs, device)
-        # With wait=auto, it is not known yet whether a stage will train on the last mega-batch.
-        last_arrival = settings.num_arrivals if settings.wait == "auto" or not planned else planned[-1]
-        files = (stages, last_arrival, settings.routing_examples)
-        evaluate = ErrorRateEvaluator(dataset, inputs, device, *files, held_out, settings.has_error_matrix)
+        evaluate = _evaluator(settings, dataset, inputs, device, held_out)
         stream, record = stacked_stream(streams), RunRecord(records, SAVE_SECONDS, learner.delete_old)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
     """Return, for each seed, the list of mega-batches that arrive."""
-    first = settings.seeding.first("data")
-    cut = (settings.num_mega_batches, settings.validation_share)
+    cut = (settings.num_mega_batches, VALIDATION_SHARE)
     return [
-        partition(dataset, *cut, first + number, settings.order, settings.drift_overlap)[: settings.num_arrivals]
-        for number in range(settings.seeding.seeds)
+        partition(dataset, *cut, settings.seed + number, settings.order)[: settings.num_arrivals]
+        for number in range(settings.seeds)
     ]
 
 
-def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
+def _open(
+    settings: VisionSettings, dataset: Dataset, streams: Sequence[Sequence[Arrival]], scalars: Sequence[RunScalars]
+) -> list[SeedRecord]:
+    """Create the run folder of each seed, or open it to continue its run, and return the records of the runs."""
+    identity = identity_of(settings, dataset)
+    records = [
+        SeedRecord(
+            folder,
+            {**settings.to_json(), **identity, "seed": settings.seed + number, "stacked_from": settings.seed},
+            [arrival.digest for arrival in streams[number]],
+            settings_that_are("free", "vision"),
+            stages=Path(settings.out) / "stages",
+            durable=False,
+            cer_from=settings.cer_from,
+            on_rows=scalars[number].rows,
+        )
+        for number, folder in enumerate(settings.seed_folders)
+    ]
+    read = what_was_read(dataset, streams[0], settings.order)
+    say(line_of(read, dataset), sys.stderr)
+    for record in records:
+        ImageFormat.of(dataset, settings.image_size).write(record.folder, read)
+    return records
+
+
+def identity_of(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
+    """Return what identifies a run besides its settings and its mega-batches, for settings.json.
+
+    These are digests of the user's code and of the test set, and the normalisation of the pixels.
+    """
+    pixels = [dataset.pixels.largest, dataset.pixels.mean, dataset.pixels.deviation]
+    identity: dict[str, Any] = {
+        "test_digest": digest_of(dataset.test),
+        "pixels": [_rounded(value) for value in pixels],
+    }
+    if settings.plugin:
+        identity["plugin_digest"] = plugin_digest(settings.plugin)
+    for name, code in _code_of_user(settings).items():
+        if code.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            identity[f"{name}_digest"] = source_digest(code, name, str(getattr(settings, name)))
+    return identity
+
+
+def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
+    """Return numbers with seven digits, as a JSON value."""
+    if isinstance(value, tuple):
+        return [float(f"{one:.7g}") for one in value]
+    return float(f"{value:.7g}")
+
+
+def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
+    """Return the functions and classes that settings name, by name of the setting. Some of them may be ours."""
+    code: dict[str, Callable[..., Any]] = {"learner": LEARNERS[settings.learner]}
+    entry = entry_of(settings.dataset)
+    if kind_of(settings.dataset) == "function":
+        code["dataset"] = load_function("dataset", settings.dataset)
+    elif entry is not None and not isinstance(entry.load, str):
+        code["dataset"] = entry.load
+    if settings.transform:
+        code["transform"] = load_function("transform", settings.transform)
+    if settings.network != "mlp":
+        code["backbone"] = find_architecture(settings.network).function
+    return code
+
+
+def _evaluator(
+    settings: VisionSettings, dataset: Dataset, inputs: Inputs, device: torch.device, held_out: HeldOutEvaluator
+) -> ErrorRateEvaluator:
+    """Return the function that scores the learner on the test set."""
+    planned = settings.stream_settings().arrivals_of_stages
+    # With wait=auto, it is not known yet whether a stage will train on the last mega-batch.
+    last_arrival = settings.num_arrivals if settings.wait == "auto" or not planned else planned[-1]
+    stages = [folder / "stages" for folder in settings.seed_folders]
+    return ErrorRateEvaluator(dataset, inputs, device, stages, last_arrival, held_out, settings.order != "random")
+
+
+def _warn_if_it_never_grows(settings: VisionSettings) -> None:
     """Log a warning if a growing learner never grows, because there are too few stages."""
+    num_stages = settings.stream_settings().num_stages
     # `own` may be None only while a VisionSettings object is being created. This assert tells the type checker so.
     assert settings.own is not None
     grow_every = settings.own.stages_between_growths
@@ -173,6 +220,42 @@ def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
             num_stages,
             grow_every,
         )
+
+
+@contextmanager
+def _process_settings(tf32: bool) -> Iterator[None]:
+    """Compute in one CPU thread, and make cuDNN convolutions reproducible, inside a `with` block.
+
+    More threads do not make the training of small networks faster. cuDNN uses deterministic algorithms, because
+    training a stage again must give the same result. When the block ends, even with an error, the previous settings are
+    restored. The settings affect the complete process. So do not use two such blocks at the same time in different
+    threads.
+
+    Args:
+        tf32: whether a GPU may compute float32 products with the reduced precision of its tensor cores.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    previous = torch.get_num_threads(), cudnn.deterministic
+    value: bool | str = tf32
+    owners, name = [matmul, cudnn], "allow_tf32"
+    try:
+        precisions = [getattr(owner, name) for owner in owners]
+    except RuntimeError:
+        # The program has used torch's newer switches. Then torch refuses the older ones.
+        owners = [matmul, *(getattr(cudnn, kind) for kind in ("conv", "rnn"))]
+        name, value = "fp32_precision", "tf32" if tf32 else "ieee"
+        precisions = [getattr(owner, name) for owner in owners]
+    torch.set_num_threads(1)
+    cudnn.deterministic = True
+    for owner in owners:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous[0])
+        cudnn.deterministic = previous[1]
+        for owner, precision in zip(owners, precisions, strict=True):
+            setattr(owner, name, precision)
 
 
 @contextmanager
@@ -190,21 +273,17 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
             f"To continue from the last save, run the same command on a machine with more memory. Or start a "
             f"new run that needs less memory: set out= to a new folder, and use fewer members or a smaller value of "
-            f"width= (now {settings.width}), batch_size= (now {settings.recipe.batch_size}) or seeds= (now "
-            f"{settings.seeding.seeds})."
+            f"width= (now {settings.width}), batch_size= (now {settings.batch_size}) or seeds= (now {settings.seeds})."
         ) from error
 
 
-def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
-    """Raise RunError if `out` contains run folders of seeds that the user does not ask for now.
+def _refuse_other_seeds(settings: VisionSettings) -> None:
+    """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now.
 
     The networks of seeds that are trained together are stored in the same files. So the seeds of a run cannot be
     changed later.
-
-    Args:
-        out: the folder given by `out=`.
-        folders: the run folders of the seeds that the user asks for now.
     """
+    out, folders = Path(settings.out), settings.seed_folders
     settings_files = [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))]
     if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
         raise RunError(
@@ -236,8 +315,8 @@ def _device(name: str) -> torch.device:
 
 
 def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisplay:
-    first, num_seeds = settings.seeding.seed, settings.seeding.seeds
-    seeds = f"seeds {first} to {first + num_seeds - 1}  " if num_seeds > 1 else seed_text(Path(settings.out))
+    last = settings.seed + settings.seeds - 1
+    seeds = f"seeds {settings.seed} to {last}  " if settings.seeds > 1 else seed_text(Path(settings.out))
     title = f"{seeds}{settings.learner} wait {settings.wait} width {settings.width}"
-    epochs = [settings.recipe.epochs_at(t) for t in settings.stream_settings().arrivals_of_stages]
+    epochs = [settings.epochs_at(t) for t in settings.stream_settings().arrivals_of_stages]
     return RunDisplay(title, settings.num_arrivals, epochs, settings.wait != "auto", scalars=scalars)

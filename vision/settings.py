@@ -2,77 +2,32 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from fairseq_alma.core.averaging import AverageSettings
+from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
-from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, Settings
+from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, setting
 from fairseq_alma.core.waiting import Wait
 from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
-from vision.recipe import RecipeSettings
 
+VALIDATION_SHARE = 0.1
+"""Share of each mega-batch that is held out for validation (the paper). These examples are never used for training."""
 
-@dataclass(frozen=True)
-class SeedSettings(Settings):
-    """Random seeds of a run."""
+SelectBy = Literal["validation_loss", "validation_accuracy", "last"]
+"""The measure that selects the best epoch of a stage, or "last" for the last epoch."""
 
-    seed: NonNegative = 0
-    """Random seed. It determines how data are cut into mega-batches, the initial parameters and the order of training
-    examples. If `seeds` is above 1, this is the first of the seeds."""
-    data_seed: NonNegative | None = None
-    """Random seed for cutting the data into mega-batches. By default equal to `seed`. If `seeds` is above 1, this is
-    the first of several seeds."""
-    initialisation_seed: NonNegative | None = None
-    """Random seed of the initial parameters. By default equal to `seed`. If `seeds` is above 1, this is the first of
-    several seeds."""
-    order_seed: NonNegative | None = None
-    """Random seed of the order of training examples. By default equal to `seed`. If `seeds` is above 1, this is the
-    first of several seeds."""
-    seeds: Count = 1
-    """Number of seeds. The run uses the seeds `seed`, `seed` + 1, and so on. All seeds are trained at once. Exception:
-    with learner=ff, they are trained one after another."""
+OptimizerName = Literal["adadelta", "sgd", "nesterov", "adam", "adamw"]
+"""Names of optimizers. Each computes every parameter separately, so it can update all networks as one tensor."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in self._first_seeds().items():
-            if value + self.seeds > MAX_SEED:
-                raise SettingError(f"{name}={value} with seeds={self.seeds}: all seeds must be below {MAX_SEED}")
-
-    def _first_seeds(self) -> dict[str, int]:
-        """Return the seed settings that are not None, as name -> value."""
-        names = ("seed", "data_seed", "initialisation_seed", "order_seed")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-    def one_seed(self, number: int) -> "SeedSettings":
-        """Return a copy of these settings for a run of only one of the seeds.
-
-        Args:
-            number: index of the seed, counted from 0: the copy has the seed `seed` + `number`.
-        """
-        return replace(self, **{name: value + number for name, value in self._first_seeds().items()}, seeds=1)
-
-    def first(self, purpose: str) -> int:
-        """Return the random seed of the first run for a purpose, for example for the initial parameters.
-
-        There is one run per seed, so `seeds` runs. Run number i, counted from 0, uses the returned value plus i.
-
-        The table shows, for each purpose, the setting that determines the random seed. If this setting is None, the
-        setting `seed` is used instead.
-
-        purpose                               setting
-        "data"                                data_seed
-        "initialisation", "growth"            initialisation_seed
-        "order", "gates", "order of growth",  order_seed
-        "modules"
-        """
-        same_as = {"growth": "initialisation"} | dict.fromkeys(("gates", "order of growth", "modules"), "order")
-        name = same_as.get(purpose, purpose)
-        own = getattr(self, f"{name}_seed")
-        return self.seed if own is None else own
+_OPTIMIZER_DEFAULTS = {
+    "adadelta": (1.0, 0.0), "sgd": (0.01, 1e-4), "nesterov": (0.01, 1e-4), "adam": (1e-3, 0.0), "adamw": (1e-3, 0.01)
+}  # fmt: skip
+"""Default learning rate and weight decay of each optimizer: of the paper, for Adam and AdamW of torch."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +36,14 @@ class VisionSettings(RunSettings):
 
     half: ClassVar[Half] = "vision"
 
-    out: str
+    out: str = setting(free=True)
     """The run folder."""
     dataset: str = "digits"
-    """The dataset: digits, mnist, emnist, cifar10 or cifar100; the path of a folder of images (train/CLASS/IMAGE and
-    test/CLASS/IMAGE, or CLASS/IMAGE) or of a .npz file; a class of torchvision, such as FashionMNIST; hf:NAME for a
-    dataset of Hugging Face; or MODULE:FUNCTION, a function of yours that returns a Dataset."""
-    data_root: str = "data"
+    """The dataset: digits, mnist, emnist (also emnist_letters, emnist_digits, emnist_mnist, emnist_byclass and
+    emnist_bymerge), cifar10 or cifar100; the path of a folder of images (train/CLASS/IMAGE and test/CLASS/IMAGE, or
+    CLASS/IMAGE) or of a .npz file; a class of torchvision, such as FashionMNIST; hf:NAME for a dataset of Hugging Face;
+    or MODULE:FUNCTION, a function of yours that returns a Dataset."""
+    data_root: str = setting("data", free=True)
     """Folder that contains the dataset's files. Missing files are downloaded to it. The decoded images of a folder of
     images are stored in its subfolder image_cache."""
     image_size: Count | None = None
@@ -96,25 +52,19 @@ class VisionSettings(RunSettings):
     transform: str | None = None
     """MODULE:FUNCTION, a function of yours from the shape (channels, height, width) to a transform of training images,
     such as one of torchvision.transforms.v2. It replaces the crop and flip. By default, there is no transform."""
-    split: str = "balanced"
-    """EMNIST: variant of the dataset, called split by EMNIST: balanced, letters, digits, mnist, byclass or bymerge."""
     learner: str = "sm"
     """Name of the learner."""
-    wait: Wait = 1
-    """Wait, w: the number of mega-batches that are gathered before a stage is trained; `geometric` (a stage waits for
-    `wait_ratio` times as many mega-batches as all earlier stages have trained on); or `auto` (the same, with a ratio
-    that follows from the prequential error rates of the run so far)."""
-    wait_ratio: float | None = None
-    """wait=geometric: the ratio. By default 0.5, so that stages are trained at arrivals 1, 2, 3, 5, 8, 12, 18, ..."""
+    wait: Wait = setting(1, with_wait=True)
+    """Wait, w: the number of mega-batches that are gathered before a stage is trained; `geometric:R` (a stage waits for
+    R times as many mega-batches as all earlier stages have trained on; `geometric` means R = 0.5, so that stages are
+    trained at arrivals 1, 2, 3, 5, 8, 12, 18, ...); or `auto` (the same, with a ratio that follows from the prequential
+    error rates of the run so far)."""
     replay: Replay = False
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), `uniform`, or a number
     between 0 and 1, which is the share of each batch that comes from earlier mega-batches. With `uniform`, the share
     grows, so that all mega-batches that have arrived have equal parts in each batch if they have equal sizes. With
     `uniform` and a number, the number of updates is the same as without replay."""
-    replay_memory: Count | None = None
-    """replay=uniform or a share: largest number of examples of earlier mega-batches that are kept, for training and
-    validation together. They are a random sample. By default, all are kept."""
-    last_group: LastGroup | None = None
+    last_group: LastGroup | None = setting(None, free=True, off="train")
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if fewer
     mega-batches arrive than the stream has (`arrivals` below `mega_batches`), because more will follow."""
@@ -124,51 +74,76 @@ class VisionSettings(RunSettings):
     order: str = "random"
     """Order in which examples arrive: `random`; `classes` (class after class, so each mega-batch has few classes);
     `column:NAME` (by a value of each example, such as a date); or `folders` (each folder in train/ is a mega-batch).
-    Within a mega-batch, the order is random."""
-    drift_overlap: float = 0.0
-    """How far mega-batches mix with their neighbours, in mega-batches: the position of each example in the stream is
-    moved at random by at most this much. Sizes do not change. Only for an order other than `random`."""
-    arrivals: Count | None = None
+    Within a mega-batch, the order is random. With each order but `random`, the run also writes RUN/errors.jsonl, the
+    error rate on each mega-batch and each class after each stage, from which forgetting and transfer are computed."""
+    arrivals: Count | None = setting(None, free=True)
     """Number of mega-batches that arrive in this run. By default, all B mega-batches of the stream arrive. A
     finished run can be continued with a larger number."""
     backbone: str | None = None
     """Network: `mlp` (a perceptron with two hidden layers), `vgg` (the reduced VGG19), `resnet20`, a network that a
     plugin registers, or a function of yours as `package.module:function`, for example `torchvision.models:resnet18`. By
     default `vgg` for CIFAR and `mlp` for digits, MNIST and EMNIST, as in the paper."""
-    width: Count = 32
+    width: Count = setting(32, size=True)
     """Width of the network. For mlp, the number of units in each hidden layer, h; in a mixture, this is the number of
     hidden units of each expert. For vgg, the number of channels of each convolution, c. For resnet20, the number of
     channels of the first convolution. A function of yours gets it if it has an argument `width`."""
-    recipe: RecipeSettings = field(default_factory=RecipeSettings)
-    average: AverageSettings = field(default_factory=AverageSettings)
-    validation_share: float = 0.1
-    """Share of each mega-batch that is held out for validation. These examples are never used for training."""
+    average: str | None = setting(None, off=None)
+    """Predict with an average of the parameters after all stages since the network last changed its shape. With
+    `power:P`, those after stage k have a weight proportional to about k to the power P, so the average is over about
+    the last 1 / (P + 1) of the stages, however many there are. With `decay:D`, the weight of older parameters falls by
+    the factor D with each stage. By default, the last parameters predict."""
+    select_by: SelectBy = setting("validation_loss", off="validation_loss")
+    """Measure that selects the best epoch of a stage: lowest `validation_loss` or highest `validation_accuracy`. The
+    stage ends with the parameters of the best epoch. With `last`, it ends with those of the last epoch, and the epochs
+    before are not validated."""
+    epochs: Count = 100
+    """Number of epochs in each stage."""
+    extra_epochs: NonNegative = setting(0, off=0)
+    """Further epochs of early stages: the stage at arrival t has `epochs` + `extra_epochs` / t epochs, rounded. A
+    network that has seen little data needs more passes over them."""
+    batch_size: Count = 128
+    """Number of examples in a batch."""
+    optimizer: OptimizerName | None = None
+    """Optimizer: `adadelta`, `sgd` (with momentum 0.9), `nesterov` (the same with Nesterov momentum, which the authors'
+    code uses for gMoE and Firefly on CIFAR), `adam` or `adamw`. By default `adadelta` for backbone=mlp and `sgd` for
+    all other networks, as in the paper. Each stage starts with a new optimizer state."""
+    lr: float | None = None
+    """Learning rate. By default 1 for adadelta, 0.01 for sgd and nesterov, and 0.001 for adam and adamw."""
+    weight_decay: float | None = None
+    """Weight decay. By default 1e-4 for sgd and nesterov, 0 for adam, and 0.01 for adamw. adadelta has none."""
+    label_smoothing: float = setting(0.0, off=0.0)
+    """Label smoothing: share of the probability of each training label that is spread evenly over all classes (Szegedy
+    et al. 2016), as `label_smoothing` of torch.nn.CrossEntropyLoss. Validation losses are computed without it."""
+    schedule: Literal["constant", "cosine"] = setting("constant", off="constant")
+    """How the learning rate changes within a stage: not at all, or by `cosine` decay to 0."""
+    patience: Count | None = None
+    """Early stopping: a network's training ends after this number of epochs without an improvement of its validation
+    score. By default, all epochs are trained. The authors' code has this setting, too."""
+    crop_padding: NonNegative = 4
+    """Networks for images: width in pixels of the border that is added to training images before they are cropped at
+    random. Images are also flipped at random. With 0, images are neither cropped nor flipped."""
+    crop_border: float | str = "black"
+    """Networks for images: value of the border pixels, either `black` or a number (a pixel value after normalisation).
+    The authors' code uses -1.9."""
+    from_scratch: bool = False
+    """Whether each stage starts from newly initialised parameters."""
     cer_from: Literal[0, 1] = 1
     """First arrival that counts for CER, the cumulative error rate. 0 includes the untrained learner (version 1 of the
     paper)."""
-    seeding: SeedSettings = SeedSettings()
-    device: str = "auto"
+    seed: NonNegative = setting(0, seed=True)
+    """Random seed. It determines how data are cut into mega-batches, the initial parameters and the order of training
+    examples. If `seeds` is above 1, this is the first of the seeds."""
+    seeds: Count = 1
+    """Number of seeds. The run uses the seeds `seed`, `seed` + 1, and so on. All seeds are trained at once. Exception:
+    with learner=ff, they are trained one after another."""
+    device: str = setting("auto", free=True)
     """Device: auto (a GPU if there is one), cpu or cuda."""
     precision: Literal["float32", "bfloat16", "tf32"] = "float32"
     """Networks other than mlp: data type of their computation (torch.autocast). bfloat16 is fast only on hardware that
     supports it. tf32 is float32 with the reduced precision of a GPU's tensor cores."""
-    cuda_graphs: bool = False
-    """Networks other than mlp, on a GPU: whether to record each training step as a CUDA graph, which a GPU starts as
-    one operation. It saves time if the network is small."""
-    threads: Count = 1
-    """Number of CPU threads. More than one thread does not make the training faster, because the networks are small."""
-    tensorboard: bool = True
-    """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
-    keep_stages: bool = False
+    keep_stages: bool = setting(False, free=True)
     """Whether to keep the networks of every stage on disk. Otherwise, only those that are still needed are kept."""
-    routing_examples: NonNegative = 2000
-    """Mixtures: number of test images in routing.npz, a file that says which experts each image uses. With
-    0, this file is not written."""
-    error_matrix: bool | None = None
-    """Whether to write RUN/errors.jsonl, the error rate on the validation data of each mega-batch and on the test
-    images of each class, after each stage. Forgetting and transfer are computed from it. It costs a pass over the
-    validation data of all mega-batches after each stage. By default true if the stream drifts, otherwise false."""
-    preset: str = "paper"
+    preset: str = setting("paper", free=True)
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None
     """Name of a Python module of yours that is imported first, for example one that registers a learner."""
@@ -181,8 +156,9 @@ class VisionSettings(RunSettings):
         errors = SettingErrors(self.type_errors())
         for check in (
             lambda: kind_of(self.dataset),
-            lambda: check_order(self.order, self.drift_overlap),
-            lambda: object.__setattr__(self, "recipe", self.recipe.for_network(self.network)),
+            lambda: check_order(self.order),
+            self._complete_and_check_optimizer,
+            self._check_recipe,
             self._check_values,
             self.stream_settings,
             self._complete_and_check_own,
@@ -190,35 +166,58 @@ class VisionSettings(RunSettings):
             errors.collect(check)
         errors.raise_all()
 
+    def _complete_and_check_optimizer(self) -> None:
+        """Check the settings of the optimizer. Replace those that are None by the defaults for the network."""
+        optimizer = self.optimizer or ("adadelta" if self.network == "mlp" else "sgd")
+        lr, weight_decay = _OPTIMIZER_DEFAULTS.get(optimizer, (None, None))
+        for name, default in (("optimizer", optimizer), ("lr", lr), ("weight_decay", weight_decay)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        assert self.lr is not None and self.weight_decay is not None
+        if not self.lr > 0:
+            raise SettingError(f"lr={self.lr} must be above 0")
+        if self.weight_decay < 0:
+            raise SettingError(f"weight_decay={self.weight_decay} must be at least 0")
+        if self.optimizer == "adadelta" and self.weight_decay:
+            raise SettingError(
+                "weight_decay cannot be used with optimizer=adadelta: remove it, or give another optimizer"
+            )
+
+    def _check_recipe(self) -> None:
+        """Raise SettingError if the settings of the training of a stage do not fit together."""
+        if not 0 <= self.label_smoothing < 1:
+            raise SettingError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+        if self.select_by == "last" and self.patience is not None:
+            raise SettingError(
+                f"patience={self.patience} needs the validation score of each epoch, but select_by=last does not "
+                f"measure it: leave one of them out"
+            )
+        is_number = isinstance(self.crop_border, int | float) and not isinstance(self.crop_border, bool)
+        if self.crop_border != "black" and not (is_number and isfinite(self.crop_border)):  # type: ignore[arg-type]
+            raise SettingError(
+                f"crop_border={self.crop_border!r} must be 'black' or a finite number (the value of a pixel after "
+                "normalisation)"
+            )
+        if self.average_weights and self.from_scratch:
+            raise SettingError(
+                f"average={self.average} averages the parameters of stages, but with from_scratch=true each stage has "
+                f"a new network: leave one of them out"
+            )
+
     def _check_values(self) -> None:
         if self.transform is not None and not is_function(self.transform):
             raise SettingError(
                 f"transform={self.transform!r} must have the form MODULE:FUNCTION, for example transform=mine:transform"
             )
-        if not 0 < self.validation_share < 1:
-            raise SettingError(f"validation_share={self.validation_share} must be above 0 and below 1")
-        if self.routing_examples > 5000:
-            raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
         if self.precision != "float32" and self.network == "mlp":
             raise SettingError(
                 f"precision={self.precision} cannot be used with backbone=mlp, whose gradients are computed in float32 "
                 f"only: give precision=float32, or another backbone"
             )
-        if self.cuda_graphs and self.network == "mlp":
-            raise SettingError("cuda_graphs=true cannot be used with backbone=mlp: give cuda_graphs=false")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
-        if self.replay_memory is not None and self.replay_memory < 2:
-            raise SettingError(
-                f"replay_memory={self.replay_memory} must be at least 2: one for training, one for validation"
-            )
-        if self.average.averages and self.average.average_every == "update" and self.recipe.patience is not None:
-            raise SettingError("average_every=update cannot be combined with patience=: leave one of them out")
-        if self.average.averages and self.average.average_every == "stage" and self.recipe.from_scratch:
-            raise SettingError(
-                "predict_with=average averages the parameters of stages, but with from_scratch=true each stage has a "
-                "new network: leave one of them out, or give average_every=update"
-            )
+        if self.seed + self.seeds > MAX_SEED:
+            raise SettingError(f"seed={self.seed} with seeds={self.seeds}: all seeds must be below {MAX_SEED}")
 
     @property
     def num_mega_batches(self) -> int:
@@ -236,16 +235,13 @@ class VisionSettings(RunSettings):
         return self.backbone or default_backbone(self.dataset)
 
     @property
-    def num_layers(self) -> int | None:
-        """Number of hidden layers of a network before any growth. None for a network that is not one of the paper's."""
-        return {"mlp": 2, "vgg": 16}.get(self.network)
+    def average_weights(self) -> AverageWeights | None:
+        """The weights of the average that predicts, as the setting `average` says; None without an average."""
+        return None if self.average is None else AverageWeights.parse(self.average)
 
-    @property
-    def has_error_matrix(self) -> bool:
-        """Whether the run writes errors.jsonl."""
-        if self.error_matrix is None:
-            return self.order != "random"
-        return self.error_matrix
+    def epochs_at(self, t: int) -> int:
+        """Return the number of epochs of the stage that is trained at arrival t, counted from 1."""
+        return self.epochs + round(self.extra_epochs / t)
 
     def stream_settings(self) -> StreamSettings:
         """Return the stream settings: number of mega-batches that arrive, wait and replay.
@@ -254,15 +250,18 @@ class VisionSettings(RunSettings):
             SettingError: if wait is larger than the number of mega-batches that arrive, or if replay is invalid.
         """
         last_group = self.last_group or ("wait" if self.num_arrivals < self.num_mega_batches else "train")
-        return StreamSettings(
-            self.num_arrivals, self.wait, self.replay, last_group, self.wait_ratio, self.replay_memory
-        )
+        return StreamSettings(self.num_arrivals, self.wait, self.replay, last_group)
+
+    @property
+    def seed_folders(self) -> list[Path]:
+        """The run folder of each seed: `out`, or with several seeds its subfolders seed_SEED."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [Path(self.out)] if self.seeds == 1 else [Path(self.out) / f"seed_{seed}" for seed in seeds]
 
     def of_one_seed(self, number: int) -> "VisionSettings":
-        """Return a copy of these settings for a run of only one of the seeds, in the subfolder seed_SEED of `out`.
+        """Return a copy of these settings for a run of only one of the seeds, in its own run folder.
 
         Args:
             number: index of the seed, counted from 0.
         """
-        seeding = self.seeding.one_seed(number)
-        return replace(self, seeding=seeding, out=str(Path(self.out) / f"seed_{seeding.seed}"))
+        return replace(self, seed=self.seed + number, seeds=1, out=str(self.seed_folders[number]))

@@ -1,8 +1,8 @@
 """Cut a dataset into mega-batches.
 
-The setting `data_seed` (by default equal to `seed`) is the only seed that affects how the dataset is cut. The choice of
-the learner has no effect, so all learners can be compared on the same mega-batches. `vision.orders` decides which
-examples arrive together. `what_was_read` says what the mega-batches are.
+The setting `seed` determines how the dataset is cut. The choice of the learner has no effect, so all learners can be
+compared on the same mega-batches. `vision.orders` decides which examples arrive together. `what_was_read` says what the
+mega-batches are.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -53,7 +53,6 @@ def partition(
     validation_share: float,
     seed: int,
     order: str = "random",
-    drift_overlap: float = 0.0,
 ) -> list[Arrival]:
     """Cut the training set into B mega-batches, and return them in the order in which they arrive.
 
@@ -71,7 +70,6 @@ def partition(
             is rounded down, but is at least one.
         seed: random seed for shuffling.
         order: the setting `order`.
-        drift_overlap: the setting `drift_overlap`.
 
     Raises:
         SettingError: if a mega-batch would contain fewer than two examples, or if the dataset does not have what
@@ -84,7 +82,7 @@ def partition(
             f"needs two, one for training and one for validation; give at most {len(training) // 2}"
         )
     arrivals = []
-    for t, part in enumerate(positions_of_mega_batches(examples, num_mega_batches, seed, order, drift_overlap), 1):
+    for t, part in enumerate(positions_of_mega_batches(examples, num_mega_batches, seed, order), 1):
         if len(part) < 2:
             raise SettingError(
                 f"order={order}: mega-batch {t} has {len(part)} training examples, but needs two, one for training and "

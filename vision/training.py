@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from vision.batches import Batches, Rows
-from vision.cuda_graphs import GraphedGradient
 from vision.networks.stack import Stack
 from vision.optimizers import Optimizer
-from vision.recipe import SelectBy
+from vision.settings import SelectBy
 
 logger = logging.getLogger(__name__)
 
@@ -136,16 +135,6 @@ class JointLoss(OwnLoss):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Early stopping: the training of a unit ends after a number of epochs without an improvement."""
-
-    epochs: int
-    """Number of epochs."""
-    delta: float = 0.0
-    """An epoch is an improvement if its score is lower than the best one so far by more than this number."""
-
-
-@dataclass(frozen=True)
 class TrainingCounts:
     """How much was trained in a stage."""
 
@@ -183,10 +172,8 @@ def train_stage(
     epochs: int,
     select_by: SelectBy,
     watcher: Watcher | None = None,
-    patience: Patience | None = None,
+    patience: int | None = None,
     rates: Sequence[float] | None = None,
-    cuda_graphs: bool = False,
-    after_update: Callable[[], None] | None = None,
 ) -> TrainingCounts:
     """Train a stack of networks in place. At the end, restore the parameters that were best on the validation data.
 
@@ -204,22 +191,26 @@ def train_stage(
         select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy". With "last",
             the last epoch counts as the best, and only this epoch is validated.
         watcher: object whose method `epoch` is called after each epoch, for example to show the progress.
-        patience: early stopping. The networks of a unit that has ended are computed further as long as other units of
-            the stack are trained, but their parameters of the best epoch do not change any more, and the further
-            epochs are not counted. If None, all units are trained for all epochs.
+        patience: early stopping: number of epochs without an improvement after which the training of a unit ends. Its
+            networks are computed further as long as other units of the stack are trained, but their parameters of the
+            best epoch do not change any more, and the further epochs are not counted. If None, all units are trained
+            for all epochs.
         rates: learning rate of each update. If None, the optimizer's learning rate does not change.
-        cuda_graphs: whether to record the computation of the gradients as CUDA graphs. The stack must allow it
-            (`Stack.can_be_graphed`).
-        after_update: function that is called after each update, for example to average the parameters.
     """
     y_valid_Un = loss.unit_labels(validation.labels)
     # Convert the validation examples only once, and not after each epoch.
     x_valid = None if validation.is_large else validation.examples
-    updates = _Updates(stack, loss, optimizer, rates, cuda_graphs, after_update)
     best = _BestEpoch(stack, loss, len(y_valid_Un), patience)
-    epoch = num_examples = 0
+    num_updates = num_examples = 0
     for epoch in range(1, epochs + 1):
-        num_examples = updates.epoch(batches)
+        num_examples = 0
+        for x, one_hot in batches.epoch():
+            if rates is not None:
+                optimizer.lr = rates[num_updates]
+            stack.compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
+            optimizer.step(stack.gradient.flat)
+            num_updates += 1
+            num_examples += x.shape[1]
         if select_by == "last" and epoch < epochs:
             best.epochs_U += 1
             continue
@@ -231,41 +222,8 @@ def train_stage(
             break
     best.restore()
     stack.free_activations()
-    sizes = (updates.count // max(epoch, 1), num_examples, validation.num_examples)
+    sizes = (batches.updates_per_epoch, num_examples, validation.num_examples)
     return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged, select_by == "last")
-
-
-class _Updates:
-    """Does the updates of a stage. For the arguments, see `train_stage`."""
-
-    def __init__(
-        self,
-        stack: Stack,
-        loss: OwnLoss,
-        optimizer: Optimizer,
-        rates: Sequence[float] | None,
-        cuda_graphs: bool,
-        after_update: Callable[[], None] | None,
-    ):
-        self._stack, self._loss, self._optimizer, self._rates = stack, loss, optimizer, rates
-        self._compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
-        self._after_update = after_update
-        self.count = 0
-        """Number of updates that were done."""
-
-    def epoch(self, batches: Batches) -> int:
-        """Do the updates of one epoch, and return the number of examples that each network has processed."""
-        stack, loss, num_examples = self._stack, self._loss, 0
-        for x, one_hot in batches.epoch():
-            if self._rates is not None:
-                self._optimizer.lr = self._rates[self.count]
-            self._compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
-            self._optimizer.step(stack.gradient.flat)
-            if self._after_update is not None:
-                self._after_update()
-            self.count += 1
-            num_examples += x.shape[1]
-        return num_examples
 
 
 def _validation_logits(stack: Stack, validation: Rows, x_valid: Tensor | None) -> Tensor:
@@ -292,17 +250,16 @@ class _BestEpoch:
         stack: the networks.
         loss: the training loss, which defines the units.
         num_units: number of units, U.
-        patience: when the training of a unit ends. If None, no unit ends early.
+        patience: number of epochs without an improvement after which the training of a unit ends. If None, no unit
+            ends early.
     """
 
-    def __init__(self, stack: Stack, loss: OwnLoss, num_units: int, patience: Patience | None):
+    def __init__(self, stack: Stack, loss: OwnLoss, num_units: int, patience: int | None):
         self._stack, self._loss, self._patience = stack, loss, patience
         self._kept = [tensors.copy() for tensors in stack.tensors]
         self._best_U = torch.full((num_units,), torch.inf, device=stack.parameters.device)
-        self._improved_U = self._best_U.clone()
-        """The score of the last epoch that counts as an improvement."""
         self._waited_U = torch.zeros_like(self._best_U, dtype=torch.long)
-        """Number of epochs since then."""
+        """Number of epochs since the best one."""
         self.epochs_U = self._waited_U.clone()
         """Number of epochs that each unit was trained."""
         self._is_running_U = torch.ones_like(self._waited_U, dtype=torch.bool)
@@ -323,10 +280,8 @@ class _BestEpoch:
         self.epochs_U += self._is_running_U
         if self._patience is not None:
             is_better_U &= self._is_running_U
-            has_improved_U = score_U < self._improved_U - self._patience.delta
-            self._improved_U = torch.where(has_improved_U, score_U, self._improved_U)
-            self._waited_U = torch.where(has_improved_U, 0, self._waited_U + 1)
-            self._is_running_U &= self._waited_U < self._patience.epochs
+            self._waited_U = torch.where(is_better_U, 0, self._waited_U + 1)
+            self._is_running_U &= self._waited_U < self._patience
         if bool(is_better_U.any()):
             self._best_U = torch.where(is_better_U, score_U, self._best_U)
             is_better_M = self._loss.repeat_for_networks(is_better_U)

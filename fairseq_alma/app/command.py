@@ -389,7 +389,7 @@ def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", run
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
         if not left:
-            waiting = waiting_message(rows, settings["wait"], settings.get("wait_ratio"))
+            waiting = waiting_message(rows, settings["wait"])
             console.print(f"finished; {waiting}" if waiting else "finished")
         elif holder is not None:
             console.print(f"{left}; {holder} is working on the run")

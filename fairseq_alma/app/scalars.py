@@ -39,7 +39,6 @@ class RunScalars:
 
     Args:
         folder: the run folder.
-        is_on: if False, nothing is written.
         cer_from: first arrival whose error rate is added to CER, 0 or 1.
         at_first: called with this object when the file is created. It writes the scalars of earlier processes again,
             other than those of rows.
@@ -48,12 +47,12 @@ class RunScalars:
     def __init__(
         self,
         folder: str | Path,
-        is_on: bool = True,
         cer_from: int = 1,
         at_first: "Callable[[RunScalars], None] | None" = None,
     ):
         self._at_first = at_first
-        self._folder, self._is_on = Path(folder) / FOLDER, is_on
+        self._folder, self._is_on = Path(folder) / FOLDER, True
+        """Where the file is, and whether it can be written."""
         self._writer: Any = None
         self._flushed = time.monotonic()
         self._num_seen = 0

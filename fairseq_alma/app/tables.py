@@ -14,7 +14,7 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_folder import find_runs
-from fairseq_alma.core.waiting import DEFAULT_RATIO, Wait, num_missing
+from fairseq_alma.core.waiting import Wait, num_missing
 
 NOTHING_TO_DO = "nothing was left to do: the run had been finished before"
 """What is printed if a command finds a finished run."""
@@ -117,12 +117,12 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     return table
 
 
-def waiting_message(rows: Sequence[LedgerRow], wait: Wait, wait_ratio: float | None) -> str | None:
+def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
     """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
 
     Args:
         rows: all rows of the ledger.
-        wait, wait_ratio: the settings of the run.
+        wait: the setting `wait` of the run.
     """
     last_stage = max((row.t for row in rows if row.updated), default=0)
     count = rows[-1].t - last_stage
@@ -132,7 +132,5 @@ def waiting_message(rows: Sequence[LedgerRow], wait: Wait, wait_ratio: float | N
         f"mega-batch {last_stage + 1} waits" if count == 1 else f"mega-batches {last_stage + 1} to {rows[-1].t} wait"
     )
     # With wait=auto, the errors at the next arrivals decide how many are missing.
-    more = (
-        "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait, wait_ratio or DEFAULT_RATIO)} more"
-    )
+    more = "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait)} more"
     return f"{which} for {more} (wait={wait}); to train now, give last_group=train"

@@ -80,7 +80,7 @@ class Arrivals:
         """Write the digests of the stream to arrivals.json. Mega-batches may have been added since the run started."""
         if list(digests) != self.digests or not self._path.exists():
             self.digests = list(digests)
-            write_whole(self._path, json.dumps({"digests": self.digests}) + "\n")
+            write_whole(self._path, json.dumps(StoredArrivals(digests=self.digests)) + "\n")
 
     def decision(self, t: int) -> Decision | None:
         """Return what was recorded at arrival t; None if nothing was recorded yet."""

@@ -1,4 +1,4 @@
-"""Settings of the predictor: the parameters that were trained last, or an average over the training.
+"""The setting `average`: the predictor has an average of the parameters instead of those that were trained last.
 
 Only the predictor is an average: it is evaluated, reported and deployed. The training continues from the parameters
 themselves, not from the average. Averages at a constant learning rate replace the decay of the rate at the
@@ -6,62 +6,41 @@ end of a training (Izmailov et al. 2018, "Averaging weights leads to wider optim
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.settings import Count, Settings
 
 
 @dataclass(frozen=True)
-class AverageSettings(Settings):
-    """Which parameters a learner predicts with."""
+class AverageWeights:
+    """The weights with which parameters are averaged, after each stage (alma-vision) or each update (alma-lm)."""
 
-    predict_with: Literal["last", "average"] = "last"
-    """Parameters of the predictor: the `last` ones, or an `average` over the training so far. The training continues
-    from the last parameters."""
-    average_every: Literal["stage", "update"] = "stage"
-    """What predict_with=average averages: the parameters after each `stage`, or after each `update`."""
-    average_window: Count | None = None
-    """predict_with=average average_every=stage: number of last stages that are averaged. By default, all stages since
-    the network last changed its shape."""
-    average_decay: float | None = None
-    """predict_with=average: factor by which the weight of older parameters falls with each stage or update (an
-    exponential moving average). By default, all have the same weight."""
-    average_power: float = 0.0
-    """predict_with=average: exponent p, so that the parameters after stage or update k have a weight proportional to
-    about k to the power p. In contrast to `average_decay`, the average is over a constant part of the training so far,
-    however long it is: about the last 1 / (p + 1) of it."""
+    power: float = 0.0
+    """Exponent p. The k-th parameters have a weight proportional to about k to the power p. So the average is over a
+    constant part of the training so far, however long it is: about the last 1 / (p + 1) of it."""
+    decay: float | None = None
+    """If given, the average is an exponential moving average instead: with each stage or update, the weight of older
+    parameters falls by this factor."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        options = {
-            "average_every": None if self.average_every == "stage" else self.average_every,
-            "average_window": self.average_window,
-            "average_decay": self.average_decay,
-            "average_power": self.average_power or None,
-        }
-        given = [f"{name}={value}" for name, value in options.items() if value is not None]
-        if self.predict_with == "last" and given:
-            raise SettingError(f"{' '.join(given)} needs predict_with=average, but predict_with={self.predict_with}")
-        if self.average_decay is not None and not 0 < self.average_decay < 1:
-            raise SettingError(f"average_decay={self.average_decay} must be above 0 and below 1")
-        weights = [
-            f"{name}={options[name]}" for name in options if name != "average_every" and options[name] is not None
-        ]
-        if len(weights) > 1:
-            raise SettingError(f"{' and '.join(weights)} exclude each other: give one of them")
-        if not 0 <= self.average_power < 1000:
-            raise SettingError(f"average_power={self.average_power} must be at least 0 and below 1000")
-        if self.average_window is not None and self.average_every == "update":
-            raise SettingError(
-                f"average_window={self.average_window} counts stages, but average_every={self.average_every}: give "
-                f"average_decay= instead"
-            )
+    @classmethod
+    def parse(cls, text: str) -> "AverageWeights":
+        """Return the weights for a value of the setting `average`: power:P or decay:D.
 
-    @property
-    def averages(self) -> bool:
-        """Whether the predictor is an average."""
-        return self.predict_with == "average"
+        Raises:
+            SettingError: if the text has another form, or if the number is out of range.
+        """
+        kind, _, number = text.partition(":")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if kind == "power" and 0 <= value < 1000:
+            return cls(power=value)
+        if kind == "decay" and 0 < value < 1:
+            return cls(decay=value)
+        raise SettingError(
+            f"average={text} must be power:P with a number P of at least 0 and below 1000, or decay:D with a number D "
+            f"above 0 and below 1, for example average=power:8"
+        )
 
     def weight_of_newest(self, count: int) -> float:
         """Return the weight of the newest parameters in the average, between 0 and 1. The rest is the old average.
@@ -75,6 +54,6 @@ class AverageSettings(Settings):
         Args:
             count: number of parameters that were averaged so far, with the newest, at least 1.
         """
-        if self.average_decay is not None:
-            return max(1 / count, 1 - self.average_decay)
-        return (self.average_power + 1) / (count + self.average_power)
+        if self.decay is not None:
+            return max(1 / count, 1 - self.decay)
+        return (self.power + 1) / (count + self.power)

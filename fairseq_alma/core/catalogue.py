@@ -10,6 +10,7 @@ these learners.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, Literal, Self
 
 from fairseq_alma.core.errors import SettingError
@@ -26,104 +27,29 @@ from fairseq_alma.core.learner_settings import (
     MixtureSettings,
     UnionMixSettings,
 )
-from fairseq_alma.core.settings import SettingErrors, Settings, defaults_of, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.settings import (
+    SettingDescription,
+    SettingErrors,
+    Settings,
+    defaults_of,
+    describe,
+    nearest_key,
+    refuse_unknown_keys,
+)
 
 Half = Literal["vision", "language model"]
 """Name of one half of the project: "vision" (command `alma-vision`) or "language model" (command `alma-lm`)."""
 
-FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
-    "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
-               "last_group", "tensorboard", "error_matrix", "cuda_graphs"),
-    "language model": ("stream", "out", "mega_batches", "last_group", "preset", "seeds", "parallel", "share",
-                       "tensorboard", "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
-}  # fmt: skip
-"""For each half of the project: names of the settings that may change when a run is continued, such as file locations,
-devices and the number of mega-batches that arrive. They do not affect the result of a stage."""
-
-FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
-    "vision": (),
-    "language model": ("lr", "warmup_updates", "clip_norm", "dropout", "weight_decay", "batch_size",
-                       "sequences_per_update", "updates", "updates_per_mega_batch", "extra_updates", "cooldown_share",
-                       "validations", "precision", "fairseq"),
-}  # fmt: skip
-"""For each half of the project: names of the settings that may change at a fork of a run (see SeedRecord). They control
-how a stage is trained, but not the model or the data."""
-
-SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
-"""Names of the settings that select random seeds. Runs that differ only in these repeat the same experiment."""
-
-SIZE_SETTINGS = ("arch", "width", "experts", "members")
-"""Names of the settings that determine the size of a learner (its number of parameters)."""
-
-GROWTH_SETTINGS = ("grow_every", "grow_experts", "grow_layers")
-"""Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
-of stages, so runs with different values of `wait` usually also differ in these settings."""
-
-WAIT_SETTINGS = ("wait", "wait_ratio", "updates", "updates_per_mega_batch", "grow_every")
-"""The setting `wait`, and the settings that are usually changed together with `wait`. To show the effect of `wait`, a
-report compares two runs that differ only in these settings."""
-
-OPTIONS: Mapping[Half, Mapping[str, Any]] = {
-    "vision": {
-        "predict_with": "last", "select_by": "validation_loss", "extra_epochs": 0, "schedule": "constant",
-        "label_smoothing": 0.0, "last_group": "train",
-    },
-    "language model": {
-        "predict_with": "last", "optimizer_state": "reset", "schedule": "per_stage", "extra_updates": 0,
-        "weight_decay": 0.0, "last_group": "train",
-    },
-}  # fmt: skip
-"""For each half of the project: names of settings that switch something on that the paper does not have, each with the
-value that switches it off. The label of a run names such a setting only if it is on."""
-
-GROWTH_OPTIONS: Mapping[str, Any] = {
-    "grow_router": "copy",
-    "split_by": "validation_loss",
-    "grow_drop": 0.0,
-    "grow_layers": 0,
+_SETTINGS: Mapping[Half, str] = {
+    "vision": "vision.settings:VisionSettings",
+    "language model": "fairseq_alma.lm.settings:LanguageModelSettings",
 }
-"""Language models: names of the settings that determine what is copied and how, each with the paper's value."""
+"""For each half of the project, the class with the settings of its runs, as MODULE:CLASS. It is imported when it is
+needed, so that this package imports no other."""
 
-AVERAGE_SETTINGS: Mapping[str, Any] = {
-    "average_every": "stage",
-    "average_window": None,
-    "average_decay": None,
-    "average_power": 0.0,
-}
-"""Names of the settings of predict_with=average, each with its default, which is the only value without an average."""
-
-PARTS_OF_OPTIONS: Mapping[str, tuple[str, Any]] = {
-    **dict.fromkeys(AVERAGE_SETTINGS, ("predict_with", "average")),
-    "cooldown_share": ("schedule", "wsd"),
-}
-"""Names of settings that have an effect only if another setting has a certain value -> this setting and this value."""
-
-UNRECORDED: Mapping[Half, Mapping[str, Any]] = {
-    "vision": {
-        **OPTIONS["vision"],
-        **AVERAGE_SETTINGS,
-        **dict.fromkeys(("replay_memory", "wait_ratio", "patience", "backbone", "transform", "image_size", "plugin")),
-        "from_scratch": False, "split_by": "validation_loss", "patience_delta": 0.0, "order": "random",
-        "drift_overlap": 0.0,
-    },
-    "language model": {
-        **OPTIONS["language model"],
-        **AVERAGE_SETTINGS,
-        **dict.fromkeys(("replay_memory", "wait_ratio", "cooldown_share")),
-        "from_scratch": False, "precision": "float32", "split_by": "validation_loss", "grow_drop": 0.0, "grow_layers": 0
-    },
-}  # fmt: skip
-"""For each half of the project: names of settings that were added later, each with the value that corresponds to what
-ALMA did before. A run whose settings.json does not have the setting is compared as if it had this value."""
-
-NOT_COMPARED = (
-    *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
-    "stacked_from", "evaluated_on", "dictionary", "cer_from", "test_digest", "pixels",
-)  # fmt: skip
-"""Keys of settings.json that a report ignores when it checks whether two runs have the same settings.
-
-Some of these keys identify the stream, for example `dictionary`. They can be ignored here, because a report compares
-two runs only if their streams are the same."""
+_IDENTITY = ("stacked_from", "evaluated_on", "dictionary", "cer_from", "test_digest", "pixels")
+"""Keys of settings.json that describe the stream, or the other runs that were trained together. A report compares two
+runs only if their streams are the same."""
 
 
 @dataclass(frozen=True)
@@ -163,15 +89,18 @@ _ENTRIES: dict[str, LearnerEntry] = {}
 def add_learner(entry: LearnerEntry) -> None:
     """Add a learner to the catalogue. If the catalogue has a learner with the same name, replace its entry."""
     _ENTRIES[entry.name] = entry
-    own_settings.cache_clear()
-    learners_that_take.cache_clear()
+    _clear_caches()
 
 
 def remove_learner(name: str) -> None:
     """Remove a learner from the catalogue. Do nothing if the catalogue does not contain it."""
     _ENTRIES.pop(name, None)
-    own_settings.cache_clear()
-    learners_that_take.cache_clear()
+    _clear_caches()
+
+
+def _clear_caches() -> None:
+    for cached in (own_settings, learners_that_take, all_settings, settings_that_are):
+        cached.cache_clear()
 
 
 def learners(half: Half | None = None) -> list[LearnerEntry]:
@@ -226,6 +155,47 @@ def own_settings(name: str, half: Half) -> list[str]:
     return [one.name for one in describe(settings)] if settings is not None else []
 
 
+@cache
+def all_settings(half: Half) -> tuple[SettingDescription, ...]:
+    """Return the settings of every run in one half of the project, and then the settings that only some learners have.
+
+    A setting that several learners declare occurs several times.
+    """
+    module, _, name = _SETTINGS[half].partition(":")
+    kinds = [getattr(import_module(module), name), *(entry.settings(half) for entry in learners(half))]
+    return tuple(one for kind in kinds if kind is not None for one in describe(kind))
+
+
+@cache
+def settings_that_are(flag: str, half: Half | None = None) -> tuple[str, ...]:
+    """Return the names of the settings that are declared with a flag, in the order of declaration.
+
+    Args:
+        flag: name of one of the fields of `Flags` that are true or false, for example "free".
+        half: "vision" or "language model". By default, the settings of both halves are returned.
+    """
+    halves: tuple[Half, ...] = tuple(_SETTINGS) if half is None else (half,)
+    found = [(one.name, each) for each in halves for one in all_settings(each) if getattr(one.flags, flag)]
+    # The settings of every run come first, also if they are those of the other half.
+    return tuple(dict.fromkeys(name for name, _ in sorted(found, key=lambda one: bool(learners_that_take(*one)))))
+
+
+def options(half: Half, learners_too: bool = False) -> dict[str, Any]:
+    """Return the settings that switch something on that the paper does not have, each with the value that is off.
+
+    Args:
+        half: "vision" or "language model".
+        learners_too: whether to include the settings that only some learners have.
+    """
+    found = {one.name: one.flags.off for one in all_settings(half) if one.flags.off is not ...}
+    return {name: off for name, off in found.items() if learners_too or not learners_that_take(name, half)}
+
+
+def not_compared(name: str) -> bool:
+    """Return True if a report ignores this key of settings.json when it checks if two runs have the same settings."""
+    return name in settings_that_are("free") or name in settings_that_are("seed") or name in _IDENTITY
+
+
 def takes(half: Half, learner: str, setting: str) -> bool:
     """Return True if a run of `learner` has the setting `setting`.
 
@@ -268,9 +238,13 @@ class RunSettings(Settings):
             )
         self.own.check_run(self)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a mapping of setting names to values, with the additional settings of the learner."""
+        return super().to_json() | (self.own.to_json() if self.own is not None else {})
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], given: Collection[str] | None = None) -> Self:
-        """Return the settings object for a flat mapping of setting names to values.
+        """Return the settings object for a mapping of setting names to values.
 
         Args:
             values: setting name -> value. If the value of an additional setting of the learner is None, the setting
@@ -302,7 +276,7 @@ class RunSettings(Settings):
                     f"{name}={values[name]} is for learner={takers}, not for learner={learner}: leave out {name}, or "
                     f"choose another learner"
                 )
-        arguments = cls._arguments({name: values[name] for name in common if name in values}, errors)
+        arguments = {name: values[name] for name in common if name in values}
         if kind is None:
             # Check the other settings with the default learner, because the settings of this one are not known.
             arguments.pop("learner", None)
@@ -316,22 +290,6 @@ class RunSettings(Settings):
         errors.collect(lambda: settings.append(cls(**arguments)))
         errors.raise_all()
         return settings[0]
-
-    @classmethod
-    def defaults_for(cls, learner: str) -> dict[str, Any]:
-        """Return a dictionary from name to default value, for all settings of `learner` that have a default value."""
-        kind = find_learner(learner, cls.half).settings(cls.half)
-        return defaults_of(cls) | (defaults_of(kind) if kind is not None else {})
-
-    @classmethod
-    def not_identity(cls, learner: str) -> list[str]:
-        """Return the names of the settings that may differ when a run of `learner` is continued.
-
-        These are the FREE_SETTINGS, such as file locations, and the settings that only other learners have. The latter
-        have no effect on the run, but run folders that were written by earlier versions of ALMA contain them.
-        """
-        others = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
-        return [*FREE_SETTINGS[cls.half], *(name for name in others if not takes(cls.half, learner, name))]
 
 
 for _entry in (

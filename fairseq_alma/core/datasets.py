@@ -62,7 +62,10 @@ def dataset_names() -> list[str]:
 for _entry in (
     DatasetEntry("digits", "vision.datasets.known:digits", 20, "mlp"),
     DatasetEntry("mnist", "vision.datasets.known:mnist", 500, "mlp"),
-    DatasetEntry("emnist", "vision.datasets.known:emnist", 500, "mlp"),
+    *(
+        DatasetEntry(name, f"vision.datasets.known:{name}", 500, "mlp")
+        for name in ("emnist", "emnist_letters", "emnist_digits", "emnist_mnist", "emnist_byclass", "emnist_bymerge")
+    ),
     DatasetEntry("cifar10", "vision.datasets.cifar:cifar10", 100, "vgg"),
     DatasetEntry("cifar100", "vision.datasets.cifar:cifar100", 100, "vgg"),
 ):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.settings import Count, NonNegative, Settings
+from fairseq_alma.core.settings import Count, Settings, setting
 
 Combine = Literal["probability", "logit", "vote"]
 """How the outputs of an ensemble's members become one prediction: mean probability, mean logit, or majority vote."""
@@ -48,7 +48,7 @@ class LearnerSettings(Settings):
 
 @dataclass(frozen=True)
 class EnsembleSettings(LearnerSettings):
-    members: Count = 5
+    members: Count = setting(5, size=True)
     """Number of networks, N."""
     combine: Combine = "probability"
     """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
@@ -58,34 +58,34 @@ class EnsembleSettings(LearnerSettings):
 
 @dataclass(frozen=True)
 class UnionMixSettings(LearnerSettings):
-    members: Count = 5
+    members: Count = setting(5, size=True)
     """Number of networks, N."""
-    umix: Literal["mean", "sum"] = "mean"
-    """Whether the prediction is the mean of the members' logits (the paper) or their sum (the authors' code)."""
+    combine: Literal["logit", "logit_sum"] = "logit"
+    """How the members' outputs are combined: mean `logit` (the paper) or `logit_sum` (the authors' code)."""
 
 
 @dataclass(frozen=True)
 class GrowingEnsembleSettings(LearnerSettings):
-    new_members: Count = 1
+    members: Count = setting(1, size=True)
     """Number of networks that each stage adds."""
     new_members_from: Literal["random", "copy"] = "random"
     """Initialisation of a new member: `random`, or a `copy` of the newest member (the authors' code)."""
-    gens_combine: Combine = "probability"
+    combine: Combine = "probability"
     """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
 
     def check_run(self, run: Any) -> None:
-        if run.recipe.from_scratch:
+        if run.from_scratch:
             raise SettingError(_no_effect_of_from_scratch(run))
-        if run.average.averages:
+        if run.average:
             raise SettingError(
-                f"predict_with=average cannot be used with learner={run.learner}, whose stages train new networks and "
-                f"keep the others: leave it out"
+                f"average={run.average} cannot be used with learner={run.learner}, whose stages train new networks "
+                f"and keep the others: leave it out"
             )
 
 
 @dataclass(frozen=True)
 class GatedSettings(LearnerSettings):
-    experts: Count = 1
+    experts: Count = setting(1, size=True)
     """Number of experts in each mixture. In a growing mixture, this is the number before the first growth."""
     hard_gates: bool = False
     """Whether each gate selects a single branch (expert or group of experts) for an example. Otherwise, the outputs of
@@ -105,7 +105,7 @@ class MixtureSettings(GatedSettings):
 
 @dataclass(frozen=True)
 class GrowingMixtureSettings(GatedSettings):
-    grow_every: Count = 1
+    grow_every: Count = setting(1, growth=True, with_wait=True)
     """Number of stages from one growth to the next."""
     split_by: SplitBy = "validation_loss"
     """Criterion that selects the expert to split: the largest summed `validation_loss` (the paper), or the largest
@@ -125,7 +125,7 @@ class EnsembleOfMixturesSettings(MixtureSettings, GrowingEnsembleSettings):
 
 @dataclass(frozen=True)
 class FireflySettings(LearnerSettings):
-    grow_every: Count = 1
+    grow_every: Count = setting(1, growth=True, with_wait=True)
     """Number of stages from one growth to the next."""
     grow_ratio: float = 0.25
     """Number of parameters that each growth adds, as a fraction of the parameters of the first network. With
@@ -135,9 +135,6 @@ class FireflySettings(LearnerSettings):
     grow_every=1, the width after n growths is about c (1 + g n), where c is the width of the first network and g is
     grow_ratio. With a larger grow_every, there are fewer growths, and the remaining growths do not add more units,
     so the final network is smaller."""
-    grow_depth: NonNegative = 0
-    """Number of layers that each growth adds before it widens the layers. With grow_by=parameters, a layer is not added
-    if the network would become larger than grow_ratio allows."""
     candidates: Count = 70
     """Number of candidates (units that may be added) per layer in each growth. The growth adds the candidates that
     lower the loss fastest."""
@@ -149,12 +146,6 @@ class FireflySettings(LearnerSettings):
     def check_run(self, run: Any) -> None:
         if not self.grow_ratio > 0:
             raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
-        if run.num_layers is not None and self.grow_depth > run.num_layers:
-            raise SettingError(
-                f"grow_depth={self.grow_depth} is too large: the network {run.network} has {run.num_layers} "
-                f"layers at first, and a growth can add at most one new layer after each of them. "
-                f"Set grow_depth to at most {run.num_layers}"
-            )
 
 
 # ---- Settings of the language-model learners (alma-lm).
@@ -162,7 +153,7 @@ class FireflySettings(LearnerSettings):
 
 @dataclass(frozen=True)
 class LanguageModelEnsembleSettings(LearnerSettings):
-    members: Count | None = None
+    members: Count | None = setting(None, size=True)
     """Number of networks, N. Required."""
 
     def check_run(self, run: Any) -> None:
@@ -172,7 +163,7 @@ class LanguageModelEnsembleSettings(LearnerSettings):
 
 @dataclass(frozen=True)
 class LanguageModelGrowingEnsembleSettings(LearnerSettings):
-    new_members: Count = 1
+    members: Count = setting(1, size=True)
     """Number of networks that each stage adds."""
 
     def check_run(self, run: Any) -> None:
@@ -182,27 +173,24 @@ class LanguageModelGrowingEnsembleSettings(LearnerSettings):
 
 @dataclass(frozen=True)
 class LanguageModelGrowingMixtureSettings(LearnerSettings):
-    grow_experts: int | list[int] | None = None
+    grow_experts: int | list[int] | None = setting(None, growth=True)
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
     before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
-    grow_layers: int | list[int] = 0
+    grow_layers: int | list[int] = setting(0, growth=True, off=0)
     """Number of layers that each growth adds, an even number, or a list of such numbers like that of grow_experts. Each
     growth copies each pair of layers at most once. The copies have output projections of 0, so they do not change the
     output of the model. With grow_experts=0, only layers are added."""
-    grow_router: Literal["copy", "tree"] = "copy"
+    grow_router: Literal["copy", "tree"] = setting("copy", off="copy")
     """How to initialize the router row (weight vector) of a new expert, which is a copy of an existing expert, its
     parent. With `copy` (the paper), the router row is the router row of the parent plus noise. With `tree`, the router
     row is random noise, and is used only to decide which tokens of the parent go to the new expert instead. Growth with
     `tree` does not change the output of the model, because the new expert has the same weights as its parent."""
-    grow_noise: float = 0.01
-    """Standard deviation of the noise that is added to the router row (weight vector) of a new expert, relative to the
-    root mean square of all router rows of the mixture."""
-    split_by: ExpertChoice = "validation_loss"
+    copy_experts_by: ExpertChoice = setting("validation_loss", off="validation_loss")
     """How the experts that are copied are chosen: those with the largest summed `validation_loss` (the paper), those
     with the largest `gradient` of the validation loss with respect to their weights (Expert Upcycling), or at `random`.
     With `gradient`, each growth needs a forward and a backward pass over the validation set, which the ledger charges
     as training."""
-    grow_drop: float = 0.0
+    grow_drop: float = setting(0.0, off=0.0)
     """Drop-upcycling, for experts=1: share of the hidden units that the first growth re-initializes in each expert, at
     random. 0 makes exact copies, 1 re-initializes all units."""
 
@@ -244,13 +232,8 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     def check_run(self, run: Any) -> None:
         if self.grow_experts is None:
             raise SettingError("learner=gmoe needs grow_experts=, e.g. grow_experts=2")
-        if not self.grow_noise > 0:
-            raise SettingError(
-                f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old expert, and without "
-                f"noise in its router weights, the router would never select the copy"
-            )
-        copied = {"grow_router": self.grow_router, "split_by": self.split_by, "grow_drop": self.grow_drop}
-        ignored = [f"{name}={value}" for name, value in copied.items() if value != getattr(type(self), name)]
+        copied = ("grow_router", "copy_experts_by", "grow_drop")
+        ignored = [f"{name}={value}" for name in copied if (value := getattr(self, name)) != getattr(type(self), name)]
         why = "from_scratch=true" if run.from_scratch else f"grow_experts={self.grow_experts}"
         if ignored and (run.from_scratch or (self._growths and not any(self._growths))):
             raise SettingError(f"{' '.join(ignored)} has no effect with {why}, which copies no experts: leave it out")

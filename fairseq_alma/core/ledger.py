@@ -143,7 +143,7 @@ class LedgerRow:
     prequential: Prequential | None = None
     """In vision: score on the validation data of mega-batch t of the predictor from before arrival t.
 
-    None at t = 0, and in ledgers of earlier versions."""
+    None at t = 0."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as a flat JSON object, without the fields that are None."""

@@ -10,7 +10,7 @@ from fairseq_alma.core.error_curve import ErrorCurve, auto_ratio, known_error
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from fairseq_alma.core.waiting import DEFAULT_RATIO, Due, Wait, arrivals_of_stages, check_wait, group_is_complete
+from fairseq_alma.core.waiting import Due, Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
 
 Replay = Literal[False, "all", "uniform"] | float
 """Type of the setting `replay`: False, "all", "uniform" or a fraction. `StreamSettings.replay` describes the
@@ -45,11 +45,6 @@ class StreamSettings:
     last_group: LastGroup = "train"
     """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
     them. "wait": they wait for the mega-batches that will arrive later."""
-    wait_ratio: float | None = None
-    """wait="geometric": the ratio (see `fairseq_alma.core.waiting.group_is_complete`). By default DEFAULT_RATIO."""
-    replay_memory: int | None = None
-    """Largest number of examples (vision) or tokens (language models) of earlier mega-batches that are kept for replay.
-    They are a random sample of all earlier ones. None: all of them are kept."""
 
     def ratio(self, curve: ErrorCurve) -> tuple[float, str | None]:
         """Return the ratio of waits that grow, and with wait="auto" the reason for it as text.
@@ -58,8 +53,8 @@ class StreamSettings:
             curve: the errors that are known so far. Only wait="auto" uses them.
         """
         if self.wait == "auto":
-            return auto_ratio(curve, self.replay, DEFAULT_RATIO)
-        return self.wait_ratio or DEFAULT_RATIO, None
+            return auto_ratio(curve, self.replay, ratio_of(self.wait))
+        return ratio_of(self.wait), None
 
     @property
     def arrivals_of_stages(self) -> list[int]:
@@ -77,16 +72,11 @@ class StreamSettings:
         return len(self.arrivals_of_stages)
 
     def __post_init__(self) -> None:
-        check_wait(self.wait, self.wait_ratio, self.num_mega_batches)
+        check_wait(self.wait, self.num_mega_batches)
         is_number = isinstance(self.replay, int | float) and not isinstance(self.replay, bool)
         is_share = is_number and 0 < float(self.replay) < 1
         if not (self.replay is False or self.replay in ("all", "uniform") or is_share):
             raise SettingError(f"replay={self.replay!r} must be false, all, uniform, or a share between 0 and 1")
-        if self.replay_memory is not None and self.replay in (False, "all"):
-            raise SettingError(
-                f"replay_memory={self.replay_memory} needs replay=uniform or a share between 0 and 1, but "
-                f"replay={self.replay}: replay=all trains on everything, and replay=false on nothing, that was kept"
-            )
 
 
 @dataclass(frozen=True)
@@ -107,9 +97,6 @@ class Stage:
     """How the stage uses the mega-batches in `past`; see `StreamSettings.replay`."""
     folder: Path
     """Folder of the stage, for logs, checkpoints and done marks (files that say which steps are finished)."""
-    replay_memory: int | None = None
-    """Largest number of examples or tokens of the mega-batches in `past` that are kept; see
-    `StreamSettings.replay_memory`."""
 
     @property
     def past_share(self) -> float:
@@ -302,7 +289,7 @@ def run_stream(
         if due:
             k += 1
             folder = record.stage_folder(k)
-            stage = Stage(k, tuple(gathered), tuple(past), settings.replay, folder, settings.replay_memory)
+            stage = Stage(k, tuple(gathered), tuple(past), settings.replay, folder)
             spent = _train_stage(stage, learner, record)
             scores = record.scores(mega_batch.t, partial(evaluate, learner))
             past += gathered

@@ -20,8 +20,7 @@ class RecordedSettings(TypedDict, total=False):
     learner: str
     seed: NonNegative
     seeds: Count
-    wait: Count | Literal["geometric", "auto"]
-    wait_ratio: float | None
+    wait: Count | str
     preset: str | None
     arrivals: Count | None
     mega_batches: Count | None
@@ -56,16 +55,14 @@ def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str,
     return found
 
 
-def differing_settings(
-    folder: Path, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
-) -> list[str]:
+def differing_settings(folder: Path, settings: Mapping[str, Any], free: Sequence[str]) -> list[str]:
     """Return one line for each setting whose value differs from the value in settings.json of a run folder.
 
-    If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see SeedRecord.
+    If the folder has no settings.json, the list is empty. For `settings` and `free`, see SeedRecord.
     """
     if not (folder / "settings.json").exists():
         return []
-    before = _flat({**defaults, **read_settings(folder)})
+    before = _flat(read_settings(folder))
     now = _flat(settings)
     return [
         f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}{_hint(key)}"

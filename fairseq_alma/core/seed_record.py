@@ -29,8 +29,6 @@ class SeedRecord:
         settings: setting name -> value, for all settings. The values must be JSON values.
         digests: digest (hash of the content) of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued, for example file locations.
-        defaults: setting name -> default value. If the file settings.json in the folder was written by an earlier
-            version of ALMA, it may lack new settings. These settings are assumed to have their default values.
         stages: folder that contains the folders of all stages. The default is RUN/stages. Runs with different seeds
             that are trained together share one such folder.
         durable: if True, the disk must have stored each row before the next step begins. Use False if a stage takes
@@ -56,7 +54,6 @@ class SeedRecord:
         settings: Mapping[str, Any],
         digests: Sequence[str],
         free: Sequence[str] = (),
-        defaults: Mapping[str, Any] | None = None,
         stages: Path | None = None,
         durable: bool = True,
         cer_from: int = 1,
@@ -80,7 +77,7 @@ class SeedRecord:
         self._unwritten: list[LedgerRow] = []
         """The last rows of `_rows`, if they are only in memory."""
         self.num_mega_batches = len(digests)
-        fork_at = self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
+        fork_at = self._check_same_settings(settings, [*free, "forks"], forkable, fork)
         self._arrivals = Arrivals(self.folder, durable)
         known = self._arrivals.digests
         if known != list(digests[: len(known)]):
@@ -236,7 +233,6 @@ class SeedRecord:
         self,
         settings: Mapping[str, Any],
         free: Sequence[str],
-        defaults: Mapping[str, Any],
         forkable: Sequence[str],
         fork: bool,
     ) -> tuple[int, dict[str, list[Any]]] | None:
@@ -252,14 +248,14 @@ class SeedRecord:
             raise RunError(
                 f"{self.folder} has {found} but no settings.json, so the run cannot be continued: choose another out="
             )
-        differing = differing_settings(self.folder, settings, free, defaults)
+        differing = differing_settings(self.folder, settings, free)
         if differing and not self._rows and not any(self.stages.glob("*/*.done.json")):
             # No step was finished with the old settings, so accept the new settings. The user may have corrected a
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
             remove(self.stages)
         elif differing:
             k = 1 + len(list(self.stages.glob("*/train.done.json")))
-            before = {**defaults, **read_settings(self.folder)}
+            before = read_settings(self.folder)
             changed = {name: [before.get(name), settings.get(name)] for name in forkable}
             changed = {name: values for name, values in changed.items() if values[0] != values[1]}
             # A finished run has no stage that could use other settings, unless its last mega-batches still wait.

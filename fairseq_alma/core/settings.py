@@ -5,8 +5,8 @@ import difflib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache, partial
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -29,6 +29,36 @@ Count = Annotated[int, AtLeast(1)]
 """Type of an integer setting with a minimum of 1."""
 NonNegative = Annotated[int, AtLeast(0)]
 """Type of an integer setting with a minimum of 0."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What a setting is, beside its type and its default. `setting` declares it at the field."""
+
+    free: bool = False
+    """Whether it may change when a run is continued, such as a file location or a device. It does not affect the
+    result of a stage."""
+    forkable: bool = False
+    """Whether it may change at a fork of a run (see RunRecord): it controls how a stage is trained, but not the model
+    or the data."""
+    seed: bool = False
+    """Whether it selects random seeds. Runs that differ only in such settings repeat the same experiment."""
+    size: bool = False
+    """Whether it determines the size of a learner (its number of parameters)."""
+    growth: bool = False
+    """Whether it determines how often or by how much a learner grows. Suitable values depend on the number of stages,
+    so runs with different values of `wait` usually also differ in these settings."""
+    with_wait: bool = False
+    """Whether it is `wait`, or is usually changed together with it. To show the effect of `wait`, a report compares two
+    runs that differ only in these settings."""
+    off: Any = ...
+    """For a setting that switches something on that the paper does not have: the value that switches it off. It may be
+    None, so for all other settings it is Ellipsis."""
+
+
+def setting(default: Any = MISSING, **flags: Any) -> Any:
+    """Return a dataclass field for a setting, with a default value and with the fields of `Flags`."""
+    return field(default=default, metadata={"flags": Flags(**flags)})
 
 
 class SettingErrors:
@@ -81,9 +111,6 @@ class ManySettingsError(SettingError):
 class Settings:
     """Base class for all settings. Subclasses are frozen dataclasses.
 
-    If a field contains another `Settings` object, the field is a group of settings. On the command line and in
-    settings.json, the settings of a group are written like all other settings, without the name of the group.
-
     When an object is created, each value is checked against the type of its field. The types `Count`, `NonNegative`,
     `float`, `bool`, `str` and `Literal[...]` are checked, also in combination with `| None`. All errors are reported
     together.
@@ -111,42 +138,22 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Create a settings object from a flat mapping of setting names to values (settings in groups are not nested).
+        """Create a settings object from a mapping of setting names to values.
 
         Raises:
             SettingError: if a name is unknown or a value is invalid.
         """
         errors = SettingErrors()
-        errors.collect(lambda: refuse_unknown_keys(values, [one.name for one in describe(cls)]))
-        arguments = cls._arguments({one.name: values[one.name] for one in describe(cls) if one.name in values}, errors)
+        known = [one.name for one in describe(cls)]
+        errors.collect(lambda: refuse_unknown_keys(values, known))
         settings: list[Self] = []
-        errors.collect(lambda: settings.append(cls(**arguments)))
+        errors.collect(lambda: settings.append(cls(**{name: values[name] for name in known if name in values})))
         errors.raise_all()
         return settings[0]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a mapping of setting names to values. It is flat: the settings of a group are not nested."""
-        flat: dict[str, Any] = {}
-        for field in _fields(type(self)):
-            value = getattr(self, field.name)
-            flat |= value.to_json() if isinstance(value, Settings) else {field.name: value}
-        return flat
-
-    @classmethod
-    def _arguments(cls, values: Mapping[str, Any], errors: SettingErrors) -> dict[str, Any]:
-        """Return the keyword arguments to create an object of this class from a flat mapping of names to values.
-
-        If a field is a group of settings (see the docstring of `Settings`), its argument is an object that contains the
-        settings of the group. Invalid values of a group are added to `errors`, and the group is left out.
-        """
-        arguments: dict[str, Any] = {}
-        for field in _fields(cls):
-            if (group := _group(field)) is not None:
-                own = {one.name: values[one.name] for one in describe(group) if one.name in values}
-                errors.collect(partial(_set_group, arguments, field.name, group, own))
-            elif field.name in values:
-                arguments[field.name] = values[field.name]
-        return arguments
+        """Return a mapping of setting names to values."""
+        return {one.name: getattr(self, one.name) for one in describe(type(self))}
 
 
 @dataclass(frozen=True)
@@ -160,18 +167,18 @@ class SettingDescription:
     """Meaning of the setting. It is the docstring of the field."""
     is_text: bool
     """Whether the value may be any text, and nothing else but None."""
+    flags: Flags
 
 
 def describe(cls: type[Settings]) -> list[SettingDescription]:
-    """Return a description of each setting of a class, in the order of declaration, including settings in groups."""
+    """Return a description of each setting of a class, in the order of declaration."""
     found: list[SettingDescription] = []
-    for field in _fields(cls):
-        if (group := _group(field)) is not None:
-            found += describe(group)
-        elif not isinstance(field.default, Settings) and field.metadata.get("is_setting", True):
-            hint = _types_of(cls)[field.name]  # type: ignore[arg-type]
+    for one in _fields(cls):
+        if one.metadata.get("is_setting", True):
+            hint = _types_of(cls)[one.name]  # type: ignore[arg-type]
             is_text = {*_alternatives(hint)} - {type(None)} == {str}
-            found.append(SettingDescription(field.name, field.default, _docstring(cls, field.name), is_text))
+            flags = one.metadata.get("flags", Flags())
+            found.append(SettingDescription(one.name, one.default, _docstring(cls, one.name), is_text, flags))
     return found
 
 
@@ -180,14 +187,35 @@ def defaults_of(cls: type[Settings]) -> dict[str, Any]:
     return {one.name: one.default for one in describe(cls) if one.default is not MISSING}
 
 
+SUCCESSORS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("predict_with", "average_power", "average_decay", "average_every"), "average=power:P or average=decay:D"
+    ),
+    "wait_ratio": "wait=geometric:RATIO",
+    "share": "reuse_from=FOLDER",
+    "split_by": "copy_experts_by=",
+    "new_members": "members=",
+    "gens_combine": "combine=",
+    "umix": "combine=logit or combine=logit_sum",
+    "nesterov": "optimizer=nesterov",
+    "split": "dataset=emnist_letters or another name of this kind",
+    **dict.fromkeys(("data_seed", "initialisation_seed", "order_seed"), "seed="),
+    "clip_norm": "fairseq='--clip-norm NUMBER'",
+}
+"""Name of a setting that does not exist any more -> what to write instead."""
+
+
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise SettingError if one of `keys` is not in `known`.
 
-    The message suggests the most similar known key. If there is none, the message lists all known keys.
+    The message suggests the successor of the key, or the most similar known key. If there is none, the message lists
+    all known keys.
     """
     unknown = sorted(set(keys) - set(known))
     if not unknown:
         return
+    if replaced := [f"{key}= is now {SUCCESSORS[key]}" for key in unknown if key in SUCCESSORS]:
+        raise SettingError(f"unknown settings {', '.join(unknown)}: {', '.join(replaced)}")
     near = {key: nearest_key(key, known) for key in unknown}
     hints = [f"did you mean {found}?" if len(unknown) == 1 else f"for {key}, did you mean {found}?"
              for key, found in near.items() if found]  # fmt: skip
@@ -203,19 +231,8 @@ def nearest_key(key: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.6)), None)
 
 
-def _set_group(arguments: dict[str, Any], name: str, cls: type[Settings], values: Mapping[str, Any]) -> None:
-    """Add the argument `name` to `arguments`: an object of a class with a group of settings."""
-    arguments[name] = cls(**values)
-
-
 def _fields(cls: type[Settings]) -> tuple[Field[Any], ...]:
     return fields(cls)  # type: ignore[arg-type]  # every subclass is a dataclass
-
-
-def _group(field: Field[Any]) -> type[Settings] | None:
-    """Return the `Settings` class of a field that is a group of settings; None if the field is a single setting."""
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
-    return type(default) if isinstance(default, Settings) else None
 
 
 @cache

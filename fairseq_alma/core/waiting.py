@@ -1,17 +1,16 @@
-"""When a stage is due: the settings `wait` and `wait_ratio`, and the arrivals at which stages are trained."""
+"""When a stage is due: the setting `wait`, and the arrivals at which stages are trained."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from fairseq_alma.core.errors import SettingError
 
-Wait = Literal["geometric", "auto"] | int
-"""Type of the setting `wait`: a number of mega-batches, "geometric" (see `group_is_complete`), or "auto" (see
-`fairseq_alma.core.error_curve`)."""
+Wait = int | str
+"""Type of the setting `wait`: a number of mega-batches, "geometric" or "geometric:RATIO" (see `group_is_complete`), or
+"auto" (see `fairseq_alma.core.error_curve`)."""
 
 DEFAULT_RATIO = 0.5
-"""Value of the setting `wait_ratio` if it is not given."""
+"""The ratio of wait="geometric", and the first one of wait="auto"."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,12 @@ class Due:
     """With wait=auto: why, in words for the user."""
 
 
-def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float = DEFAULT_RATIO) -> bool:
+def ratio_of(wait: Wait) -> float:
+    """Return the ratio of waits that grow. With wait="auto", it is the one before any error is known."""
+    return float(str(wait).partition(":")[2] or DEFAULT_RATIO)
+
+
+def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float | None = None) -> bool:
     """Return True if enough mega-batches have been gathered for a stage.
 
     With a number w, a stage needs w mega-batches. With "geometric", it needs `ratio` times as many as all stages before
@@ -35,21 +39,23 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
         num_gathered: number of mega-batches since the previous stage, at least 1.
         num_past: number of mega-batches of all earlier stages.
         wait: the setting `wait`.
-        ratio: the setting `wait_ratio`; with "auto", the ratio that the rule chooses now.
+        ratio: with "auto", the ratio that the rule chooses now. By default that of `ratio_of`.
     """
+    if isinstance(wait, int):
+        return num_gathered >= wait
     # Subtract 1e-9, because rounding errors may make the product slightly larger than an integer.
-    return num_gathered >= (wait if isinstance(wait, int) else ratio * num_past - 1e-9)
+    return num_gathered >= (ratio_of(wait) if ratio is None else ratio) * num_past - 1e-9
 
 
 def arrivals_of_stages(
-    num_mega_batches: int, wait: Wait, ratio: float = DEFAULT_RATIO, trains_last_group: bool = True
+    num_mega_batches: int, wait: Wait, ratio: float | None = None, trains_last_group: bool = True
 ) -> list[int]:
     """Return the arrivals t at which the stages of a stream are trained, in order.
 
     Args:
         num_mega_batches: number of mega-batches that arrive.
         wait: the setting `wait`.
-        ratio: the setting `wait_ratio`.
+        ratio: see `group_is_complete`.
         trains_last_group: whether a stage trains on mega-batches at the end that are fewer than a stage needs.
     """
     arrivals: list[int] = []
@@ -61,28 +67,32 @@ def arrivals_of_stages(
     return arrivals
 
 
-def num_missing(num_gathered: int, num_past: int, wait: Wait, ratio: float = DEFAULT_RATIO) -> int:
+def num_missing(num_gathered: int, num_past: int, wait: Wait) -> int:
     """Return how many mega-batches must still arrive until a stage is due (for the arguments, see above)."""
     missing = 0
-    while not group_is_complete(num_gathered + missing, num_past, wait, ratio):
+    while not group_is_complete(num_gathered + missing, num_past, wait):
         missing += 1
     return missing
 
 
-def check_wait(wait: object, ratio: float | None, num_mega_batches: int | None = None) -> None:
-    """Raise SettingError if the settings `wait` and `wait_ratio` are invalid.
+def check_wait(wait: object, num_mega_batches: int | None = None) -> None:
+    """Raise SettingError if the setting `wait` is invalid.
 
     Args:
         wait: the setting `wait`.
-        ratio: the setting `wait_ratio`; None if it is not given.
         num_mega_batches: number of mega-batches that arrive. By default, it is not known yet.
     """
-    is_number = isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1
-    if not is_number and wait not in ("geometric", "auto"):
-        raise SettingError(f"wait={wait!r} must be an integer of at least 1, geometric or auto")
-    if is_number and num_mega_batches is not None and wait > num_mega_batches:  # type: ignore[operator]
-        raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
-    if ratio is not None and wait != "geometric":
-        raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")
-    if ratio is not None and not 0 < ratio < math.inf:
-        raise SettingError(f"wait_ratio={ratio} must be above 0, and finite")
+    if isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1:
+        if num_mega_batches is not None and wait > num_mega_batches:
+            raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
+        return
+    if wait in ("geometric", "auto"):
+        return
+    try:
+        is_valid = str(wait).startswith("geometric:") and 0 < ratio_of(str(wait)) < math.inf
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise SettingError(
+            f"wait={wait!r} must be an integer of at least 1, geometric, geometric:RATIO with a ratio above 0, or auto"
+        )

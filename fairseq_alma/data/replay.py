@@ -25,25 +25,19 @@ class ReplayShareDataset(BaseWrapperDataset):
         new, past: datasets of the new blocks and of the past blocks.
         share: fraction of past blocks in each batch, between 0 and 1.
         seed: random seed for the selection of blocks.
-        num_kept: largest number of past blocks that are used; None for all. They are a random sample. The sample does
-            not depend on the seed. If `past` grows, a block that was not in the sample does not enter it.
 
     Raises:
-        SettingError: if the share is not above 0 and below 1, or no past block is used.
+        SettingError: if the share is not above 0 and below 1.
     """
 
     num_ranks = 1
     """Number of ranks (training processes) among which the batches are divided. The task alma_lm sets this number."""
 
-    def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int, num_kept: int | None = None):
+    def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
         if not 0 < share < 1:
             raise SettingError(f"replay share {share} must be above 0 and below 1")
-        if num_kept is not None and num_kept < 1:
-            raise SettingError("replay_memory= must be at least one block, that is, tokens_per_sample= tokens")
-        self.num_new = len(new)
-        self.past = _sample(len(past), num_kept)
-        """Indices of the past blocks that are used."""
+        self.num_new, self.num_past = len(new), len(past)
         self.share = share
         self.seed = seed
         self.epoch = 1
@@ -74,7 +68,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         order = np.empty(self.num_new, dtype=np.int64)
         # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then all
         # past blocks.
-        order[is_past] = self.num_new + self.past[self._part("past", len(self.past), start, num_past)]
+        order[is_past] = self.num_new + self._part("past", self.num_past, start, num_past)
         order[~is_past] = self._part("new", self.num_new, first - start, self.num_new - num_past)
         return order
 
@@ -113,14 +107,3 @@ class ReplayShareDataset(BaseWrapperDataset):
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         """Whether fairseq may use the same batches in all epochs. False, because every epoch has different batches."""
         return False
-
-
-def _sample(num_blocks: int, num_kept: int | None) -> np.ndarray:
-    """Return the indices of the past blocks that are kept: those with the smallest random numbers.
-
-    The random number of a block does not depend on the number of blocks. This is reservoir sampling (Vitter 1985).
-    """
-    if num_kept is None or num_kept >= num_blocks:
-        return np.arange(num_blocks)
-    numbers = np.random.default_rng(0).random(num_blocks)
-    return np.sort(np.argsort(numbers, kind="stable")[:num_kept])

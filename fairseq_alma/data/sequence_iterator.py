@@ -55,22 +55,20 @@ class SequenceIterator(EpochBatchIterator):
             SettingError: if it was saved in the middle of an epoch in which the sequences had another order.
             ValueError: if their number is not a multiple of the sequences that all ranks read in one pass.
         """
-        # A checkpoint of an earlier version of ALMA has only fairseq's position.
-        iterations = state_dict["iterations_in_epoch"]
-        if iterations and (changed := _changed(state_dict.get("order", {}), self._order)):
+        if state_dict["iterations_in_epoch"] and (changed := _changed(state_dict["order"], self._order)):
             raise SettingError(
                 f"the checkpoint was saved in the middle of an epoch, with {changed}: give the same values to finish "
                 f"this epoch, or --reset-dataloader --reset-meters to begin a new one (with the old meters, no "
                 f"checkpoint_best.pt is written until the old best score is beaten)"
             )
-        if (sequences := state_dict.get("sequences_in_epoch")) is not None:
-            iterations, left = divmod(sequences, self._sequences_per_iteration)
-            if left:
-                raise ValueError(
-                    f"the checkpoint was saved after {sequences} sequences of the epoch, which is not a multiple of "
-                    f"the {self._sequences_per_iteration} sequences that {self.num_shards} device(s) read at once: "
-                    f"train with another batch size or number of devices"
-                )
+        sequences = state_dict["sequences_in_epoch"]
+        iterations, left = divmod(sequences, self._sequences_per_iteration)
+        if left:
+            raise ValueError(
+                f"the checkpoint was saved after {sequences} sequences of the epoch, which is not a multiple of the "
+                f"{self._sequences_per_iteration} sequences that {self.num_shards} device(s) read at once: train with "
+                f"another batch size or number of devices"
+            )
         super().load_state_dict({**state_dict, "iterations_in_epoch": iterations, "shuffle": False})
 
 

@@ -2,7 +2,7 @@
 
 alma-grow CHECKPOINT OUT --experts 2
 alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    # like alma-lm before stage 2
-alma-grow CHECKPOINT OUT --experts 2 --split-by gradient --stream STREAM
+alma-grow CHECKPOINT OUT --experts 2 --copy-experts-by gradient --stream STREAM
 alma-grow DENSE OUT --experts 3 --drop 0.5       # from 1 expert in each mixture, a dense model, to 4
 alma-grow CHECKPOINT OUT --layers 2
 """
@@ -46,7 +46,7 @@ def grow_checkpoint(
     router: RouterGrowth = "copy",
     noise: float = 0.01,
     seed: int = 0,
-    split_by: ExpertChoice = "validation_loss",
+    copy_experts_by: ExpertChoice = "validation_loss",
     utilities: Mapping[str, Tensor] | None = None,
     drop: float = 0.0,
     num_layers: int = 0,
@@ -61,7 +61,7 @@ def grow_checkpoint(
         source: a checkpoint that was saved after a validation, because the validation records the loss of each expert.
         target: the checkpoint to write. It may be the same file as `source`.
         num_new: number of experts to add to every mixture.
-        router, noise, seed, split_by, utilities, drop: see grow_experts.
+        router, noise, seed, copy_experts_by, utilities, drop: see grow_experts.
         num_layers: number of layers to add after that, see grow_layers.
 
     Raises:
@@ -75,7 +75,7 @@ def grow_checkpoint(
     try:
         if num_new or not num_layers:
             checkpoint["model"] = grow_experts(
-                checkpoint["model"], num_new, router, noise, seed, split_by, utilities, drop
+                checkpoint["model"], num_new, router, noise, seed, copy_experts_by, utilities, drop
             )
         checkpoint["model"] = grow_layers(checkpoint["model"], num_layers)
     except SettingError as error:
@@ -88,7 +88,7 @@ def grow_checkpoint(
         checkpoint["extra_state"]["ema"] = checkpoint["model"]
         checkpoint["extra_state"].pop("ema_fp32_params", None)
     checkpoint["extra_state"].pop(EXPERT_DIGESTS, None)
-    # The average of alma-lm (predict_with=average) begins again, for the same reason.
+    # The average of alma-lm (the setting `average`) begins again, for the same reason.
     checkpoint["extra_state"].pop(AVERAGE, None)
     checkpoint.pop("last_optimizer_state", None)
     write_checkpoint(checkpoint, target)
@@ -152,10 +152,10 @@ def _grow(arguments: argparse.Namespace) -> None:
             raise SettingError(f"cannot add {number} {option[2:]} to {source}: give {option} 1 or more")
     if num_new is None and (given := _given_for_experts(arguments)):
         raise SettingError(f"{given} is for growth by experts, so it has no effect on {source}: give --experts too")
-    if arguments.stream is not None and arguments.split_by != "gradient":
+    if arguments.stream is not None and arguments.copy_experts_by != "gradient":
         raise SettingError(
-            f"--stream {arguments.stream} has no effect with --split-by {arguments.split_by}: leave it out, or give "
-            f"--split-by gradient"
+            f"--stream {arguments.stream} has no effect with --copy-experts-by {arguments.copy_experts_by}: leave it "
+            f"out, or give --copy-experts-by gradient"
         )
     if target.exists():
         raise SettingError(f"{target} exists already: choose another name for the grown checkpoint, or remove the file")
@@ -163,23 +163,23 @@ def _grow(arguments: argparse.Namespace) -> None:
     router: RouterGrowth = arguments.router or ("tree" if experts == 1 else "copy")
     seed = growth_seed(arguments.seed, experts if arguments.stage is None else arguments.stage)
     utilities = None
-    if arguments.split_by == "gradient" and experts > 1:
+    if arguments.copy_experts_by == "gradient" and experts > 1:
         if arguments.stream is None:
             raise SettingError(
-                f"--split-by gradient needs the validation set, to compute the gradients of {source}: give --stream "
-                f"STREAM, the stream folder on which it was trained"
+                f"--copy-experts-by gradient needs the validation set, to compute the gradients of {source}: give "
+                f"--stream STREAM, the stream folder on which it was trained"
             )
         utilities = measure_utilities(source, arguments.stream).utilities
     grow_checkpoint(
-        source, target, num_new or 0, router, arguments.noise, seed, arguments.split_by, utilities, arguments.drop,
-        num_layers or 0,
+        source, target, num_new or 0, router, arguments.noise, seed, arguments.copy_experts_by, utilities,
+        arguments.drop, num_layers or 0,
     )  # fmt: skip
 
 
 def _given_for_experts(arguments: argparse.Namespace) -> str:
     """Return the given options that only concern new experts, as text; "" if there are none."""
     given = {"--router": arguments.router, "--drop": arguments.drop or None, "--stream": arguments.stream}
-    given["--split-by"] = None if arguments.split_by == "validation_loss" else arguments.split_by
+    given["--copy-experts-by"] = None if arguments.copy_experts_by == "validation_loss" else arguments.copy_experts_by
     return ", ".join(name for name, value in given.items() if value is not None)
 
 
@@ -242,13 +242,13 @@ def _add_options_of_experts(parser: argparse.ArgumentParser) -> None:
         "router rows (default: 0.01)",
     )
     parser.add_argument(
-        "--split-by",
+        "--copy-experts-by",
         choices=get_args(ExpertChoice),
         default="validation_loss",
         help="which experts are copied: those with the largest validation_loss (the paper; the default), those with "
         "the largest gradient of the validation loss (needs --stream), or random",
     )
-    parser.add_argument("--stream", type=Path, help="the stream folder, for --split-by gradient")
+    parser.add_argument("--stream", type=Path, help="the stream folder, for --copy-experts-by gradient")
     parser.add_argument(
         "--drop",
         type=float,

@@ -66,7 +66,7 @@ def grow_experts(
     router: RouterGrowth = "copy",
     noise: float = 0.01,
     seed: int = 0,
-    split_by: ExpertChoice = "validation_loss",
+    copy_experts_by: ExpertChoice = "validation_loss",
     utilities: Mapping[str, Tensor] | None = None,
     drop: float = 0.0,
 ) -> dict[str, Tensor]:
@@ -86,10 +86,10 @@ def grow_experts(
         noise: standard deviation of the noise, relative to the root mean square of the mixture's router rows.
         seed: seed of the random numbers. They are made on the CPU, mixture by mixture, so they are the same on every
             machine.
-        split_by: which experts are copied: those with the largest validation loss (`valid_loss_E` in the state dict),
-            largest first; those with the largest utility (Expert Upcycling, arXiv 2604.19835); or random ones.
-        utilities: for split_by="gradient", the utility of each expert, [E], by the key prefix of the mixture: the
-            squared norm of the gradient of the validation loss with respect to its weights (see measure_utilities).
+        copy_experts_by: which experts are copied: those with the largest validation loss (`valid_loss_E` in the state
+            dict), largest first; those with the largest utility (Expert Upcycling, arXiv 2604.19835); or random ones.
+        utilities: for copy_experts_by="gradient", the utility of each expert, [E], by the key prefix of the mixture:
+            the squared norm of the gradient of the validation loss with respect to its weights (see measure_utilities).
         drop: share of the hidden units that is re-initialized in each expert, if the model is dense.
 
     Raises:
@@ -97,7 +97,7 @@ def grow_experts(
             loss, `noise` is not positive, `drop` is not a share or the model is not dense, the state dict has no
             mixture, or `router` is "copy" but experts were added with "tree" before, or K > 1 and the model is dense.
     """
-    _check_options(num_new, router, noise, split_by, drop)
+    _check_options(num_new, router, noise, copy_experts_by, drop)
     prefixes = mixture_prefixes(state)
     if not prefixes:
         raise SettingError("cannot add experts, because this model has no mixture: use a model with mixtures")
@@ -108,7 +108,7 @@ def grow_experts(
     for prefix in prefixes:
         mixture = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         num_experts = len(mixture["valid_loss_E"])
-        parents = _choose(mixture, num_new, split_by, (utilities or {}).get(prefix), random)
+        parents = _choose(mixture, num_new, copy_experts_by, (utilities or {}).get(prefix), random)
         _check_mixture(mixture, num_experts, num_new, router, drop)
         for round_parents in parents:
             mixture |= _copy(mixture, round_parents, router, noise, random)
@@ -124,7 +124,7 @@ def grow_experts(
 def _choose(
     mixture: Mapping[str, Tensor],
     num_new: int,
-    split_by: ExpertChoice,
+    copy_experts_by: ExpertChoice,
     utility_E: Tensor | None,
     random: torch.Generator,
 ) -> list[list[int]]:
@@ -141,9 +141,9 @@ def _choose(
             missing, num_experts = missing - len(rounds[-1]), num_experts + len(rounds[-1])
         return rounds
     by_loss = experts_with_largest_loss(loss_E, num_new)
-    if split_by == "validation_loss":
+    if copy_experts_by == "validation_loss":
         return [by_loss]
-    if split_by == "random":
+    if copy_experts_by == "random":
         return [torch.randperm(len(loss_E), generator=random)[:num_new].tolist()]
     if utility_E is None or utility_E.shape != loss_E.shape or not bool(utility_E.isfinite().all()):
         found = "none" if utility_E is None else utility_E.tolist()
@@ -179,7 +179,7 @@ def _copy(
     }
 
 
-def _check_options(num_new: int, router: str, noise: float, split_by: str, drop: float) -> None:
+def _check_options(num_new: int, router: str, noise: float, copy_experts_by: str, drop: float) -> None:
     """Raise SettingError if an argument of `grow_experts` is invalid."""
     if num_new < 0:
         raise SettingError(f"cannot add {num_new} experts: give 0 or more, because growth never removes experts")
@@ -187,8 +187,8 @@ def _check_options(num_new: int, router: str, noise: float, split_by: str, drop:
         raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
     if router not in ("copy", "tree"):
         raise SettingError(f"router={router!r} is not one of copy, tree")
-    if split_by not in get_args(ExpertChoice):
-        raise SettingError(f"{split_by!r} is not one of {', '.join(get_args(ExpertChoice))}")
+    if copy_experts_by not in get_args(ExpertChoice):
+        raise SettingError(f"{copy_experts_by!r} is not one of {', '.join(get_args(ExpertChoice))}")
     if not 0 <= drop <= 1:
         raise SettingError(f"drop={drop} must be a share between 0 and 1")
 

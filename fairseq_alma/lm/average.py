@@ -1,4 +1,4 @@
-"""Average the weights of a language model over updates or stages (`fairseq_alma.core.averaging`).
+"""Average the weights of a language model over updates (`fairseq_alma.core.averaging`).
 
 A checkpoint of the trained model carries the average in `extra_state`, under the key AVERAGE, so that a training that
 continues from the checkpoint continues the average, too.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.core.averaging import AverageSettings
+from fairseq_alma.core.averaging import AverageWeights
 
 
 class Average:
@@ -19,13 +19,13 @@ class Average:
 
     Args:
         model: the model in training.
-        settings: the weights of the average.
+        average_weights: the weights of the average.
         entry: the entry AVERAGE of the checkpoint from which the training continues; None to begin a new average. An
             average of another shape, from before a growth, is not continued.
     """
 
-    def __init__(self, model: nn.Module, settings: AverageSettings, entry: Mapping[str, Any] | None):
-        self._settings = settings
+    def __init__(self, model: nn.Module, average_weights: AverageWeights, entry: Mapping[str, Any] | None):
+        self._average_weights = average_weights
         self._weights = dict(model.named_parameters())
         # A tied weight has several names in a checkpoint, and only one in `_weights`.
         first = {id(weight): name for name, weight in self._weights.items()}
@@ -45,7 +45,7 @@ class Average:
         torch._foreach_lerp_(
             [self._average[name] for name in names],
             [self._weights[name].detach() for name in names],
-            self._settings.weight_of_newest(self._count),
+            self._average_weights.weight_of_newest(self._count),
         )
 
     @contextmanager

@@ -86,7 +86,7 @@ def sequences_per_pass(
                 fits = tokens <= TOKENS_PER_PASS_ON_CPU
             else:
                 needed = bytes_of_training(
-                    model, vocabulary, tokens, settings.expert_parallel, settings.average.averages, num_devices
+                    model, vocabulary, tokens, settings.expert_parallel, settings.average is not None, num_devices
                 )
                 fits = needed <= SHARE_OF_MEMORY * memory
             if fits:
@@ -116,7 +116,7 @@ def bytes_of_training(
         vocabulary: number of entries in the dictionary.
         tokens: number of tokens in a forward pass.
         expert_parallel: number of devices over which the experts are spread.
-        averages: whether the weights are averaged (predict_with=average).
+        averages: whether the weights are averaged (the setting `average`).
         num_devices: number of devices that train the model.
     """
     dim, ffn_dim, layers = model.decoder_embed_dim, model.decoder_ffn_embed_dim, model.decoder_layers

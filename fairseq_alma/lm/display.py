@@ -100,7 +100,7 @@ def record_trained_members(stages: Path, scalars: RunScalars) -> None:
             points = list(_points_in(log))
             config = log.parent / "config.yaml"
             last = max((point.update for point in points), default=0)
-            # The folder of a member that was copied from another run (setting share=) has no config.yaml.
+            # The folder of a member that was copied from another run (setting reuse_from=) has no config.yaml.
             updates = OmegaConf.load(config).optimization.max_update if config.exists() else last
             if last >= updates:
                 for point in points:

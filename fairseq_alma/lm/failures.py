@@ -32,7 +32,7 @@ def failure_message(log: Path, log_size_before: int, status: int, lr: float, bat
     last_error = _last_error(lines)
     end = text[-LOG_TAIL:]
     if "FloatingPointError" in end:
-        advice = f"lower lr={lr} or set clip_norm=1, and add fork=true to continue from this stage"
+        advice = f"lower lr={lr}, and add fork=true to continue from this stage"
     elif "No space left" in end or "Disk quota exceeded" in end:
         advice = "free space on the disk and run the same command again to continue"
     elif "out of memory" in end.lower() or "SIGKILL" in end or status == -9:

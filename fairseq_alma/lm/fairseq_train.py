@@ -48,7 +48,8 @@ VARYING = {
 """Options whose values differ between the stages and members of a run. See `member_config`."""
 
 ALLOWED = {
-    "adam_betas", "adam_eps", "num_workers", "ddp_backend", "ddp_comm_hook", "bucket_cap_mb", "fix_batches_to_gpus",
+    "adam_betas", "adam_eps", "clip_norm", "num_workers", "ddp_backend", "ddp_comm_hook", "bucket_cap_mb",
+    "fix_batches_to_gpus",
     "find_unused_parameters", "gradient_as_bucket_view", "fast_stat_sync", "heartbeat_timeout", "broadcast_buffers",
     "zero_sharding",
 }  # fmt: skip
@@ -64,7 +65,7 @@ REFUSED = {
     "lr_scheduler": "alma-lm sets the learning rates itself (see schedule=)",
     **dict.fromkeys(
         (field.name for field in fields(EMAConfig)),
-        "its average of the weights would not predict (predict_with=average does)",
+        "its average of the weights would not predict (average= does)",
     ),
     **dict.fromkeys(
         (

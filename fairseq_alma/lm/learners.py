@@ -24,19 +24,20 @@ from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
+from fairseq_alma.lm.continuation import remove_old_continuations
 from fairseq_alma.lm.member import MemberTraining, Processes
-from fairseq_alma.lm.precision import as_recorded
+from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.trainee import remove_old_trainees
 from fairseq_alma.lm.training_config import Member
 
 
 class LanguageModelLearner:
     """Base class of the language-model learners. It implements SM (a single model). Subclasses override some methods.
 
-    A learner has two collections of checkpoints. `_predictor` contains the checkpoints that predict now. `_trainees`
-    contains, by member number, the checkpoints from which the training of the next stage starts. Two collections
-    are needed, because `grow` changes only `_trainees`. The old checkpoints predict until the end of the stage.
+    A learner has two collections of checkpoints. `_predictor` contains the checkpoints that predict now.
+    `_continuations` contains, by member number, the checkpoints from which the training of the next stage starts. Two
+    collections are needed, because `grow` changes only `_continuations`. The old checkpoints predict until the end of
+    the stage.
 
     Args:
         settings: settings of the run.
@@ -50,7 +51,7 @@ class LanguageModelLearner:
         self._stream = stream
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
-        self._trainees: dict[int, Path] = {}
+        self._continuations: dict[int, Path] = {}
         self._recorded: dict[Path, Checkpoint] = {}
         """What learner.json of an earlier process says about checkpoints."""
         self.num_stored: int | None = 0 if settings.replay else None
@@ -97,7 +98,7 @@ class LanguageModelLearner:
         Raises:
             StageError: if a checkpoint from which the stage continues is missing.
         """
-        self._check_files(self._trainees.values(), f"stage {stage.index}")
+        self._check_files(self._continuations.values(), f"stage {stage.index}")
         return [Spent()]
 
     def train(self, stage: Stage) -> list[Spent]:
@@ -106,10 +107,10 @@ class LanguageModelLearner:
         Raises:
             StageError: if the training of a member fails (see MemberTraining.train).
         """
-        trainees = self._starts(stage)
-        starts = {self._member(number, stage.index): path for number, path in trainees.items()}
-        self._check_files(trainees.values(), f"stage {stage.index}")
-        self.remove_old_trainees(stage.index - 1)
+        continuations = self._starts(stage)
+        starts = {self._member(number, stage.index): path for number, path in continuations.items()}
+        self._check_files(continuations.values(), f"stage {stage.index}")
+        self.remove_old_continuations(stage.index - 1)
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         self._count_stored(stage)
@@ -121,8 +122,8 @@ class LanguageModelLearner:
         After the training of a stage, also write RUN/predictors/STAGE.json, which later stages do not change.
         """
         predictor = [self._entry(path) for path in self.predictor]
-        trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
-        state = {"predictor": predictor, "trainees": trainees, "num_stored": self.num_stored}
+        continuations = [{"member": number, **self._entry(path)} for number, path in self._continuations.items()]
+        state = {"predictor": predictor, "continuations": continuations, "num_stored": self.num_stored}
         write_json(folder / "learner.json", sealed(state))
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         write_json(self.run_folder / "predictor.json", deployed)
@@ -138,15 +139,15 @@ class LanguageModelLearner:
         """
         state = read_json(folder / "learner.json", _State, advice="restore the file from a backup")
         # Whether the files have changed is checked when they are used: those of earlier stages are large, or removed.
-        self._recorded = {self.run_folder / one["path"]: one for one in [*state["predictor"], *state["trainees"]]}
+        self._recorded = {self.run_folder / one["path"]: one for one in [*state["predictor"], *state["continuations"]]}
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
-        self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
+        self._continuations = {entry["member"]: self.run_folder / entry["path"] for entry in state["continuations"]}
         self.num_stored = state.get("num_stored")
         _existing(self._predictor, str(folder))
 
-    def remove_old_trainees(self, stage_index: int) -> None:
+    def remove_old_continuations(self, stage_index: int) -> None:
         """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
-        remove_old_trainees(self.run_folder / "stages", stage_index)
+        remove_old_continuations(self.run_folder / "stages", stage_index)
 
     def _check_files(self, checkpoints: Iterable[Path], needed_by: str) -> None:
         """Raise StageError if a checkpoint file is missing, and RunError if it has changed since it was recorded."""
@@ -162,29 +163,25 @@ class LanguageModelLearner:
         """Return how many layers the members that are trained in stage `stage_index` have more than at first."""
         return 0
 
-    def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
+    def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
         """Store the checkpoints of a stage.
 
         Args:
             predictor: the checkpoints that predict from now on.
-            trainees: the checkpoint from which the next stage continues, by member number.
+            continuations: the checkpoint from which the next stage continues, by member number.
         """
-        self._predictor, self._trainees = predictor, trainees
+        self._predictor, self._continuations = predictor, continuations
 
     def _count_stored(self, stage: Stage) -> None:
         """Set `num_stored` after a stage."""
         if stage.replay:
-            count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
-            if stage.replay_memory is not None:  # whole blocks are kept
-                block = self.settings.tokens_per_sample
-                count = min(count, stage.replay_memory // block * block)
-            self.num_stored = count
+            self.num_stored = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
 
     def _starts(self, stage: Stage) -> dict[int, Path]:
         """Return the checkpoint from which each member starts in a stage, by member number."""
         if self.settings.from_scratch and stage.index > 1:
             return self._untrained(stage.index, stage.folder / "scratch")
-        return self._trainees or self._untrained()
+        return self._continuations or self._untrained()
 
     def _untrained(self, stage_index: int = 1, folder: Path | None = None) -> dict[int, Path]:
         """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written.
@@ -209,7 +206,7 @@ class LanguageModelLearner:
         return {"path": str(path.relative_to(self.run_folder)), "sha256": sha256_once(path)}
 
 
-class _Trainee(Checkpoint):
+class _Continuation(Checkpoint):
     member: Count
 
 
@@ -217,7 +214,7 @@ class _State(TypedDict):
     """The content of learner.json."""
 
     predictor: list[Checkpoint]
-    trainees: list[_Trainee]
+    continuations: list[_Continuation]
     num_stored: NotRequired[NonNegative | None]
 
 
@@ -253,7 +250,7 @@ class GrowingEnsemble(LanguageModelLearner):
     @property
     def num_members(self) -> int:
         assert isinstance(self.settings.own, LanguageModelGrowingEnsembleSettings)
-        return self.settings.own.new_members
+        return self.settings.own.members
 
     @property
     def frozen(self) -> list[Path]:
@@ -265,15 +262,15 @@ class GrowingEnsemble(LanguageModelLearner):
         The predictor uses the new members only after the stage has trained them.
         """
         first, folder = len(self._predictor) + 1, stage.folder / "grow"
-        self._trainees = {
+        self._continuations = {
             number: self._training.untrained(self._member(number, stage.index), folder)
             for number in range(first, first + self.num_members)
         }
         return [Spent()]
 
-    def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
+    def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
         self._predictor = [*self._predictor, *predictor]
-        self._trainees = {}
+        self._continuations = {}
 
 
 class GrowingMixture(LanguageModelLearner):
@@ -303,8 +300,9 @@ class GrowingMixture(LanguageModelLearner):
 
         By default, growth copies the experts with the largest validation loss. The validations of the previous stage
         have already measured the loss of each expert and stored it in the checkpoint, so growth needs no forward pass
-        and its cost is zero. With split_by=gradient, growth needs a forward and a backward pass over the validation
-        set, and returns their cost. Until the end of this stage, the checkpoint of the previous stage predicts.
+        and its cost is zero. With copy_experts_by=gradient, growth needs a forward and a backward pass over the
+        validation set, and returns their cost. Until the end of this stage, the checkpoint of the previous stage
+        predicts.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         if s.from_scratch or not own.grows_before(stage.index):
@@ -313,18 +311,18 @@ class GrowingMixture(LanguageModelLearner):
         began = time.perf_counter()
         num_new, is_dense = own.added_at(stage.index), self.num_experts(stage.index - 1) == 1
         seed = growth_seed(s.seed, stage.index)
-        (source,) = self._trainees.values()
+        (source,) = self._continuations.values()
         spent, utilities = Spent(), None
-        if own.split_by == "gradient" and num_new and not is_dense:
+        if own.copy_experts_by == "gradient" and num_new and not is_dense:
             measured = measure_utilities(source, self._stream.path)
             utilities = measured.utilities
             spent = Spent(train_flops=measured.flops, train_seconds=round(time.perf_counter() - began, 3))
         drop = own.grow_drop if is_dense else 0.0
         grow_checkpoint(
-            source, target, num_new, own.grow_router, own.grow_noise, seed, own.split_by, utilities, drop,
-            own.layers_added_at(stage.index),
+            source, target, num_new, own.grow_router, seed=seed, copy_experts_by=own.copy_experts_by,
+            utilities=utilities, drop=drop, num_layers=own.layers_added_at(stage.index),
         )  # fmt: skip
-        self._trainees = {1: target}
+        self._continuations = {1: target}
         return [spent]
 
 
@@ -339,4 +337,4 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
     """Return a new learner. Its class is the one that the setting `learner` selects in LEARNERS."""
-    return LEARNERS[settings.learner](as_recorded(settings), stream, processes)
+    return LEARNERS[settings.learner](with_known_precision(settings), stream, processes)

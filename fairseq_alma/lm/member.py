@@ -11,13 +11,14 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import (
     BEST,
+    CONTINUATION,
     CRASH,
     LAST,
-    TRAINED,
     drop_optimizer_state,
     link,
     num_updates,
     read_checkpoint,
+    repair_stage_folder,
     require_checkpoint,
 )
 from fairseq_alma.core.errors import RunError, StageError, StoppedError
@@ -29,12 +30,12 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.lm.batches import usable_devices
+from fairseq_alma.lm.continuation import finish_stage
 from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_train import identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import training_command
-from fairseq_alma.lm.trainee import finish_stage, repair_member
 from fairseq_alma.lm.training_config import Member, Started, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,6 @@ STARTED contains the type and the number of devices, the number of sequences in 
 `share`, the key of the training (see SharedStages). DONE contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
-OPTIMIZER = "FusedAdam"
-"""Name of the optimizer's class, as fairseq writes it to checkpoints."""
 
 
 class Processes(Protocol):
@@ -97,7 +96,7 @@ class MemberTraining:
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
         self.settings = settings
         self._stream = stream
-        self._shared = SharedStages(settings.share) if settings.share else None
+        self._shared = SharedStages(settings.reuse_from) if settings.reuse_from else None
         self._processes = processes
         self._configs = TrainingConfigs(settings, stream, processes.memory, processes.num_nodes)
         self._flops: dict[tuple[int, int], tuple[RowFlops, RowFlops]] = {}
@@ -126,9 +125,9 @@ class MemberTraining:
         return path
 
     @property
-    def _trainee(self) -> str:
+    def _continuation(self) -> str:
         """Name of the checkpoint from which the next stage continues."""
-        return TRAINED if self.settings.keeps_trainee else BEST
+        return CONTINUATION if self.settings.keeps_continuation else BEST
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:
         """Train each member for one stage.
@@ -190,7 +189,7 @@ class MemberTraining:
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
-            trained[member.number] = (folder / BEST, folder / self._trainee, read_json(done, Spent))
+            trained[member.number] = (folder / BEST, folder / self._continuation, read_json(done, Spent))
         if failures:
             raise _error_for(failures, statuses.values(), bool(busy))
         return trained
@@ -208,7 +207,7 @@ class MemberTraining:
             updates: number of updates of the stage.
         """
         folder = self._folder(stage, member)
-        repair_member(folder, self.settings, updates)
+        repair_stage_folder(folder, needs_best=self.settings.average is None)
         key = self._mark_started(stage, member, folder, start, num_devices)
         if self._shared and key and self._shared.copy_to(folder, key):
             return None
@@ -235,22 +234,11 @@ class MemberTraining:
 
         Returns:
             The key; None without the setting `share`.
-
-        Raises:
-            StageError: if the training cannot be resumed, because it was started by an earlier version of ALMA with
-                another optimizer.
         """
         path, config = folder / STARTED, self._configs.of(member, num_devices, stage)
         now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size,
                "expert_parallel": config.model.expert_parallel}  # fmt: skip
         if self._can_resume(folder):
-            optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
-            if optimizer not in (None, OPTIMIZER):
-                raise StageError(
-                    f"the training in {folder} was started with the optimizer {optimizer}, but this version of ALMA "
-                    f"trains with {OPTIMIZER}: finish the stage with the earlier version, or remove {folder} to "
-                    f"restart this stage"
-                )
             before: dict[str, Any] = dict(read_json(path, Started, advice=f"remove {folder} to restart this stage"))
             if {**now, **before} == {**before, **now}:
                 return before["key"]
@@ -277,9 +265,7 @@ class MemberTraining:
             try:
                 self._shared.publish(folder, key)
             except OSError as error:  # only warn, because this run does not need the copy in the shared folder
-                logger.warning(
-                    "cannot copy the trained member in %s to the share folder (setting share=): %s", folder, error
-                )
+                logger.warning("cannot copy the trained member in %s to the folder reuse_from=: %s", folder, error)
 
     def _folder(self, stage: Stage, member: Member) -> Path:
         """Return the folder of a member in a stage folder."""
@@ -306,8 +292,8 @@ class MemberTraining:
             "dict": self._stream.dictionary_digest,
             "devices": [self._processes.kind, num_devices],
         }
-        if self.settings.keeps_trainee:
-            recipe |= {"average": asdict(self.settings.average), "optimizer_state": self.settings.optimizer_state}
+        if self.settings.keeps_continuation:
+            recipe |= {"average": self.settings.average, "optimizer_state": self.settings.optimizer_state}
         return key_of(recipe, start)
 
     def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
@@ -382,7 +368,7 @@ def _remove_leftovers(folder: Path) -> None:
     leftovers = [*folder.glob("checkpoint*.pt*"), *unfinished_files(folder)]
     leftovers += [folder / name for name in (CRASH, STARTED, "lease.json")]
     for leftover in leftovers:
-        if leftover.name not in (BEST, TRAINED):
+        if leftover.name not in (BEST, CONTINUATION):
             remove(leftover)
 
 

@@ -15,38 +15,27 @@ SPEEDUP = 1.2
 """On a CPU, `auto` means bfloat16 if float32 takes more than SPEEDUP times as long as bfloat16."""
 
 
-def as_recorded(settings: LanguageModelSettings) -> LanguageModelSettings:
+def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettings:
     """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
     A new run gets the precision that `fastest_precision` returns. If it is one of several seeds (seeds=3), and another
-    seed was started before, perhaps on another machine, it gets the precision of that seed.
-
-    If the run was started before, the file settings.json in the run folder contains the settings with which the run was
-    started. Then the precision is read from this file. If the file contains no precision, it was written by an earlier
-    version of ALMA, which used float32, so float32 is returned. If `batch_size` is not given, it is also read from this
-    file, because earlier versions stored a value that depended on `arch`.
+    seed was started before, perhaps on another machine, it gets the precision of that seed. If the run was started
+    before, it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json contains.
     """
-    path = Path(settings.out) / "settings.json"
-    recorded = read_settings(path.parent) if path.exists() else None
+    out = Path(settings.out)
+    recorded = read_settings(out, ("precision", "batch_size")) if (out / "settings.json").exists() else None
     precision, batch_size = settings.precision, settings.batch_size
     if precision == "auto":
-        precision = recorded.get("precision", "float32") if recorded else _of_other_seed(path) or fastest_precision()
+        precision = recorded["precision"] if recorded else _of_other_seed(out) or fastest_precision()
     if batch_size is None and recorded:
-        batch_size = recorded.get("batch_size")
+        batch_size = recorded["batch_size"]
     return replace(settings, precision=precision, batch_size=batch_size)
 
 
-def _of_other_seed(path: Path) -> Precision | None:
-    """Return the recorded precision of another seed of a run with several; None if there is none.
-
-    Args:
-        path: settings.json of a seed, RUN/seed_i/settings.json.
-    """
-    if re.fullmatch(r"seed_\d+", path.parent.name):
-        for other in sorted(path.parents[1].glob("seed_*/settings.json")):
-            # An earlier version, without the setting, used float32.
-            return read_settings(other.parent).get("precision", "float32")
-    return None
+def _of_other_seed(out: Path) -> Precision | None:
+    """Return the recorded precision of another seed of a run with several, RUN/seed_i; None if there is none."""
+    others = sorted(out.parent.glob("seed_*/settings.json")) if re.fullmatch(r"seed_\d+", out.name) else []
+    return read_settings(others[0].parent, ("precision",))["precision"] if others else None
 
 
 def fastest_precision() -> Precision:

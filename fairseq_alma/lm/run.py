@@ -25,7 +25,7 @@ from fairseq_alma.app.command import Command, store_settings
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
-from fairseq_alma.core.catalogue import FORK_SETTINGS
+from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
@@ -44,6 +44,10 @@ from fairseq_alma.lm.slurm_settings import SlurmSettings
 from fairseq_alma.lm.stage_processes import LocalProcesses
 
 CONFIGS = Path(__file__).parent / "configs"
+
+UNTRAINED_TOKENS = 10_000
+"""Number of tokens of the validation set and of the test set on which the untrained learner is scored, if no metric
+includes its perplexity. The first tokens are taken."""
 
 WHEN_STOPPED = "what is being trained is saved first, which takes up to a minute"
 """What alma-lm does before it ends, if it is stopped by Ctrl-C or by a scheduler."""
@@ -73,7 +77,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     stream_settings = settings.stream_settings(len(stream), more_will_follow)
 
     record_trained = partial(record_trained_members, Path(settings.out) / "stages")
-    scalars = RunScalars(settings.out, settings.tensorboard, at_first=record_trained)
+    scalars = RunScalars(settings.out, at_first=record_trained)
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
     # below, because then both processes import fairseq at the same time, which saves seconds.
     processes: LocalProcesses
@@ -86,20 +90,17 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.precision import as_recorded
+    from fairseq_alma.lm.precision import with_known_precision
 
-    settings = as_recorded(settings)
+    settings = with_known_precision(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     with Lease(settings.out), closing(scalars):
         record = SeedRecord(
             settings.out,
             _identity(settings, stream_folder),
             stream.digests,
-            settings.not_identity(settings.learner),
-            # Use float32 as the default of `precision`, because a settings.json without `precision` was written by an
-            # earlier version of ALMA, and that version used float32.
-            {**settings.defaults_for(settings.learner), "precision": "float32"},
-            forkable=FORK_SETTINGS["language model"],
+            settings_that_are("free", "language model"),
+            forkable=settings_that_are("forkable", "language model"),
             fork=settings.fork,
             on_rows=scalars.rows,
         )
@@ -108,8 +109,8 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",
-            shared=Path(settings.share) / "evaluated" if settings.share else None,
-            untrained_tokens=settings.untrained_tokens if stream_settings.arrivals_of_stages[:1] == [1] else None,
+            shared=Path(settings.reuse_from) / "evaluated" if settings.reuse_from else None,
+            untrained_tokens=UNTRAINED_TOKENS if stream_settings.arrivals_of_stages[:1] == [1] else None,
         )
         (rows,) = run_stream(
             stream,
@@ -119,7 +120,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             RunRecord([record]),
             complete=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
-        learner.remove_old_trainees(rows[-1].stage)
+        learner.remove_old_continuations(rows[-1].stage)
         return rows
 
 
@@ -143,7 +144,7 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
         before = rows_in(Path(settings.out))
         rows = run(settings, chain)
         console.print(ledger_table(rows, title_of(settings.out, settings.to_json())))
-        if message := waiting_message(rows, settings.wait, settings.wait_ratio):
+        if message := waiting_message(rows, settings.wait):
             console.print(message)
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)

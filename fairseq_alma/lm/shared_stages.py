@@ -15,14 +15,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.checkpoints import BEST, TRAINED, digest_of_model
+from fairseq_alma.checkpoints import BEST, CONTINUATION, digest_of_model
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
 from fairseq_alma.core.store import Store
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
-    "core/averaging.py", "lm/average.py", "lm/expert_digests.py", "lm/train_member.py", "lm/trainee.py",
+    "core/averaging.py", "lm/average.py", "lm/continuation.py", "lm/expert_digests.py", "lm/train_member.py",
     "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
 )  # fmt: skip
 """Packages and files of `fairseq_alma` whose code determines the files of a trained member.
@@ -43,7 +43,7 @@ class SharedStages:
             the same time. It is created if it is missing.
     """
 
-    FILES = (BEST, TRAINED, "log.txt", "done.json")
+    FILES = (BEST, CONTINUATION, "log.txt", "done.json")
     """The files of a member. They are copied to a run in this order: if done.json exists there, the others do."""
 
     def __init__(self, folder: str | Path):
@@ -75,7 +75,7 @@ class SharedStages:
                 pass
         except OSError as error:
             raise SettingError(
-                f"share={self.folder} is not writable ({error.strerror}): choose another folder"
+                f"reuse_from={self.folder} is not writable ({error.strerror}): choose another folder"
             ) from error
 
     def publish(self, member_folder: Path, key: str) -> None:
@@ -84,7 +84,7 @@ class SharedStages:
         Raises:
             OSError: if a file is missing, or the shared folder cannot be written.
         """
-        names = [name for name in self.FILES if name != TRAINED or (member_folder / name).exists()]
+        names = [name for name in self.FILES if name != CONTINUATION or (member_folder / name).exists()]
         self._store.put(key, {name: member_folder / name for name in names})
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypedDict
 
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import is_finished
-from fairseq_alma.core.catalogue import FORK_SETTINGS
+from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, SettingError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -363,15 +363,14 @@ def _check_same_settings(settings: LanguageModelSettings, is_finished: bool) -> 
     The job checks it again, with the values that are known only there: the digests of the stream, and what
     `precision=auto` means.
     """
-    free = settings.not_identity(settings.learner)
+    free = list(settings_that_are("free", "language model"))
     free += ["precision"] if settings.precision == "auto" else []
     free += ["batch_size"] if settings.batch_size is None else []
     differing = differing_settings(
-        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary", "forks"],
-        settings.defaults_for(settings.learner),
+        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary", "forks"]
     )  # fmt: skip
     names = [line.partition(":")[0] for line in differing]
-    can_fork = all(name in FORK_SETTINGS["language model"] for name in names) and not is_finished
+    can_fork = all(name in settings_that_are("forkable", "language model") for name in names) and not is_finished
     stages = Path(settings.out) / "stages"
     if differing and any(stages.glob("*/*.done.json")) and not (settings.fork and can_fork):
         k = 1 + len(list(stages.glob("*/train.done.json")))

@@ -158,10 +158,9 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
         StageError: if the training fails.
         RunError: if another process is training the member.
     """
-    from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint
+    from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint, repair_stage_folder
     from fairseq_alma.lm.member import CONFIG, DONE
     from fairseq_alma.lm.stage_processes import training_command
-    from fairseq_alma.lm.trainee import repair_member
 
     folder = chain.jobs.run / "stages" / f"stage_{stage_index:03d}" / f"member_{number}"
     config = OmegaConf.load(folder / CONFIG)
@@ -169,7 +168,7 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
         return "the member was trained already"
     # Before the repair, wait until a process that was training the member counts as ended.
     Lease(folder).wait()
-    repair_member(folder, chain.settings, config.optimization.max_update)
+    repair_stage_folder(folder, needs_best=chain.settings.average is None)
     last = read_checkpoint(folder / LAST)
     # fairseq would do one more update with a training that has ended.
     if last is not None and num_updates(last) >= config.optimization.max_update:

@@ -1,10 +1,9 @@
 """Runs the training processes of a stage on this machine, in parallel if possible, with a live display."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import fairseq_alma
@@ -57,8 +56,8 @@ def training_command(config: Path, settings: LanguageModelSettings) -> list[str]
     """
     command = [sys.executable, "-m", TRAIN_MEMBER, str(config)]
     command += ["--checkpoint-minutes", str(settings.checkpoint_minutes)]
-    if settings.average.averages:
-        command += ["--average", json.dumps(asdict(settings.average))]
+    if settings.average is not None:
+        command += ["--average", settings.average]
     return [*command, "--keep-optimizer"] if settings.keeps_optimizer else command
 
 

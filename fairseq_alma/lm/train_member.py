@@ -14,14 +14,13 @@ member. The training is that of fairseq-train, with these changes that fairseq h
 import argparse
 import atexit
 import gc
-import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,9 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, TRAINED, link, require_checkpoint
+from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, link, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
-from fairseq_alma.core.averaging import AverageSettings
+from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import Fence, hold
 from fairseq_alma.core.files import written_aside
@@ -65,21 +64,16 @@ class Checkpoints:
     checkpoint_last.pt is the newest checkpoint. checkpoint_best.pt is the checkpoint with the best validation score. If
     the newest checkpoint is also the best, the two names are hard links to one file.
 
-    Before a cooldown (schedule=wsd), the model is validated and checkpoint_trained.pt is written, another link to the
-    newest checkpoint. Only checkpoints of the cooldown can become checkpoint_best.pt.
-
     Args:
         minutes: time between two checkpoints if there is no validation in between.
-        average: whether and how the weights are averaged. By default they are not.
-        cooldown_at: number of updates before the cooldown; None if there is no cooldown.
+        average: how the model's weights are averaged over the updates. By default they are not.
     """
 
-    def __init__(self, minutes: float, average: AverageSettings | None = None, cooldown_at: int | None = None):
+    def __init__(self, minutes: float, average: AverageWeights | None = None):
         self._seconds = 60 * minutes
-        self._average_settings = average or AverageSettings()
+        self._average_weights = average
         self._average: Average | None = None
         self._averaged_at = 0
-        self._cooldown_at = cooldown_at
         self._saved = time.monotonic()
         self._saved_at = 0
         self._must_stop = False
@@ -115,10 +109,10 @@ class Checkpoints:
             gc.disable()
             # Undo gc.freeze at exit. Otherwise, the triton library would report the frozen objects as memory leaks.
             atexit.register(gc.unfreeze)
-        self._add_to_average(trainer.get_num_updates(), cfg.optimization.max_update)
-        is_branch = trainer.get_num_updates() == self._cooldown_at
-        with _validation_after(cfg, trainer.get_num_updates()) if is_branch else nullcontext():
-            losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        if self._average is not None and trainer.get_num_updates() > self._averaged_at:
+            self._average.add()
+            self._averaged_at = trainer.get_num_updates()
+        losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         if end_of_epoch:
             # fairseq makes a new iterator for each epoch. The old one refers to itself (through a bound method), so it
             # would exist until the next garbage collection, with its worker processes (if num_workers is above 0) and
@@ -143,15 +137,8 @@ class Checkpoints:
             entry: the entry AVERAGE of the checkpoint from which it continues, or None.
             num_updates: number of updates of this stage in that checkpoint.
         """
-        if self._average_settings.averages:
-            self._average, self._averaged_at = Average(model, self._average_settings, entry), num_updates
-
-    def _add_to_average(self, num_updates: int, max_update: int) -> None:
-        """Add the weights to the average if an update, or the stage, has ended since the last call."""
-        is_due = self._average_settings.average_every == "update" or num_updates >= max_update
-        if self._average is not None and is_due and num_updates > self._averaged_at:
-            self._average.add()
-            self._averaged_at = num_updates
+        if self._average_weights is not None:
+            self._average, self._averaged_at = Average(model, self._average_weights, entry), num_updates
 
     def validate(self, *arguments: Any) -> Any:
         """Validate like fairseq, but the averaged weights if weights are averaged."""
@@ -200,8 +187,7 @@ class Checkpoints:
         folder = Path(cfg.save_dir)
         # fairseq reads and writes the best score so far as an attribute of its function save_checkpoint.
         best = getattr(checkpoint_utils.save_checkpoint, "best", None)
-        is_candidate = val_loss is not None and (self._cooldown_at is None or self._saved_at > self._cooldown_at)
-        is_best = is_candidate and (best is None or val_loss <= best or not (folder / BEST).exists())
+        is_best = val_loss is not None and (best is None or val_loss <= best or not (folder / BEST).exists())
         if is_best:
             best = checkpoint_utils.save_checkpoint.best = val_loss
         trainer.consolidate_optimizer()
@@ -226,32 +212,7 @@ class Checkpoints:
             trainer.save_checkpoint(str(temporary), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)
-        self.keep_trainee(folder, self._saved_at)
         return str(folder / LAST)
-
-    def keep_trainee(self, folder: Path, num_updates: int) -> None:
-        """Link TRAINED to LAST if LAST is the model before the cooldown.
-
-        Args:
-            folder: the folder of the member.
-            num_updates: number of updates of this stage in the last checkpoint.
-        """
-        if num_updates == self._cooldown_at:
-            link(folder / LAST, folder / TRAINED)
-
-
-@contextmanager
-def _validation_after(cfg: DictConfig, num_updates: int) -> Iterator[None]:
-    """Let fairseq validate the model and save a checkpoint after `num_updates` updates, within the `with` block."""
-    groups = ((cfg.checkpoint, "save_interval_updates"), (cfg.dataset, "validate_interval_updates"))
-    before = [group[name] for group, name in groups]
-    for group, name in groups:
-        group[name] = num_updates
-    try:
-        yield
-    finally:
-        for (group, name), value in zip(groups, before, strict=True):
-            group[name] = value
 
 
 def _continue_optimizer(trainer: Any, path: Path) -> None:
@@ -276,7 +237,7 @@ def _load_mapped(path: str, arg_overrides: None = None, load_on_all_ranks: bool 
 def train(
     config: DictConfig,
     checkpoint_minutes: float,
-    average: AverageSettings | None = None,
+    average: AverageWeights | None = None,
     keeps_optimizer: bool = False,
     fence: Fence | None = None,
 ) -> None:
@@ -285,7 +246,7 @@ def train(
     Args:
         config: fairseq's configuration of the training.
         checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
-        average: whether and how the weights are averaged. By default they are not.
+        average: how the model's weights are averaged. By default they are not.
         keeps_optimizer: whether the optimizer continues with its state in the checkpoint from which the stage starts.
         fence: the fence of the lease of the member's folder, which the main process holds.
     """
@@ -296,7 +257,7 @@ def train(
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
         killed_with(os.getppid())()
     fairseq_alma.register()
-    checkpoints = Checkpoints(checkpoint_minutes, average, config.lr_scheduler.get("decay_from"))
+    checkpoints = Checkpoints(checkpoint_minutes, average)
 
     def save_checkpoint(cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
         return checkpoints.save(cfg, trainer, epoch_itr, val_loss)
@@ -312,9 +273,6 @@ def train(
         check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), path, advice)
         if begins and keeps_optimizer and path is not None:
             _continue_optimizer(trainer, Path(path))
-        if not begins and trainer.is_data_parallel_master:
-            # The training may have been killed after it had written the last checkpoint before the cooldown.
-            checkpoints.keep_trainee(Path(cfg.save_dir), trainer.get_num_updates())
         checkpoints.begin(trainer.get_model(), (extra_state or {}).get(AVERAGE), trainer.get_num_updates())
         return extra_state, epoch_itr
 
@@ -334,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--checkpoint-minutes", type=float, default=10.0, help="time between two checkpoints (default: 10 minutes)"
     )
     parser.add_argument(
-        "--average", type=json.loads, default={}, help="settings of AverageSettings, as JSON (default: no average)"
+        "--average", type=AverageWeights.parse, help="the setting `average` of alma-lm (default: no average)"
     )
     parser.add_argument(
         "--keep-optimizer", action="store_true", help="continue the state of the optimizer from the previous stage"
@@ -360,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Lease(config.checkpoint.save_dir) if is_first else nullcontext() as lease:
             distributed_utils.call_main(
                 config, train, checkpoint_minutes=arguments.checkpoint_minutes,
-                average=AverageSettings(**arguments.average), keeps_optimizer=arguments.keep_optimizer,
+                average=arguments.average, keeps_optimizer=arguments.keep_optimizer,
                 fence=lease.fence if lease else None,
             )  # fmt: skip
     except RunError as error:

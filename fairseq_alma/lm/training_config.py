@@ -13,8 +13,7 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.fairseq_train import member_config, shapes_of_model
-from fairseq_alma.lm.schedules import rates_of_stage
-from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.settings import CLIP_NORM, LanguageModelSettings
 
 MEMBER_SEED_STRIDE = 10_000_000
 """Difference between the seeds of consecutive members.
@@ -96,7 +95,7 @@ class TrainingConfigs:
             "dropout": s.dropout,
             "weight_decay": s.weight_decay,
             "precision": s.precision,
-            "clip_norm": s.clip_norm,
+            "clip_norm": CLIP_NORM,
             **self._rates(stage, updates),
             "max_update": updates,
             "seed": member.seed,
@@ -141,20 +140,15 @@ class TrainingConfigs:
 
     def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
         """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
-        s = self.settings
-        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, self._continues_optimizer(stage))
-        values = {
-            "lr": [rates.peak], "warmup_updates": rates.warmup_updates, "end_learning_rate": rates.end,
-            "total_num_update": updates,
+        s, is_constant = self.settings, self.settings.schedule == "constant"
+        grows = stage is not None and s.own is not None and s.own.grows_before(stage.index)
+        # With a constant rate, the training continues from a model whose rate has not fallen to 0. So there is no
+        # warm-up if the optimizer continues with its state. After a growth it cannot.
+        has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.past and not grows)
+        return {
+            "lr": [s.lr], "warmup_updates": s.warmup_of_stage(updates) if has_warmup else 0,
+            "end_learning_rate": s.lr if is_constant else 0.0, "total_num_update": updates,
         }  # fmt: skip
-        if (decay_from := s.updates_before_cooldown(updates)) is None:
-            return values
-        return {**values, "lr_scheduler": "cooldown", "decay_from": decay_from}
-
-    def _continues_optimizer(self, stage: Stage | None) -> bool:
-        """Return whether the optimizer continues with its state from the previous stage. After a growth it cannot."""
-        grows = stage is not None and self.settings.own is not None and self.settings.own.grows_before(stage.index)
-        return self.settings.keeps_optimizer and not grows
 
     def _distributed(self, num_devices: int) -> dict[str, Any]:
         """Return the options of fairseq for the processes that train a member on `num_devices` devices."""
@@ -178,7 +172,7 @@ class TrainingConfigs:
         _check_expert_parallel(config)
         s, spreads_weights = self.settings, str(config.distributed_training.ddp_backend) == "fully_sharded"
         for given, is_used in (
-            ("predict_with=average", s.average.averages), ("optimizer_state=keep", s.keeps_optimizer),
+            (f"average={s.average}", s.average is not None), ("optimizer_state=keep", s.keeps_optimizer),
         ):  # fmt: skip
             if is_used and spreads_weights:
                 raise SettingError(
@@ -214,7 +208,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     stages count only with replay=all.
     """
     replayed = len(stage.past) if stage.replay == "all" else 0
-    return settings.updates_of_stage(len(stage.new) + replayed, stage.new[-1].t)
+    return settings.updates_of_stage(len(stage.new) + replayed)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:
@@ -231,5 +225,4 @@ def data_of_stage(stage: Stage) -> dict[str, Any]:
         "mega_batches": format_mega_batches(new),
         "replay_mega_batches": format_mega_batches(past),
         "replay_share": stage.past_share,
-        "replay_memory": stage.replay_memory or 0,
     }

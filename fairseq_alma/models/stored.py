@@ -24,8 +24,7 @@ LARGEST_FACTOR = 10**6
 def stored_model(checkpoint: Any, path: Path, options: type = SwitchLanguageModelConfig) -> Any:
     """Return the options of the model in a checkpoint, as an object of the class `options`.
 
-    Options that the class does not have are ignored. Those that the checkpoint lacks, because an earlier version wrote
-    it, have their default values.
+    Options that the class does not have are ignored. Those that the checkpoint lacks have their default values.
 
     Args:
         checkpoint: the content of the file.

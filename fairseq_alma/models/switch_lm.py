@@ -103,8 +103,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
                 f"--decoder-embed-dim {cfg.decoder_embed_dim} must be a multiple of "
                 f"--decoder-attention-heads {cfg.decoder_attention_heads}"
             )
-        # Checkpoints of earlier versions do not contain this option.
-        size = getattr(cfg, "expert_parallel", 1)
+        size = cfg.expert_parallel
         try:
             model = cls(SwitchDecoder(cfg, task.source_dictionary, ExpertGroup(size) if size > 1 else None))
         except ValueError as error:
@@ -130,11 +129,10 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = shapes_of(self)
         for key, buffer in self.named_buffers():
-            # Add entries that the state dict lacks, because refuse_other_sizes would otherwise report them as missing.
-            # fairseq leaves `version` out of a moving average of the weights (option --store-ema). Checkpoints of
-            # earlier versions have no `valid_input_ED`. Compare only the end of the key, because the key starts with
-            # names of modules, as in "decoder.version".
-            if key.endswith(("version", "valid_input_ED")):
+            # fairseq leaves `version` out of a moving average of the weights (option --store-ema). Add it, because
+            # refuse_other_sizes would otherwise report it as missing. Compare only the end of the key, because the key
+            # starts with names of modules, as in "decoder.version".
+            if key.endswith("version"):
                 state_dict.setdefault(key, buffer)
         refuse_other_sizes(state_dict, own)
 
@@ -159,8 +157,7 @@ class SwitchDecoder(FairseqDecoder):
         self.pad = dictionary.pad()
         self.dropout = nn.Dropout(cfg.dropout)
         self.checkpoint_activations = cfg.checkpoint_activations
-        # Checkpoints of earlier versions do not contain this option.
-        self.precision = str(getattr(cfg, "precision", "float32"))
+        self.precision = str(cfg.precision)
         # Multiply the embeddings by sqrt(D), as in fairseq's transformer. Otherwise, the attention output, which is
         # similar for all tokens of a sequence, is larger than the token's embedding. The untrained router then sends
         # half of all tokens to one expert. In a test of the tiny model with 150 updates, the perplexity was

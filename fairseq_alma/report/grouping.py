@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, SIZE_SETTINGS, UNRECORDED, Half, takes
+from fairseq_alma.core.catalogue import Half, not_compared, settings_that_are, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.printing import printable
 from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, hashable, learner_position
@@ -21,12 +21,10 @@ class Stream(NamedTuple):
     data: Any
     """The data of the stream.
 
-    Vision: (dataset, number of its test set, first arrival that CER includes, settings `order` and `drift_overlap`).
+    Vision: (dataset, number of its test set, first arrival that CER includes, setting `order`).
     Language models: digests (hashes) of the validation and test data. If the settings contain no digests, the name of
     the stream folder.
     """
-    split: Any
-    """Name of the emnist split, such as `balanced`; None for all other datasets and for language models."""
     num_mega_batches: int
     """Number of mega-batches in the stream, B."""
     num_arrivals: int
@@ -63,7 +61,7 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
 
 def _sort_key(group: RunGroup) -> tuple:
     """Return the sort key of a group. Numbers come before texts, because Python cannot compare the two."""
-    sizes = [group.settings.get(name) for name in SIZE_SETTINGS]
+    sizes = [group.settings.get(name) for name in settings_that_are("size")]
     size = tuple((0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in sizes)
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
@@ -86,7 +84,7 @@ def _test_sets(runs: Sequence[Run]) -> dict[tuple, list[str]]:
 
 
 def _images_of(run: Run) -> tuple:
-    names = ("dataset", "split", "image_size", "order")
+    names = ("dataset", "image_size", "order")
     return tuple(hashable(run.settings.get(name)) for name in names)
 
 
@@ -103,24 +101,18 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
     """
     runs_of: dict[tuple, list[Run]] = {}
     settings_of: dict[tuple, dict[str, Any]] = {}
-    recorded, test_sets = {name for run in runs for name in run.settings}, _test_sets(runs)
+    test_sets = _test_sets(runs)
     for run in runs:
         stream, learner = _stream_of(run, test_sets), str(run.settings.get("learner"))
-        unrecorded = {name: value for name, value in UNRECORDED[stream.half].items() if name in recorded}
         compared = {
             name: value
-            for name, value in {**unrecorded, **run.settings, "last_group": _last_group(run)}.items()
-            if name == "last_group"
-            or (name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(stream.half, learner, name))
+            for name, value in {**run.settings, "last_group": _last_group(run)}.items()
+            if name == "last_group" or (not not_compared(name) and takes(stream.half, learner, name))
         }
-        # Several settings determine seeds. `given` contains the names of the seed settings that the run has, for
-        # example only `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different
-        # groups, because different parts of the runs are random.
-        given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
-        while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, hashable(compared), given, repeat), [])):
+        while any(run.seed == other.seed for other in runs_of.get((stream, hashable(compared), repeat), [])):
             repeat += 1
-        key = (stream, hashable(compared), given, repeat)
+        key = (stream, hashable(compared), repeat)
         runs_of.setdefault(key, []).append(run)
         settings_of[key] = compared
     groups: dict[Stream, list[RunGroup]] = {}
@@ -141,11 +133,6 @@ def _last_group(run: Run) -> str:
     return "wait" if run.is_finished and last_stage < run.num_arrivals else "train"
 
 
-def _seeds_of(run: Run) -> tuple:
-    """Return the values of all settings that determine seeds; None for each setting that the run does not have."""
-    return tuple(run.settings.get(name) for name in SEED_SETTINGS)
-
-
 def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
     """Return the properties of the stream of a run. For `test_sets`, see `_test_sets`.
 
@@ -154,7 +141,7 @@ def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
     settings, num_arrivals = run.settings, run.num_arrivals
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
-        return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
+        return Stream("language model", evaluated_on, num_arrivals, num_arrivals)
     # With the setting `arrivals`, a run may receive only the first mega-batches of the stream, so `num_arrivals` may
     # differ from the length of the stream. Take the length from the setting `mega_batches` or, if the user did not set
     # it, from the default for the dataset.
@@ -162,13 +149,16 @@ def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
     if settings.get("arrivals"):
         entry, given = entry_of(str(settings["dataset"])), settings.get("mega_batches")
         num_mega_batches = given if isinstance(given, int) else (entry.mega_batches if entry else None) or -1
-    split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
-    drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
-    # A run of an earlier version, without a digest, is compared with the others if these have only one.
+    # A run without a digest is compared with the others if these have only one.
     digests, digest = test_sets.get(_images_of(run), []), settings.get("test_digest")
     test_set = digests.index(digest) if digest else len(digests) if len(digests) > 1 else 0
-    data = (hashable(settings["dataset"]), test_set, first_charged_arrival(settings), *drift)
-    return Stream("vision", data, split, num_mega_batches, num_arrivals)
+    data = (
+        hashable(settings["dataset"]),
+        test_set,
+        first_charged_arrival(settings),
+        str(settings.get("order", "random")),
+    )
+    return Stream("vision", data, num_mega_batches, num_arrivals)
 
 
 def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
@@ -184,10 +174,10 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
         # Many stream folders have the name `stream`. For these, use the name of the parent folder.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name
     else:
-        dataset, _, first_charged, order, overlap = stream.data
-        name = f"{dataset} {stream.split}" if stream.split else str(dataset)
+        dataset, _, first_charged, order = stream.data
+        name = str(dataset)
         if order != "random":
-            name += f" in order of {order}" + (f", overlap {overlap:g}" if overlap else "")
+            name += f" in order of {order}"
         if first_charged == 0:
             count += ", CER from t = 0"
     return printable(name)[:MAX_CHARACTERS], count

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairseq_alma.core.catalogue import GROWTH_OPTIONS, OPTIONS
+from fairseq_alma.core.catalogue import options
 from fairseq_alma.report.runs import Array, RunGroup
 
 
@@ -83,7 +83,7 @@ def row_of(group: RunGroup) -> Row | None:
 
 def _departs_from_paper(group: RunGroup) -> bool:
     """Return True if a setting is on that the paper's learners do not have."""
-    off = {**OPTIONS["language model"], "from_scratch": False, **GROWTH_OPTIONS}
+    off = {**options("language model", learners_too=True), "from_scratch": False}
     return any(group.settings.get(name) not in (None, value) for name, value in off.items())
 
 

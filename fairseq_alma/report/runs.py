@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.core.catalogue import SEED_SETTINGS, SIZE_SETTINGS, Half
+from fairseq_alma.core.catalogue import Half, settings_that_are
 from fairseq_alma.core.presets import ANYTIME, anytime_settings, is_anytime
 from fairseq_alma.core.printing import printable
 
@@ -91,16 +91,6 @@ class Run:
     """
     notes: tuple[str, ...] = ()
     """One message for each damaged file without which the run could be read."""
-
-    @property
-    def seeds(self) -> int | str | None:
-        """What identifies the random choices of the run: `seed`, and other seed settings that differ from it.
-
-        For example, 3 or "3 (data_seed 1)". Runs of two groups are paired if it is equal. None if no seed is recorded.
-        """
-        values = {name: self.settings.get(name) for name in SEED_SETTINGS if name != "seed"}
-        others = [f"{name} {value}" for name, value in values.items() if value not in (None, self.seed)]
-        return f"{self.seed} ({', '.join(others)})" if others else self.seed
 
     @property
     def seeds_of_process(self) -> int:
@@ -275,13 +265,12 @@ class Comparison:
     def varied_settings(self) -> list[str]:
         """Names of the settings that differ between groups. Learner, wait, replay and the size settings come first."""
         names = {name for group in self.groups for name in group.settings}
-        first = ["learner", "wait", "replay", *SIZE_SETTINGS]
+        first = ["learner", "wait", "replay", *settings_that_are("size")]
         ordered = [*first, *sorted(names - set(first))]
 
         def values(name: str) -> set:
-            # Ignore the groups without this setting, because their learners do not have it, and those in which it has
-            # no effect.
-            return {hashable(group.settings[name]) for group in self.groups if has_effect(group.settings, name)}
+            # Ignore the groups without this setting, because their learners do not have it.
+            return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
 
         return [name for name in ordered if len(values(name)) > 1]
 
@@ -329,7 +318,7 @@ def waits_of(groups: Iterable[RunGroup]) -> list[str]:
 def group_label(group: RunGroup, names: Sequence[str], with_learner: bool = True) -> str:
     """Return the label of a group of runs, such as `gMoE, wait 10, width 32`.
 
-    Settings that have no effect, or switch nothing on, are left out. A group with the settings of preset=anytime is
+    Settings that switch nothing on are left out. A group with the settings of preset=anytime is
     called `anytime`. This word replaces the learner SM, wait 1 and all settings of the preset. So if such groups differ
     in a setting that the preset does not have, the label is, for example, `anytime, lr 0.001`. A group in which a
     setting of the preset was changed has a label like all others.
@@ -353,8 +342,8 @@ def setting_words(group: RunGroup, names: Sequence[str]) -> list[str]:
     words = []
     for name in names:
         value = group.settings.get(name)
-        is_off = catalogue.OPTIONS[group.half].get(name) == value
-        if name == "learner" or value is None or is_off or not has_effect(group.settings, name):
+        is_off = catalogue.options(group.half).get(name) == value
+        if name == "learner" or value is None or is_off:
             continue
         if name == "replay":
             if value:
@@ -377,8 +366,8 @@ def _short_text(value: Any) -> str:
 
 
 def options_of(group: RunGroup) -> list[str]:
-    """Return the names of the settings of catalogue.OPTIONS that are on in a group of runs."""
-    off = catalogue.OPTIONS[group.half]
+    """Return the names of the options (`catalogue.options`) that are on in a group of runs."""
+    off = catalogue.options(group.half)
     return [name for name in off if group.settings.get(name) not in (None, off[name])]
 
 
@@ -386,12 +375,6 @@ def learner_position(name: str) -> int:
     """Return the position of a learner in the paper's list of learners. Learners that plugins add come last."""
     names = [entry.name for entry in catalogue.learners()]
     return names.index(name) if name in names else len(names)
-
-
-def has_effect(settings: Mapping[str, Any], name: str) -> bool:
-    """Return True if a run with these settings has the setting `name`, and no other setting makes it ineffective."""
-    other, value = catalogue.PARTS_OF_OPTIONS.get(name, (name, settings.get(name)))
-    return name in settings and settings.get(other) == value
 
 
 def hashable(value: Any) -> Any:

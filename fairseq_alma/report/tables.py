@@ -172,7 +172,8 @@ def table1(comparison: Comparison) -> Table | None:
             costs = [group.mean_column("train_flops")[: k + 1].sum() for group in pair]
             if abs(costs[0] - costs[1]) > EQUAL_COMPUTE * max(costs) or not costs[0]:
                 continue
-            names = [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS]
+            with_wait = catalogue.settings_that_are("with_wait")
+            names = [name for name in comparison.varied_settings if name not in with_wait]
             base, large = _paper_pair(in_sequence, iid, k)
             rows.append({
                 "run": group_label(in_sequence, names),
@@ -322,8 +323,8 @@ def _quality_text(group: RunGroup, t: int, scale: float = 1.0) -> str:
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    """Return True if groups `a` and `b` differ only in WAIT_SETTINGS, such as the wait and the number of updates."""
-    names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
+    """Return True if groups `a` and `b` differ only in the wait and in what is changed with it, such as the updates."""
+    names = {*a.settings, *b.settings} - set(catalogue.settings_that_are("with_wait"))
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 

@@ -56,10 +56,6 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
         default=0.0,
         metadata={"help": "share of every batch that comes from --replay-mega-batches, between 0 and 1"},
     )
-    replay_memory: int = field(
-        default=0,
-        metadata={"help": "largest number of tokens of --replay-mega-batches that are kept, in blocks; 0 for all"},
-    )
     train_subset: str = II("dataset.train_subset")
     valid_subset: str = II("dataset.valid_subset")
 
@@ -171,8 +167,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             dataset = self._blocks(self._mega_batch_splits(self.args.mega_batches), shuffle=True)
             if self.args.replay_share > 0:
                 past = self._blocks(self._mega_batch_splits(self.args.replay_mega_batches), shuffle=True)
-                kept = self.args.replay_memory // self.args.tokens_per_sample if self.args.replay_memory else None
-                dataset = ReplayShareDataset(dataset, past, self.args.replay_share, self.args.seed, kept)
+                dataset = ReplayShareDataset(dataset, past, self.args.replay_share, self.args.seed)
         elif split in ("valid", "test"):
             dataset = self._blocks([split], shuffle=False)
         else:
@@ -319,7 +314,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             SettingError: if the checkpoint was trained with another dictionary.
         """
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
-        if state.get("dict_sha256", dictionary) != dictionary:
+        if state["dict_sha256"] != dictionary:
             raise SettingError(
                 f"the checkpoint was trained with another dictionary than that of {self.args.data}: give the stream on "
                 f"which it was trained, or another --save-dir"
@@ -332,7 +327,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         Args:
             num_blocks: number of blocks in an epoch.
         """
-        names = ("mega_batches", "replay_mega_batches", "replay_share", "replay_memory", "tokens_per_sample")
+        names = ("mega_batches", "replay_mega_batches", "replay_share", "tokens_per_sample")
         options = {f"--{name.replace('_', '-')}": getattr(self.args, name) for name in names}
         return {**options, "number of blocks": num_blocks}
 

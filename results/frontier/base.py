@@ -25,7 +25,7 @@ from _texts import Row, TextStudy, arrival_table, link_books  # noqa: E402
 NUM_MEGA_BATCHES, NUM_TRAINED = 5, 4
 SM = ("learner=sm", "wait=1")
 IID = ("learner=sm", f"wait={NUM_TRAINED}")
-AVERAGE = ("schedule=constant", "predict_with=average", "average_every=update", "average_power=8")
+AVERAGE = ("schedule=constant", "average=power:8")
 SEEDS = (0, 1, 2)
 WIKIPEDIA = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 

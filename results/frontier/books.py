@@ -16,7 +16,7 @@ from _texts import BookStudy, Row, arrival_table  # noqa: E402
 SM = ("learner=sm", "experts=4", "wait=1")
 IID = ("learner=sm", "experts=4", "wait=4")
 CONSTANT = ("schedule=constant", "optimizer_state=keep")
-AVERAGE = ("predict_with=average", "average_every=update", "average_power=8")
+AVERAGE = ("average=power:8",)
 HALF = "replay=0.5"
 DECAY = ("weight_decay=0.3", "warmup_updates=53")
 """Weight decay, and a warm-up as long as the default of `IID`: 5% of all updates. That of `SM` is 5% of a stage, 13."""

@@ -21,7 +21,7 @@ EPOCHS = "epochs=30"
 RECIPE = ("preset=anytime", EPOCHS, "extra_epochs=0")
 SMOOTH = "label_smoothing=0.1"
 """The usual value of label smoothing."""
-NO_AVERAGE = ("predict_with=last", "average_power=0")
+NO_AVERAGE = ("average=null",)
 ROWS = (
     Row("sm_w10", ("learner=sm", "wait=10", EPOCHS), "SM, wait 10"),
     Row("anytime", RECIPE, "**anytime**, 30 epochs"),

@@ -36,7 +36,7 @@ from fairseq_alma.core.metrics import averages_by_part, period_losses  # noqa: E
 PERIODS = 5
 SEEDS = {"recipe_warm": 5, "retrained": 5, "once": 5}
 """Name -> the number of seeds. The other learners have 3."""
-AVERAGE = ("schedule=constant", "predict_with=average", "average_every=update", "average_power=8")
+AVERAGE = ("schedule=constant", "average=power:8")
 KEEP = (*AVERAGE, "optimizer_state=keep")
 LEARNERS = {
     "recipe": ((*KEEP, "replay=0.5"), "updates", "**anytime** (`replay=0.5`)"),

@@ -64,12 +64,11 @@ ROWS = (
     Row("sm_w25", ("learner=sm", "wait=25"), "SM, wait 25"),
     Row(
         "no_average",
-        (*CONSTANT, "predict_with=last", "average_power=0"),
+        (*CONSTANT, "average=null"),
         "anytime, 100 epochs, without the average",
     ),
     Row("no_replay", (*CONSTANT, "replay=false"), "anytime, 100 epochs, without replay"),
     Row("only_replay_share", (*CONSTANT, "replay=0.75"), "anytime, 100 epochs, replay=0.75"),
-    Row("memory_5000", (*CONSTANT, "replay_memory=5000"), "anytime, 100 epochs, at most 5,000 stored examples"),
     Row(
         "geometric_uniform",
         ("learner=sm", "wait=geometric", "replay=uniform"),

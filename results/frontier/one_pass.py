@@ -18,9 +18,9 @@ from _texts import BookStudy, Row, arrival_table  # noqa: E402
 
 SM = ("learner=sm", "experts=4", "wait=1")
 IID = ("learner=sm", "experts=4", "wait=4")
-AVERAGE = ("schedule=constant", "predict_with=average", "average_every=update", "average_decay=0.99")
+AVERAGE = ("schedule=constant", "average=decay:0.99")
 KEEP = (*AVERAGE, "optimizer_state=keep")
-POWER = ("schedule=constant", "predict_with=average", "average_every=update", "average_power=8")
+POWER = ("schedule=constant", "average=power:8")
 RECIPE = (*POWER, "optimizer_state=keep", "replay=0.5")
 """The settings of preset=anytime."""
 WARM = "warmup_updates=180"
@@ -48,9 +48,9 @@ TEXTS = {
     "one_pass_iid_power": "constant rate and average on all data at once (i.i.d.)",
     "one_pass_recipe": "**anytime** (`replay=0.5`)",
     "one_pass_power": "anytime without replay",
-    "one_pass_average": "anytime without replay, `average_decay=0.99`",
-    "one_pass_iid_average": "constant rate and `average_decay=0.99` on all data at once (i.i.d.)",
-    "one_pass_quarter": "anytime with `replay=0.25`, `average_decay=0.99`",
+    "one_pass_average": "anytime without replay, `average=decay:0.99`",
+    "one_pass_iid_average": "constant rate and `average=decay:0.99` on all data at once (i.i.d.)",
+    "one_pass_quarter": "anytime with `replay=0.25`, `average=decay:0.99`",
     "one_pass_sm": "SM, wait 1",
     "one_pass_iid": "SM on all data at once (i.i.d.)",
     "one_pass_ens": "Ens of 2, wait 1",

@@ -26,7 +26,7 @@ CASES = [
 def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float]]:
     """Return the test errors [seed][stage] of this software after each of the first stages."""
     return our_errors(
-        "mnist", case, seeds, data_root, out, umix="sum", new_members_from="copy", gens_combine="logit", experts=2,
+        "mnist", case, seeds, data_root, out, new_members_from="copy", experts=2,
         split_by="gate_mass",
     )  # fmt: skip
 

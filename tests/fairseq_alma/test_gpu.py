@@ -47,7 +47,7 @@ def test_bfloat16_is_the_default(stream, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
-    diverging = ("wait=3", "lr=1e18", "clip_norm=0", "updates=20")
+    diverging = ("wait=3", "lr=1e18", "fairseq=--clip-norm 0", "updates=20")
     result = run_command("alma-lm", f"stream={stream}", f"out={tmp_path}", *RUN, *diverging)
     assert result.returncode == 2
     assert "lower lr=1e+18" in result.stderr, result.stderr[-3000:]

@@ -86,8 +86,8 @@ class Entries:
             ("alma-eval RUN", alma_eval, [str(self.run)]),
             ("alma-grow --experts", alma_grow, [*to_grow, "--experts", "1"]),
             ("alma-grow --layers", alma_grow, [*to_grow, "--layers", "2"]),
-            ("alma-grow --split-by gradient", alma_grow,
-             [*to_grow, "--experts", "1", "--split-by", "gradient", *files]),
+            ("alma-grow --copy-experts-by gradient", alma_grow,
+             [*to_grow, "--experts", "1", "--copy-experts-by", "gradient", *files]),
         ):  # fmt: skip
             status = command(arguments)
             printed = self.capsys.readouterr().err

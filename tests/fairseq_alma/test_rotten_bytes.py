@@ -70,8 +70,7 @@ def continued(run: Path, **changes) -> list:
     return [*content_of(run), predict(run)]
 
 
-VISION = {"learner": "gmoe", "wait": 1, "width": 4, "epochs": 1, "grow_every": 1, "error_matrix": True,
-          "tensorboard": False}  # fmt: skip
+VISION = {"learner": "gmoe", "wait": 1, "width": 4, "epochs": 1, "grow_every": 1, "error_matrix": True}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ class StoppedInStage2(ForkedProcesses):
 
 
 def lm_settings(stream: Path, run: Path):
-    return settings_of(stream, run, "sm", updates=UPDATES, validations=1, mega_batches=2, tensorboard=False)
+    return settings_of(stream, run, "sm", updates=UPDATES, validations=1, mega_batches=2)
 
 
 def lm_run(stream: Path, run: Path, processes=ForkedProcesses) -> list:

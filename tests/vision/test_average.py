@@ -1,6 +1,5 @@
-"""predict_with=average: the averaged networks predict, are evaluated and deployed; the training is unaveraged."""
+"""The setting `average`: the averaged networks predict, are evaluated and deployed; the training is unaveraged."""
 
-import json
 import shutil
 
 import numpy as np
@@ -26,15 +25,11 @@ def predictor(out, stage):
 
 
 @pytest.mark.parametrize(
-    ("settings", "weights"),
-    [
-        ({}, [0.25, 0.25, 0.25, 0.25]),
-        ({"average_window": 2}, [0.0, 0.0, 0.5, 0.5]),
-        ({"average_decay": 0.6}, [0.18, 0.18, 0.24, 0.4]),
-    ],
+    ("average", "weights"),
+    [("power:0", [0.25, 0.25, 0.25, 0.25]), ("decay:0.6", [0.18, 0.18, 0.24, 0.4])],
 )
-def test_the_predictor_is_the_average_of_the_networks_after_each_stage(tmp_path, settings, weights):
-    small_run(tmp_path, predict_with="average", **settings, **KEPT)
+def test_the_predictor_is_the_average_of_the_networks_after_each_stage(tmp_path, average, weights):
+    small_run(tmp_path, average=average, **KEPT)
     expected = sum(w * flat(networks(tmp_path, k)) for k, w in enumerate(weights, start=1))
     torch.testing.assert_close(predictor(tmp_path, 4), expected)
     small_run(tmp_path / "last", **KEPT)
@@ -42,18 +37,8 @@ def test_the_predictor_is_the_average_of_the_networks_after_each_stage(tmp_path,
         assert torch.equal(flat(networks(tmp_path, stage)), flat(networks(tmp_path / "last", stage)))
 
 
-def test_the_average_of_updates_goes_on_over_stages(tmp_path):
-    small_run(tmp_path, predict_with="average", average_every="update", average_decay=0.9, **KEPT)
-    trained, averaged = flat(networks(tmp_path, 4)), predictor(tmp_path, 4)
-    assert not torch.equal(trained, averaged)
-    # With a decay near 0, the average is the network after the last update: that of the last epoch.
-    small_run(tmp_path / "new", predict_with="average", average_every="update", average_decay=1e-9, select_by="last",
-              **KEPT)  # fmt: skip
-    torch.testing.assert_close(predictor(tmp_path / "new", 3), flat(networks(tmp_path / "new", 3)))
-
-
 def test_the_averaged_networks_are_evaluated_and_deployed(tmp_path):
-    (rows,) = small_run(tmp_path, predict_with="average")
+    (rows,) = small_run(tmp_path, average="power:0")
     predict, dataset = load_predictor(tmp_path), load_dataset("digits", ".")
     wrong = predict(dataset.test.images).argmax(-1) != dataset.test.labels.numpy()
     assert rows[-1].scores.error_rate == pytest.approx(float(np.mean(wrong)), abs=1e-6)
@@ -67,14 +52,12 @@ def test_the_averaged_networks_are_evaluated_and_deployed(tmp_path):
     "changes",
     [
         {},
-        {"average_window": 2},
-        {"average_every": "update", "average_decay": 0.95},
-        {"learner": "ens", "members": 2, "seeds": 2, "average_decay": 0.5},
-        {"learner": "gmoe", "grow_every": 2, "replay": "uniform", "replay_memory": 100},
+        {"learner": "ens", "members": 2, "seeds": 2, "average": "decay:0.5"},
+        {"learner": "gmoe", "grow_every": 2, "replay": "uniform"},
     ],
 )
 def test_a_run_that_is_stopped_after_each_step_is_the_same(tmp_path, changes, monkeypatch):
-    changes = {"predict_with": "average", **changes}
+    changes = {"average": "power:0", **changes}
     whole = small_run(tmp_path / "whole", **changes)
     calls = []
 
@@ -101,23 +84,20 @@ def test_a_run_that_is_stopped_after_each_step_is_the_same(tmp_path, changes, mo
 
 
 def test_a_network_that_grows_begins_a_new_average(tmp_path):
-    small_run(tmp_path, learner="gmoe", grow_every=2, predict_with="average", **KEPT)
+    small_run(tmp_path, learner="gmoe", grow_every=2, average="power:0", **KEPT)
     # Growth is before stage 3, so the average is over stages 3 and 4.
     expected = (flat(networks(tmp_path, 3)) + flat(networks(tmp_path, 4))) / 2
     torch.testing.assert_close(predictor(tmp_path, 4), expected)
 
 
 def test_old_files_are_deleted(tmp_path):
-    small_run(tmp_path / "all", predict_with="average")
-    small_run(tmp_path / "window", predict_with="average", average_window=3)
-    written = [[path.stem for path in (tmp_path / one).rglob("*.pt")] for one in ("all", "window")]
-    assert [names.count("predictor") for names in written] == [1, 1]
-    assert [names.count("networks") for names in written] == [1, 3]
+    small_run(tmp_path, average="power:0")
+    assert sorted(path.stem for path in tmp_path.rglob("*.pt")) == ["networks", "predictor"]
 
 
 def test_statistics_of_batch_normalisation_are_computed_again(tmp_path):
     settings = {"dataset": "digits", "backbone": "resnet20", "width": 2, "epochs": 1, "mega_batches": 2}
-    (rows,) = small_run(tmp_path, predict_with="average", **{**settings, "crop_padding": 0}, **KEPT)
+    (rows,) = small_run(tmp_path, average="power:0", **{**settings, "crop_padding": 0}, **KEPT)
     stack = read_checkpoint(tmp_path / "stages/stage_002/train/predictor.pt", torch.device("cpu"))
     trained = networks(tmp_path, 2)
     assert stack.statistics is not None
@@ -146,10 +126,10 @@ def test_early_stages_can_have_more_epochs(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learner": "gens", "predict_with": "average"}, "predict_with=average cannot be used with learner=gens"),
-        ({"from_scratch": True, "predict_with": "average"}, "with from_scratch=true each stage has a new network"),
+        ({"learner": "gens", "average": "power:8"}, "average=power:8 cannot be used with learner=gens"),
+        ({"from_scratch": True, "average": "power:8"}, "with from_scratch=true each stage has a new network"),
+        ({"average": "power"}, "average=power must be power:P with a number P"),
         ({"select_by": "last", "patience": 2}, "patience=2 needs the validation score of each epoch"),
-        ({"replay_memory": 10}, "replay_memory=10 needs replay=uniform or a share"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, settings, message):
@@ -161,18 +141,16 @@ def test_every_learner_of_one_network_takes_an_average(tmp_path):
     for name in LEARNERS:
         if name not in ("gens", "ens_moe") and ":" not in name:
             experts = {"experts": 2} if name == "moe" else {}
-            small_run(tmp_path / name, learner=name, predict_with="average", mega_batches=2, epochs=1, **experts)
+            small_run(tmp_path / name, learner=name, average="power:0", mega_batches=2, epochs=1, **experts)
             load_predictor(tmp_path / name)
             shutil.rmtree(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"average_window": 2}, {"learner": "gmoe", "grow_every": 2, "average_window": 2}]
-)
+@pytest.mark.parametrize("changes", [{}, {"learner": "gmoe", "grow_every": 2}])
 def test_a_run_that_is_killed_before_a_done_mark_is_the_same(tmp_path, changes, monkeypatch):
     """The learner of stage 3 has been saved, but the stage is not marked as done."""
     monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0)
-    small_run(tmp_path / "whole", predict_with="average", **changes)
+    small_run(tmp_path / "whole", average="power:0", **changes)
     write = run_record.write_json
 
     def killed(path, *values, **more):
@@ -183,20 +161,13 @@ def test_a_run_that_is_killed_before_a_done_mark_is_the_same(tmp_path, changes, 
 
     monkeypatch.setattr(run_record, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "killed", predict_with="average", **changes)
-    small_run(tmp_path / "killed", predict_with="average", **changes)
+        small_run(tmp_path / "killed", average="power:0", **changes)
+    small_run(tmp_path / "killed", average="power:0", **changes)
     assert ledger(tmp_path / "killed") == ledger(tmp_path / "whole")
 
 
-def test_networks_from_scratch_begin_a_new_average(tmp_path):
-    settings = {"predict_with": "average", "average_every": "update", "from_scratch": True, **KEPT}
-    small_run(tmp_path, **settings)
-    state = json.loads((tmp_path / "stages/stage_004/train/learner.json").read_text())
-    assert state["num_averaged"] == UPDATES
-
-
 def test_a_stage_that_diverges_does_not_stay_in_the_average(tmp_path):
-    settings = {"predict_with": "average", "average_every": "update", "optimizer": "sgd", "lr": 1e18, **KEPT}
+    settings = {"average": "power:0", "optimizer": "sgd", "lr": 1e18, **KEPT}
     small_run(tmp_path, mega_batches=2, **settings)
     assert torch.equal(predictor(tmp_path, 2), flat(networks(tmp_path, 2)))
     assert bool(predictor(tmp_path, 2).isfinite().all())

@@ -10,6 +10,7 @@ import torch
 
 from tests.fairseq_alma.core.test_protocol import reachable_from
 from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, networks, small_run, taken
+from vision import evaluator
 from vision.datasets import Dataset, Examples, Pixels, load_dataset
 from vision.evaluator import ErrorRateEvaluator
 from vision.inputs import Vectors
@@ -116,7 +117,7 @@ def test_frozen_members_are_asked_once_and_their_sums_are_kept(met, tmp_path, le
 
 
 def test_an_ensemble_of_mixtures_has_the_load_of_each_member_on_its_own_stage(tmp_path):
-    ledgers = small_run(tmp_path, learner="ens_moe", experts=3, new_members=2, seeds=2, error_matrix=False)
+    ledgers = small_run(tmp_path, learner="ens_moe", experts=3, members=2, seeds=2)
     dataset = load_dataset("digits", ".")
     for seed, rows in enumerate(ledgers):
         arrivals = partition(dataset.training, B, 0.1, seed=seed)
@@ -154,9 +155,10 @@ def test_a_test_set_of_any_size_is_asked_in_parts(met, tmp_path):
     assert rows[-1].scores.error_rate == wrong / 4001
 
 
-def test_routing_is_written_after_a_growth_and_at_the_end(met, tmp_path):
+def test_routing_is_written_after_a_growth_and_at_the_end(met, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "ROUTING_EXAMPLES", 20)
     dataset = load_dataset("digits", ".")
-    learner, (rows,) = met(tmp_path, dataset, learner="gmoe", grow_every=2, routing_examples=20)
+    learner, (rows,) = met(tmp_path, dataset, learner="gmoe", grow_every=2)
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
     # One expert at stages 1 and 2, two at 3 and 4.
     assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 3, 4)]
@@ -172,20 +174,21 @@ def test_routing_is_written_after_a_growth_and_at_the_end(met, tmp_path):
     assert all(np.isclose(sum(layer), 1, atol=1e-5) for layer in rows[-1].scores.expert_load)
 
 
-def test_routing_of_several_seeds_lies_with_each_and_none_is_written_when_none_is_wanted(tmp_path):
+def test_routing_of_several_seeds_lies_with_each_and_only_mixtures_have_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "ROUTING_EXAMPLES", 20)
     small_run(tmp_path / "two", learner="moe", experts=3, seeds=2, epochs=1, wait=2)
     routings = [np.load(tmp_path / f"two/seed_{seed}/stages/stage_002/routing.npz") for seed in (0, 1)]
     assert [routing["weights"].shape for routing in routings] == [(20, 3), (20, 3)]
     assert not np.array_equal(routings[0]["weights"], routings[1]["weights"])
     assert [routing["root"].item() for routing in routings] == [3, 3]
-    small_run(tmp_path / "none", learner="moe", experts=3, routing_examples=0, epochs=1, wait=B)
     small_run(tmp_path / "sm", **{**SMALL, "epochs": 1}, wait=B)
-    assert not [*(tmp_path / "none").rglob("*.npz"), *(tmp_path / "sm").rglob("*.npz")]
+    assert not [*(tmp_path / "sm").rglob("*.npz")]
 
 
-def test_routing_of_an_ensemble_of_mixtures_is_the_newest_ones(met, tmp_path):
+def test_routing_of_an_ensemble_of_mixtures_is_the_newest_ones(met, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "ROUTING_EXAMPLES", 20)
     dataset = load_dataset("digits", ".")
-    learner, _ = met(tmp_path, dataset, learner="ens_moe", experts=3, new_members=2)
+    learner, _ = met(tmp_path, dataset, learner="ens_moe", experts=3, members=2)
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
     assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 4)]
     routing = np.load(tmp_path / "stages/stage_004/routing.npz")

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import chain as concatenated
-from itertools import pairwise
 
 import pytest
 import torch
@@ -13,15 +12,10 @@ from fairseq_alma.core.errors import SettingError
 from tests.vision.networks.vggs import vgg as small_vgg
 from vision.firefly import (
     NUM_CANDIDATES,
-    Chain,
-    DepthCandidates,
-    Layer,
-    Norm,
     WidthCandidates,
     chain_from_stack,
     count_by_num_params,
     count_by_width_ratio,
-    grow_depth,
     grow_width,
     rank,
     stack_from_chain,
@@ -75,11 +69,6 @@ def candidates_of(chain):
     return WidthCandidates(
         chain, K, lambda shape: torch.rand(shape, generator=noise), lambda shape: torch.randn(shape, generator=noise)
     )
-
-
-def depth_candidates_of(chain):
-    noise = generator("noise")
-    return DepthCandidates(chain, lambda shape: torch.rand(shape, generator=noise))
 
 
 def everything(chain):
@@ -283,14 +272,12 @@ def test_the_number_of_added_candidates(caplog):
     caplog.clear()
     assert count_by_width_ratio(chain, 0.5)(order) == 4
     assert "4 candidates are too few to add 5 units" in caplog.text
-    with pytest.raises(SettingError, match="grow_depth=3 is too large: each of the 2 layers"):
-        grow_depth(chain, batches_for("perceptron"), 3, generator(0))
 
 
 def test_the_flops_of_both_passes_by_hand():
     """A perceptron 12-6-5-10 with K candidates per layer, 24 examples."""
     chain, batches = chain_from_stack(perceptron()), batches_for("perceptron")
-    _, flops, *_ = rank(candidates_of(chain), batches)
+    _, flops = rank(candidates_of(chain), batches)
     products = [(12, 6 + 6 + K), (6, 5 + 5 + K), (K, 5 + K), (5, 10), (K, 10)]  # inputs, outputs
     forward = [2 * num_in * num_out for num_in, num_out in products]
     # The first pass computes gradients of all weights except those of the head, and of all inputs except the first
@@ -303,7 +290,7 @@ def test_the_flops_of_both_passes_by_hand():
 
 @KINDS
 def test_candidates_are_initialised_as_by_the_authors(kind):
-    """Splits from U(-0.1, 0.1), new units from N(0, 0.1), weights on new units and new layers from U(-0.01, 0.01)."""
+    """Splits from U(-0.1, 0.1), new units from N(0, 0.1), weights on new units from U(-0.01, 0.01)."""
     chain = chain_from_stack(STACKS[kind]())
     noise = generator("many")
     candidates = WidthCandidates(
@@ -320,7 +307,6 @@ def test_candidates_are_initialised_as_by_the_authors(kind):
     check_uniform(candidates.splits, 0.1)
     check_uniform([weight for weight in candidates.weights_on_new if weight is not None], 0.01)
     check_uniform([candidates.head_weight_on_new], 0.01)
-    check_uniform(DepthCandidates(chain, lambda s: torch.rand(s, generator=noise)).noise, 0.01)
     new = torch.cat([weight.detach().flatten() for weight in candidates.new_units])
     assert new.abs().max() > 0.25  # so the distribution is not uniform
     torch.testing.assert_close(float(new.std()), 0.1, rtol=0.05, atol=0)
@@ -349,93 +335,3 @@ def test_noise_is_trained_with_the_authors_settings(kind, monkeypatch):
                 value.sub_(1e-3 * move)
     for a, b in zip(ours.variables, theirs.variables, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
-
-
-def test_layers_that_would_exceed_max_params_are_not_added(caplog):
-    chain, batches = four_layers(), batches_for("perceptron")
-    layer_params = 6 * 6 + 6
-    assert len(grow_depth(chain, batches, 4, generator("g"), chain.num_params() + 2 * layer_params).chain.layers) == 6
-    assert "added only 2 of 4 new layers" in caplog.text
-    grown = grow_depth(chain, batches, 1, generator("g"), chain.num_params())
-    assert len(grown.chain.layers) == 4
-    assert torch.equal(grown.chain.layers[3].weight, chain.layers[3].weight)
-
-
-def test_statistics_of_new_norms_cost_one_forward_pass(monkeypatch):
-    chain, batches = chain_from_stack(vgg()), batches_for("vgg")
-    ranked = rank(depth_candidates_of(chain), batches)
-    assert ranked.num_examples == 24
-    assert ranked.example.untyped_storage().nbytes() == 8 * 3 * 32 * 32  # not a view of a batch
-    grown = grow_depth(chain, batches, 1, generator("noise"))
-    forward = small_vgg(widths=WIDTHS, draw=[generator(0)]).flops.forward
-    assert grown.flops == ranked.flops + 24 * forward
-
-
-@KINDS
-def test_new_layers_without_noise_change_nothing(kind):
-    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
-    candidates = depth_candidates_of(chain)
-    x, _ = batches()[0]
-    places = list(range(len(chain.layers)))
-    grown = candidates.grown_chain(places, batches, with_noise=False)
-    assert len(grown.layers) == 2 * len(chain.layers)
-    torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-5)
-    assert [layer.is_pooled for layer in grown.layers].count(True) == [layer.is_pooled for layer in chain.layers].count(
-        True
-    )
-    # With noise, the grown network is the one that was ranked.
-    with torch.no_grad():
-        torch.testing.assert_close(
-            candidates.grown_chain(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9
-        )
-    if kind == "vgg":
-        again = chain_from_stack(stack_from_chain(grown, vgg()))
-        assert [layer.is_pooled for layer in again.layers] == [layer.is_pooled for layer in grown.layers]
-        torch.testing.assert_close(again.logits(x), grown.logits(x), rtol=0, atol=0)
-
-
-def four_layers():
-    """Return a perceptron with four hidden layers."""
-    numbers = generator("four layers")
-    sizes = (12, 6, 6, 6, 6)
-    layers = [
-        Layer(torch.randn(num_out, num_in, generator=numbers) * num_in**-0.5, torch.zeros(num_out) + 0.1, None)
-        for num_in, num_out in pairwise(sizes)
-    ]
-    return Chain(layers, torch.randn(10, 6, generator=numbers), torch.zeros(10))
-
-
-def test_a_new_layer_is_added_where_the_loss_decreases_fastest():
-    chain, batches = four_layers(), batches_for("perceptron")
-    grown = grow_depth(chain, batches, 1, generator("growth"))
-    assert len(grown.chain.layers) == 5
-    candidates = DepthCandidates(chain, _draws_of("growth")[0])
-    rank(candidates, batches)  # trains the noise; the derivatives below are finite differences
-    losses = []
-    for place in range(4):
-        sides = []
-        for sign in (1, -1):
-            gates = candidates.gates()
-            gates[place].data += sign * 1e-6
-            with torch.no_grad():
-                sides.append(sum(float(F.cross_entropy(candidates.logits(x, gates), y)) for x, y in batches()))
-        losses.append((sides[0] - sides[1]) / 2e-6)
-    best = max(range(4), key=lambda place: -losses[place])
-    assert len({round(loss, 9) for loss in losses}) == 4
-    kept = [torch.equal(layer.weight, old.weight) for layer, old in zip(grown.chain.layers, chain.layers, strict=False)]
-    assert kept == [place <= best for place in range(4)]  # layers up to the place are unchanged, then comes the new one
-    new = grown.chain.layers[best + 1]
-    torch.testing.assert_close(new.weight, torch.eye(6) + candidates.noise[best].detach())
-
-
-def test_norms_of_new_layers_have_the_statistics_of_their_inputs():
-    chain, batches = chain_from_stack(vgg()), batches_for("vgg")
-    grown = depth_candidates_of(chain).grown_chain([1], batches)
-    x = torch.cat([x for x, _ in batches()])
-    for layer in chain.layers[:1]:
-        x = layer.pool(layer.output(x))
-    new_input = chain.layers[1].output(x)
-    norm = grown.layers[2].norm
-    assert isinstance(norm, Norm)
-    torch.testing.assert_close(norm.mean, new_input.mean((0, 2, 3)))
-    torch.testing.assert_close(norm.variance, new_input.var((0, 2, 3), correction=0))

@@ -43,6 +43,6 @@ def test_networks_for_images(tmp_path, learner):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_on_the_same_gpu_computes_the_same_again(tmp_path, precision):
     for name in ("first", "second"):
-        average = {"predict_with": "average", "average_power": 8}
+        average = {"average": "power:8"}
         small_vgg_run(tmp_path / name, width=5, device="cuda", precision=precision, seeds=1, **average)
     assert ledger(tmp_path / "first") == ledger(tmp_path / "second")

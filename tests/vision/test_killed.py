@@ -26,9 +26,9 @@ from vision.runs import run_learner
 
 DEADLINE_SECONDS = 300
 
-GENS = {"learner": "gens", "seeds": 2, "replay": 0.5, "error_matrix": True}
+GENS = {"learner": "gens", "seeds": 2, "replay": 0.5, "order": "classes"}
 GMOE = {"learner": "gmoe", "experts": 2, "replay": "all", "hard_gates": True}
-FF = {"learner": "ff", "seeds": 2, "grow_depth": 1, "candidates": 200}
+FF = {"learner": "ff", "seeds": 2, "candidates": 200}
 """Most of its time is growth."""
 AUTO = {"wait": "auto", "seeds": 2, "mega_batches": 10}
 """Its decisions at arrivals 6 to 9 follow from the errors that the run has recorded."""

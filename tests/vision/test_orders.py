@@ -1,4 +1,4 @@
-"""Streams that drift: class after class, by a column, by folder, and with neighbours that overlap. On real digits."""
+"""Streams that drift: class after class, by a column, and by folder. On real digits."""
 
 import itertools
 import shutil
@@ -56,11 +56,11 @@ def test_more_mega_batches_than_classes_are_cut_from_the_sorted_examples(digits)
         assert sorted(labels) == in_order[end - len(labels) : end]
 
 
-@pytest.mark.parametrize("how", [{"order": "classes"}, {"order": "column:sum"}, {"order": "classes", "overlap": 0.4}])
+@pytest.mark.parametrize("how", [{"order": "classes"}, {"order": "column:sum"}])
 def test_every_example_arrives_once_and_seeds_differ_in_order_but_not_in_sizes(digits, how):
     dataset = replace(digits, columns={"sum": digits.training.images.sum(1).numpy()})
-    order, overlap = how["order"], how.get("overlap", 0.0)
-    first, again, other = (partition(dataset, 6, 0.1, seed, order, overlap) for seed in (0, 0, 1))
+    order = how["order"]
+    first, again, other = (partition(dataset, 6, 0.1, seed, order) for seed in (0, 0, 1))
     expected = sorted(tuple(image) for image in digits.training.images.tolist())
     assert sorted(images_of(first)) == sorted(images_of(other)) == expected
     assert images_of(first) == images_of(again) != images_of(other)
@@ -98,40 +98,12 @@ def test_a_group_of_classes_with_one_example_is_refused(digits):
         partition(dataset, 10, 0.1, seed=0, order="classes")
 
 
-def test_overlap_moves_examples_to_neighbours_by_at_most_that_much(digits):
-    """Position in a column that is the place in the stream: its distance to the new place is at most the noise."""
-    num, num_mega_batches = len(digits.training), 8
-    dataset = replace(digits, columns={"place": np.arange(num)})
-
-    def distances(overlap):
-        arrivals = partition(dataset, num_mega_batches, 0.1, 0, "column:place", overlap)
-        index = {tuple(image): i for i, image in enumerate(digits.training.images.tolist())}
-        places = [np.array([index[image] for image in images_of([one])]) for one in arrivals]
-        assert sizes(arrivals) == [180] * 6 + [179] * 2
-        return np.concatenate([places[t] // (num / num_mega_batches) - t for t in range(num_mega_batches)])
-
-    # Two pairs of digits have equal images, so a few indices may be off.
-    none, little, much = (np.abs(distances(overlap)) for overlap in (0.0, 0.25, 3.0))
-    assert (none > 0).mean() < 0.01
-    # Uniform noise of at most o < 1/2 moves a share of about o / 2 of the examples across an end of their mega-batch.
-    assert 0.08 < (little > 0).mean() < 0.16
-    assert (little > 1).mean() < 0.01
-    assert (much > 1).mean() > 0.3
-    assert (much > 7).sum() == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "message_part"),
     [
         ({"order": "class"}, "order='class' is not one of random, classes, column:NAME, folders"),
         ({"order": "column:"}, "order='column:' is not one of"),
         ({"order": "column:NAME"}, None),
-        ({"drift_overlap": 0.5}, "drift_overlap=0.5 has no effect with order=random"),
-        (
-            {"order": "classes", "drift_overlap": -1.0},
-            "drift_overlap=-1.0 must be a number of mega-batches, at least 0",
-        ),
-        ({"order": "classes", "drift_overlap": float("nan")}, "drift_overlap=nan must be"),
         (
             {"backbone": "mlp", "order": "folders", "mega_batches": None},
             "order=folders needs a folder of images, but dataset='digits'",
@@ -182,9 +154,6 @@ def test_with_order_folders_each_folder_of_train_is_a_mega_batch(tmp_path):
     assert [sorted(values) for values in pixels] == [list(range(6)), list(range(6, 12))]
     assert pixels[0] != sorted(pixels[0])
     assert sorted(labels_of(arrivals)[1]) == [0, 0, 1, 1, 1, 1]
-    blurred = partition(dataset, 2, 0.2, seed=3, order="folders", drift_overlap=1.0)
-    assert sizes(blurred) == [6, 6]
-    assert {image[0] for image in images_of(blurred[:1])} != set(range(6))
 
 
 def test_a_run_on_folders_is_continued_after_a_folder_was_added(tmp_path):
@@ -224,11 +193,10 @@ def test_another_number_of_mega_batches_than_folders_is_refused(tmp_path):
 
 
 def test_a_drifting_run_of_two_seeds_records_its_order(tmp_path):
-    how = {"order": "classes", "drift_overlap": 0.5, "seeds": 2, "epochs": 1}
+    how = {"order": "classes", "seeds": 2, "epochs": 1}
     together = small_run(tmp_path / "run", **how)
     assert len(together) == 2
     recorded = (tmp_path / "run/seed_0/settings.json").read_text()
     assert '"order": "classes"' in recorded
-    assert '"drift_overlap": 0.5' in recorded
     with pytest.raises(RunError, match="order"):
-        small_run(tmp_path / "run", **{**how, "order": "random", "drift_overlap": 0.0})
+        small_run(tmp_path / "run", **{**how, "order": "random"})

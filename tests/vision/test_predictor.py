@@ -23,7 +23,7 @@ LEARNERS = [
     *(("ens", {"combine": combine}) for combine in Combine.__args__),
     ("umix", {"umix": "mean"}),
     ("umix", {"umix": "sum"}),
-    ("gens", {"gens_combine": "logit"}),
+    ("gens", {"combine": "logit"}),
     ("moe", {"experts": 2}),
     ("gmoe", {"hard_gates": True}),
     ("gmoe", {}),
@@ -149,7 +149,7 @@ def test_what_cannot_be_loaded(tmp_path):
         vision.load_predictor(tmp_path)
     folder = tmp_path / "seed_0"
     (folder / "inputs.json").unlink()
-    with pytest.raises(RunError, match=r"inputs.json is missing, because an earlier version of alma-vision wrote"):
+    with pytest.raises(RunError, match=r"inputs.json is missing: run the command of the run again"):
         vision.load_predictor(folder)
     small_run(tmp_path, seeds=2, epochs=1)  # as the message says
     vision.load_predictor(folder)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from vision.process import process_settings
+from vision.runs import _process_settings
 
 
 def settings_now():
@@ -29,11 +29,11 @@ def outside(request):
 
 
 def test_settings_hold_in_the_block_and_are_restored_at_its_end(outside):
-    with process_settings(threads=3):
-        assert settings_now() == (3, True, False)
-        with process_settings(threads=1):
-            assert settings_now() == (1, True, False)
-        assert settings_now() == (3, True, False)
+    with _process_settings(tf32=False):
+        assert settings_now() == (1, True, False)
+        with _process_settings(tf32=True):
+            assert settings_now() == (1, True, True)
+        assert settings_now() == (1, True, False)
     assert settings_now() == outside
 
 
@@ -42,13 +42,13 @@ def test_a_program_that_uses_the_newer_switches(tmp_path):
     script = """
 import torch
 from vision.flops import count_flops
-from vision.process import process_settings
+from vision.runs import _process_settings
 switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
 switches[0].fp32_precision, switches[1].fp32_precision = "tf32", "ieee"
 before = [one.fp32_precision for one in switches]
-with process_settings(threads=1, tf32=False):
+with _process_settings(tf32=False):
     assert [one.fp32_precision for one in switches] == ["ieee"] * 3
-    with process_settings(threads=1, tf32=True):
+    with _process_settings(tf32=True):
         assert [one.fp32_precision for one in switches] == ["tf32"] * 3
         assert count_flops(torch.nn.Conv2d(1, 1, 3), (1, 3, 3)).forward == 2 * 9
 assert [one.fp32_precision for one in switches] == before
@@ -58,7 +58,7 @@ assert [one.fp32_precision for one in switches] == before
 
 
 def test_settings_are_restored_after_an_error(outside):
-    with pytest.raises(RuntimeError, match="a failed run"), process_settings(threads=3):
+    with pytest.raises(RuntimeError, match="a failed run"), _process_settings(tf32=False):
         raise RuntimeError("a failed run")
     assert settings_now() == outside
 

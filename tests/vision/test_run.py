@@ -186,7 +186,7 @@ def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, first,
 def test_where_things_lie_and_where_it_runs_may_change(tmp_path, alma_vision):
     small_run(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
-    elsewhere = ("threads=2", "data_root=elsewhere", "keep_stages=true")
+    elsewhere = ("data_root=elsewhere", "keep_stages=true")
     said = alma_vision(*as_arguments(), f"out={tmp_path / 'moved'}", *elsewhere)
     assert said.status == 0
     assert "nothing was left to do" in said.out
@@ -253,12 +253,6 @@ def test_a_gpu_that_is_not_there_is_told(tmp_path, alma_vision):
     assert said.status == 2
     assert "device='cuda' cannot be used on this machine" in said.err
     assert "give device=auto, cpu or cuda" in said.err
-
-
-def test_cuda_graphs_need_a_gpu(tmp_path, alma_vision):
-    said = alma_vision(*as_arguments(backbone="vgg", cuda_graphs=True, device="cpu"), f"out={tmp_path}")
-    assert said.status == 2
-    assert "cuda_graphs=true needs a CUDA device, but device=cpu: give cuda_graphs=false" in said.err
 
 
 def test_full_memory_is_told(alma_vision, tmp_path):
@@ -472,7 +466,7 @@ def test_all_errors_of_a_command_line_are_reported_together(alma_vision, tmp_pat
     ]  # fmt: skip
     assert "did you mean dataset? --help" in said.err
     # Without a mistyped name, Hydra reads the command line, and the values are checked together all the same.
-    said = alma_vision("wait=0", "lr=-1", "momentum=2", "seeds=0", "out=run")
+    said = alma_vision("wait=0", "lr=-1", "seeds=0", "out=run")
     assert [line.partition("=")[0] for line in said.err.splitlines()[1:]] == ["- seeds", "- lr", "- wait"]
     assert not any(tmp_path.iterdir())
 
@@ -576,7 +570,7 @@ def test_usage(alma_vision):
     ("settings", "stages", "networks_of"),
     [
         ({"learner": "ens", "members": 3, "seeds": 2}, [B], {0: [0, 1, 2], 1: [3, 4, 5]}),
-        ({"learner": "gens", "new_members": 2, "seeds": 2}, [1, 2, 3, 4], {0: [0, 1], 1: [2, 3]}),
+        ({"learner": "gens", "members": 2, "seeds": 2}, [1, 2, 3, 4], {0: [0, 1], 1: [2, 3]}),
         ({"learner": "gmoe"}, [B], {0: [0]}),
     ],
     ids=["ens", "gens", "gmoe"],

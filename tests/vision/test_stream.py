@@ -126,11 +126,9 @@ def test_the_partition_is_the_same_for_every_learner(tmp_path):
     assert tuple(len(arrival.validation) for arrival in arrivals) == VALIDATED_ON
 
 
-def test_only_the_data_seed_decides_the_partition(tmp_path):
+def test_the_seed_decides_the_partition(tmp_path):
     def digests(name, **seeds):
         small_run(tmp_path / name, epochs=1, mega_batches=2, **seeds)
         return (tmp_path / name / "arrivals.json").read_text()
 
-    assert digests("a", seed=3) == digests("b", seed=5, data_seed=3)
-    assert digests("c", seed=3, initialisation_seed=8, order_seed=9) == digests("d", seed=3)
-    assert digests("e", seed=3) != digests("f", seed=3, data_seed=4)
+    assert digests("a", seed=3) == digests("b", seed=3, width=4) != digests("c", seed=4)

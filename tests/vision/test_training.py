@@ -12,7 +12,7 @@ from vision.batches import Batches, StageData
 from vision.networks import MixtureStack, MLPStack
 from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
-from vision.training import JointLoss, OwnLoss, Patience, TrainingCounts, Watcher, train_stage
+from vision.training import JointLoss, OwnLoss, TrainingCounts, Watcher, train_stage
 
 CPU = torch.device("cpu")
 SIZES = (6, 5, 4, 3)
@@ -252,31 +252,21 @@ def test_if_every_loss_is_nan_the_parameters_are_those_before_the_stage():
 def test_a_unit_stops_when_its_score_has_not_improved_for_some_epochs():
     """Seed 0 gets better with every epoch. Seed 1 gets worse, so it stops after the first epoch and two more."""
     data = stage_of(num_seeds=2, validated_against=[1])
-    stack, recorder, counts = stage(data, epochs=6, lr=2.0, patience=Patience(2))
+    stack, recorder, counts = stage(data, epochs=6, lr=2.0, patience=2)
     assert counts.epochs_U == [6, 3]
     assert kept_epochs(stack, recorder) == [[6], [1]]
     assert len(recorder.parameters) == 6  # seed 1 is computed on, but its epochs are not counted
     _, recorder, counts = stage(
-        stage_of(1, first_seed=1, validated_against=[1]), first_seed=1, epochs=6, lr=2.0, patience=Patience(2)
+        stage_of(1, first_seed=1, validated_against=[1]), first_seed=1, epochs=6, lr=2.0, patience=2
     )
     assert (counts.epochs_U, len(recorder.parameters)) == ([3], 3)  # nothing is left to train
-
-
-def test_an_improvement_smaller_than_delta_does_not_count():
-    data = stage_of(1)
-    _, recorder, counts = stage(data, epochs=6, lr=2.0, patience=Patience(1, delta=100.0))
-    assert counts.epochs_U == [2]  # the first epoch is better than none
-    losses = [one for (one,) in recorder.losses(data.validation, 1)]
-    assert losses[1] < losses[0]
-    stack, recorder, _ = stage(data, epochs=6, lr=2.0, patience=Patience(1, delta=100.0))
-    assert kept_epochs(stack, recorder) == [[2]]  # the best epoch is kept all the same
 
 
 def test_a_late_improvement_after_the_end_changes_nothing(monkeypatch):
     """The unit that has ended is not given better parameters later, although it is computed on."""
     scores = iter([[1.0, 9.0], [2.0, 8.0], [3.0, 7.0], [0.1, 6.0], [0.1, 5.0]])
     monkeypatch.setattr("vision.training._cross_entropy", lambda *_: torch.tensor(next(scores)))
-    stack, recorder, counts = stage(stage_of(2), epochs=5, patience=Patience(2))
+    stack, recorder, counts = stage(stage_of(2), epochs=5, patience=2)
     assert counts.epochs_U == [3, 5]
     assert kept_epochs(stack, recorder) == [[1], [5]]
 

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from fairseq_alma.core.errors import RunError, SettingError
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from tests.vision.tiny_runs import ledger, taken
 from vision.checkpoints import read_checkpoint
@@ -111,7 +111,7 @@ def test_a_second_run_is_identical(learner, tmp_path, whole_run):
 @pytest.mark.parametrize("learner", ["sm", "gens", "gmoe", "ff"])
 def test_a_run_that_is_continued_ends_as_the_whole_one(learner, tmp_path, whole_run):
     # Firefly trains the seeds one after another, so one of them is enough.
-    more = {"candidates": 5, "grow_depth": 1, "seeds": 1} if learner == "ff" else {}
+    more = {"candidates": 5, "seeds": 1} if learner == "ff" else {}
     whole = whole_run(learner, **more)
     small_run(tmp_path / "parts", learner, **more, arrivals=1)
     parts = small_run(tmp_path / "parts", learner, **more, arrivals=B)
@@ -139,7 +139,7 @@ def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path,
 def growths(monkeypatch):
     """What each growth of ff was given: (images and classes of an epoch, number of candidates, first numbers drawn)."""
     seen = []
-    width, depth = learners.grow_width, learners.grow_depth
+    width = learners.grow_width
 
     def spied(chain, batches, how_many, noise, num_candidates):
         state = noise.get_state()
@@ -151,13 +151,7 @@ def growths(monkeypatch):
                      "candidates": num_candidates, "noise": before, "flops": grown.flops})  # fmt: skip
         return grown
 
-    def spied_depth(*arguments):
-        grown = depth(*arguments)
-        seen.append({"depth": grown.flops})
-        return grown
-
     monkeypatch.setattr(learners, "grow_width", spied)
-    monkeypatch.setattr(learners, "grow_depth", spied_depth)
     return seen
 
 
@@ -166,7 +160,7 @@ def as_set(images):
 
 
 def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths):
-    small_run(tmp_path, "ff", seeds=1, candidates=3, validation_share=0.1)
+    small_run(tmp_path, "ff", seeds=1, candidates=3)
     dataset = tiny_dataset()
     inputs = Images(dataset.pixels, dataset.image_shape)
     own = as_set(inputs.to_input(inputs.to_storage(dataset.training.images)).movedim(-1, 1))  # without flips and crops
@@ -207,11 +201,8 @@ def test_firefly_grows_by_the_number_of_growths_whatever_their_distance(tmp_path
     trained = ModuleStack.initialised(VGG, [generator(0)], torch.device("cpu")).flops.training
     assert rows[2].spent.train_flops == trained * 18 * 2  # two epochs
     assert len(growths) == 1
-    growths.clear()
-    (deep,) = small_run(tmp_path / "deep", "ff", seeds=1, candidates=5, grow_every=2, grow_depth=1, epochs=1)
-    depth, width = growths
-    last = read_checkpoint(tmp_path / "deep/stages/stage_003/train/networks.pt", torch.device("cpu"))
-    assert deep[3].spent.train_flops == depth["depth"] + width["flops"] + last.flops.training * 18
+    last = read_checkpoint(tmp_path / "stages/stage_003/train/networks.pt", torch.device("cpu"))
+    assert rows[3].spent.train_flops == growths[0]["flops"] + last.flops.training * 18 * 2
 
 
 def test_firefly_of_the_original_code_grows_by_t_whatever_the_distance(tmp_path):
@@ -227,20 +218,6 @@ def test_firefly_of_the_original_code_follows_its_formula_of_widths(tmp_path):
     assert widths[1] == widths[0] + int(widths[0] * (1.6 / 1 - 1))
     assert widths[2] == widths[1] + int(widths[1] * (2.2 / 1.6 - 1))
     assert rows[-1].scores.num_params > rows[-2].scores.num_params > NUM_PARAMS
-
-
-def test_firefly_in_depth(tmp_path):
-    (rows,) = small_run(tmp_path, "ff", seeds=1, grow_depth=2, candidates=5, grow_every=2, keep_stages=True)
-    assert [len(layers_of(tmp_path, k)) for k in (1, 2, 3)] == [16, 16, 18]
-    assert rows[2].scores.num_params == NUM_PARAMS
-    # Both new layers and the channels after them are within a quarter of the first parameters, but for a last channel.
-    assert NUM_PARAMS + round(NUM_PARAMS / 4) <= rows[3].scores.num_params < NUM_PARAMS * 1.25 + 9 * (5 + 5) + 3
-
-
-def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
-    with pytest.raises(SettingError, match="grow_depth=17 is too large: the network vgg has 16 layers"):
-        small_run(tmp_path, "ff", grow_depth=17)
-    assert not tmp_path.exists() or not any(tmp_path.iterdir())
 
 
 def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):

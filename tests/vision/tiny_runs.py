@@ -27,7 +27,7 @@ TESTED_ON = 359
 
 SMALL = {
     "dataset": "digits", "mega_batches": B, "width": 8, "epochs": EPOCHS, "batch_size": 64, "device": "cpu",
-    "routing_examples": 20,
+    
 }  # fmt: skip
 PARAMS = 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
 """Number of parameters of a multilayer perceptron (MLP) with 64 inputs, two hidden layers of 8 units and 10 classes."""

@@ -3,7 +3,7 @@
 The digits dataset is part of scikit-learn. The others are read from files; torchvision downloads missing files.
 """
 
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 
@@ -47,11 +47,8 @@ def mnist(data_root: Path) -> Dataset:
     return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), training, test)
 
 
-def emnist(data_root: Path, split: str) -> Dataset:
+def _emnist(split: str, num_classes: int, data_root: Path) -> Dataset:
     """Return one of the published divisions of EMNIST, which are called splits."""
-    classes = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-    if split not in classes:
-        raise SettingError(f"split={split!r} of emnist is not one of {', '.join(classes)}")
     folder = data_root / "EMNIST" / "raw"
     names = [
         [f"emnist-{split}-{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
@@ -61,10 +58,19 @@ def emnist(data_root: Path, split: str) -> Dataset:
         download("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
     # In the files of the split "letters", the labels start at 1.
     first = 1 if split == "letters" else 0
-    known = range(first, first + classes[split])
+    known = range(first, first + num_classes)
     parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
     training, test = (Examples(part.images, part.labels - first) for part in parts)
-    return Dataset("emnist", (1, 28, 28), classes[split], Pixels(255.0, 0.1736, 0.3317), training, test)
+    name = "emnist" if split == "balanced" else f"emnist_{split}"
+    return Dataset(name, (1, 28, 28), num_classes, Pixels(255.0, 0.1736, 0.3317), training, test)
+
+
+emnist = partial(_emnist, "balanced", 47)
+emnist_letters = partial(_emnist, "letters", 26)
+emnist_digits = partial(_emnist, "digits", 10)
+emnist_mnist = partial(_emnist, "mnist", 10)
+emnist_byclass = partial(_emnist, "byclass", 62)
+emnist_bymerge = partial(_emnist, "bymerge", 47)
 
 
 def _read_pair(images: Path, labels: Path, known: range) -> Examples:

@@ -46,7 +46,6 @@ def register_dataset(
 def load_dataset(
     name: str,
     data_root: str | Path = "data",
-    split: str = "balanced",
     image_size: int | None = None,
     order: str = "random",
 ) -> Dataset:
@@ -56,7 +55,6 @@ def load_dataset(
         name: a registered name, a folder of images, a .npz file, a class of torchvision, hf:NAME or MODULE:FUNCTION
             (see `kind_of`). A registered name comes first, even if there is a folder with this name.
         data_root: folder that contains the dataset's files. Missing files are downloaded to it.
-        split: name of the EMNIST split (one of the published divisions of EMNIST). Other datasets ignore it.
         image_size: height and width to which images are resized; None to keep their size.
         order: the setting `order`. With order=folders, a folder of images contains one folder per mega-batch.
 
@@ -86,7 +84,7 @@ def load_dataset(
         load = entry.load if entry else name
         is_own = not isinstance(load, str) or kind == "function"
         function = load_function("dataset", load) if isinstance(load, str) else load
-        dataset = _called(function, data_root, split)
+        dataset = _called(function, data_root)
         if is_own:
             where = f"dataset={name}"
             check_all_classes_are_trained(check_dataset(dataset, where), where)
@@ -94,7 +92,7 @@ def load_dataset(
     return resized_dataset(dataset, image_size) if image_size else dataset
 
 
-def _called(load: Callable[..., Dataset], data_root: Path, split: str) -> Any:
-    """Call a function that loads a dataset with those of the arguments `data_root` and `split` that it takes."""
+def _called(load: Callable[..., Dataset], data_root: Path) -> Any:
+    """Call a function that loads a dataset, with the argument `data_root` if it takes one."""
     parameters = [one for one in inspect.signature(load).parameters.values() if one.default is one.empty]
-    return call_own_function("dataset", load, *(data_root, split)[: len(parameters)])
+    return call_own_function("dataset", load, *[data_root][: len(parameters)])

@@ -15,28 +15,25 @@ authors, with these differences:
   subtracted from the weights of the second. The effect of the noise is computed by a convolution. The authors' code
   multiplies unfolded images, which needs more memory.
 
-Growth in depth adds new layers whose output differs only slightly from their input. A new layer can follow any layer,
-and new layers are ranked by gradients like splits and new units. The ALMA paper mentions growth in depth, but neither
-the ALMA code nor the Firefly code contains it.
+The ALMA paper mentions growth in depth, too, but neither the ALMA code nor the Firefly code contains it.
 
 chain.py    the form of the network that growth works on: a chain of layers, stored as tensors
 convert.py  converts stacks of networks to chains and back
-ranking.py  the two passes over the data that score the candidates
-width.py    candidates and growth in width
-depth.py    candidates and growth in depth
+width.py    the candidates, the two passes over the data that score them, and the growth
 """
 
 from vision.firefly.chain import Chain, Layer, Norm
 from vision.firefly.convert import chain_from_stack, stack_from_chain
-from vision.firefly.depth import DepthCandidates, grow_depth
-from vision.firefly.ranking import BatchSource, Growth, rank
 from vision.firefly.width import (
     NUM_CANDIDATES,
+    BatchSource,
     CountRule,
+    Growth,
     WidthCandidates,
     count_by_num_params,
     count_by_width_ratio,
     grow_width,
+    rank,
 )
 
 __all__ = [
@@ -44,7 +41,6 @@ __all__ = [
     "BatchSource",
     "Chain",
     "CountRule",
-    "DepthCandidates",
     "Growth",
     "Layer",
     "Norm",
@@ -52,7 +48,6 @@ __all__ = [
     "chain_from_stack",
     "count_by_num_params",
     "count_by_width_ratio",
-    "grow_depth",
     "grow_width",
     "rank",
     "stack_from_chain",

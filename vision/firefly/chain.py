@@ -97,13 +97,6 @@ class Layer:
         """Return `x` after 2 x 2 max pooling, or `x` unchanged if no pooling follows this layer."""
         return F.max_pool2d(x, 2) if self.is_pooled else x
 
-    def num_params_of_added_layer(self) -> int:
-        """Return the number of parameters of a new layer that is inserted after this layer.
-
-        The number of inputs and the number of outputs of the new layer are the number of units of this layer.
-        """
-        return self.width**2 * self.weight[0, 0].numel() + (self.width if self.norm is None else 2 * self.width)
-
 
 @dataclass(frozen=True)
 class Chain:

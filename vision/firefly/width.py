@@ -3,39 +3,55 @@
 A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. A candidate is the possible
 split of a unit, or a possible new unit. Candidates are ranked, and only the best candidates are added.
 
+The effect of a candidate on the network depends on small weights, called the noise of the candidate, which are random
+at first. The candidates are scored in two passes over the data. The first pass trains the noise of all candidates for
+one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all gates are 0, and computes the
+gradient of the loss with respect to the gates. The score of a candidate is the gradient with respect to its gate.
+
 Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer, K new units per layer among the
 candidates. The weights of a layer have the shape [D, C, 3, 3] (convolution) or [D, C] (linear layer).
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vision.firefly.chain import Chain, Norm, head_input
-from vision.firefly.ranking import (
-    NEW_UNIT_PENALTY,
-    SPLIT_PENALTY,
-    BatchSource,
-    Draw,
-    Growth,
-    best_first,
-    draws,
-    rank,
-    sum_of_squares,
-    trainable,
-)
+from vision.flops import flops_of_call
 
 logger = logging.getLogger(__name__)
 NUM_CANDIDATES = 70
 """Default number of possible new units per layer, K. Growth adds only the best of them."""
 
+SPLIT_PENALTY, NEW_UNIT_PENALTY = 1e-2, 1e-4
+"""Factors of the penalties. A penalty is a sum of squared weights, multiplied by its factor and added to the loss.
+
+SPLIT_PENALTY is for the noise (small trainable weights) of splits. NEW_UNIT_PENALTY is for the input weights of new
+units."""
+
+Batch = tuple[Tensor, Tensor]
+"""Examples, [b, inputs] or [b, channels, s, s], and their classes, [b], or class probabilities, [b, classes]."""
+BatchSource = Callable[[], Iterable[Batch]]
+"""A function that returns the batches of one epoch. Each call starts a new epoch."""
+Draw = Callable[[tuple[int, ...]], Tensor]
+"""A function that returns a tensor of random numbers with the given shape."""
+
 CountRule = Callable[[list[tuple[int, bool]]], int]
 """A function that returns how many of the best candidates to add. Its argument lists all candidates from the best to
 the worst. Each candidate is a pair: the index of its layer, and True for a new unit or False for a split."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The result of growing a network: the grown network and the FLOPs spent on growing it."""
+
+    chain: Chain
+    flops: int
+    """FLOPs of all passes over the data that the growth needed."""
 
 
 class WidthCandidates:
@@ -62,12 +78,12 @@ class WidthCandidates:
         last K rows to its new units. None for the first layer, because it has no previous layer."""
         for number, layer in enumerate(chain.layers):
             num_in, *kernel = layer.weight.shape[1:]
-            self.splits.append(trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
-            self.new_units.append(trainable(draw_normal((num_candidates, num_in, *kernel)) * 0.1))
+            self.splits.append(_trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
+            self.new_units.append(_trainable(draw_normal((num_candidates, num_in, *kernel)) * 0.1))
             shape = (layer.width + num_candidates, num_candidates, *kernel)
-            self.weights_on_new.append(trainable((draw_uniform(shape) * 2 - 1) * 0.01) if number else None)
+            self.weights_on_new.append(_trainable((draw_uniform(shape) * 2 - 1) * 0.01) if number else None)
         shape = (len(chain.head_bias), num_candidates)
-        self.head_weight_on_new = trainable((draw_uniform(shape) * 2 - 1) * 0.01)
+        self.head_weight_on_new = _trainable((draw_uniform(shape) * 2 - 1) * 0.01)
         """Weights from the K new units of the last layer to the head, [classes, K]."""
 
     @property
@@ -81,7 +97,7 @@ class WidthCandidates:
 
         It keeps the noise of the splits and the input weights of the new units small.
         """
-        return SPLIT_PENALTY * sum_of_squares(self.splits) + NEW_UNIT_PENALTY * sum_of_squares(self.new_units)
+        return SPLIT_PENALTY * _sum_of_squares(self.splits) + NEW_UNIT_PENALTY * _sum_of_squares(self.new_units)
 
     def gates(self) -> list[Tensor]:
         """Return the gates of the candidates: for each layer a tensor of zeros [D + K], one element per candidate.
@@ -169,6 +185,37 @@ class WidthCandidates:
         return Chain(layers, head.detach(), self.chain.head_bias)
 
 
+def rank(candidates: WidthCandidates, batches: BatchSource) -> tuple[list[Tensor], int]:
+    """Return the scores of all candidates, and the FLOPs spent on computing them.
+
+    There is one tensor of scores for each layer: the gradient of the loss with respect to each gate, averaged over the
+    batches. The smallest (most negative) score is the best: the loss falls fastest if the gate of this candidate grows.
+
+    The first epoch trains the noise (the small random weights of the candidates). The second epoch computes the scores.
+
+    Args:
+        candidates: the network and its candidates. The noise is modified in place.
+        batches: the data that the next stage trains on.
+    """
+    optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
+    flops_per_example = 0
+    for x, y in batches():
+        # Every example needs the same number of FLOPs, so count the FLOPs of the first example only.
+        flops_per_example = flops_per_example or _flops_of_example(candidates, x[:1], y[:1])
+        optimizer.zero_grad()
+        (F.cross_entropy(candidates.logits(x), y) + candidates.penalty()).backward()
+        optimizer.step()
+    gates, scores, num_batches, num_examples = candidates.gates(), None, 0, 0
+    for x, y in batches():
+        if not num_batches:
+            flops_per_example += _flops_of_example(candidates, x[:1], y[:1], gates)
+        gradients = torch.autograd.grad(F.cross_entropy(candidates.logits(x, gates), y), gates)
+        scores = list(gradients) if scores is None else [a + b for a, b in zip(scores, gradients, strict=True)]
+        num_batches, num_examples = num_batches + 1, num_examples + len(y)
+    assert scores is not None
+    return [score / num_batches for score in scores], flops_per_example * num_examples
+
+
 def grow_width(
     chain: Chain,
     batches: BatchSource,
@@ -185,10 +232,10 @@ def grow_width(
         generator: random generator for the initial values of the small weights of candidates (the noise).
         num_candidates: number of new units per layer among the candidates, K.
     """
-    candidates = WidthCandidates(chain, num_candidates, *draws(chain, generator))
-    scores, flops, *_ = rank(candidates, batches)
+    candidates = WidthCandidates(chain, num_candidates, *_draws(chain, generator))
+    scores, flops = rank(candidates, batches)
     layers_and_units = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
-    order = [layers_and_units[index] for index in best_first(scores)]
+    order = [layers_and_units[index] for index in torch.cat(scores).argsort(stable=True).tolist()]
     # In a layer of D units, the candidates with the indices 0 to D - 1 are the splits of the D units, and the
     # candidates with larger indices are new units.
     widths = chain.widths
@@ -259,3 +306,46 @@ def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
     weight = weight.clone()
     weight[:, split] /= 2
     return torch.cat([weight, weight[:, split]], dim=1)
+
+
+def _trainable(value: Tensor) -> Tensor:
+    """Return a copy of `value` that requires gradients."""
+    return value.detach().clone().requires_grad_()
+
+
+def _sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the squares of all elements of all tensors, a scalar."""
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum()
+
+
+def _draws(chain: Chain, generator: torch.Generator) -> tuple[Draw, Draw]:
+    """Return two functions: one draws uniform numbers in [0, 1), the other draws standard normal numbers.
+
+    Both functions use `generator` and return tensors with the device and the dtype of the chain.
+    """
+    like = chain.head_weight
+
+    def draw_uniform(shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=generator).to(like)
+
+    def draw_normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator).to(like)
+
+    return draw_uniform, draw_normal
+
+
+def _flops_of_example(candidates: WidthCandidates, x: Tensor, y: Tensor, gates: Sequence[Tensor] | None = None) -> int:
+    """Return the FLOPs of one example in one ranking pass, forward and backward.
+
+    Args:
+        candidates: the network and its candidates.
+        x: one example, [1, ...].
+        y: the label of the example, [1] or [1, classes].
+        gates: None for the first pass, the gates from `Candidates.gates` for the second pass.
+    """
+
+    def forward_and_backward() -> None:
+        loss = F.cross_entropy(candidates.logits(x, gates), y)
+        torch.autograd.grad(loss, candidates.variables if gates is None else gates)
+
+    return flops_of_call(forward_and_backward)

@@ -4,7 +4,7 @@ A learner decides which networks a stage trains, from which parameters the train
 
 base.py       the base class
 registry.py   the registry, in which each learner has a name
-average.py    the predictor of predict_with=average
+average.py    the predictor of the setting `average`
 files.py      the files of a learner: its networks at each save, and predictor.json
 ensembles.py  SM, Ens, UMix, gEns
 mixtures.py   MoE, gMoE, gMoE with a flat gate, ensemble of mixtures

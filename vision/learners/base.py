@@ -25,14 +25,13 @@ from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners import files as saved
-from vision.learners.average import AveragedPredictor, average_of
+from vision.learners.average import AveragedPredictor
 from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile, State
 from vision.networks import GatedStack, Stack
-from vision.optimizers import learning_rates, new_optimizer
-from vision.reservoir import num_kept_examples
+from vision.optimizers import cosine_rates, new_optimizer
 from vision.seeds import generator, random_state
 from vision.settings import VisionSettings
-from vision.training import OwnLoss, Patience, TrainingCounts, Watcher, train_stage
+from vision.training import OwnLoss, TrainingCounts, Watcher, train_stage
 from vision.voting import MemberOutputs, sum_members
 
 # Shapes: S seeds, N networks per seed, M = S x N networks, b examples, C classes.
@@ -68,8 +67,7 @@ class VisionLearner:
         self.own: Any = settings.own
         """The settings that only this learner has (see `fairseq_alma.core.catalogue`)."""
         self.watcher = watcher or Watcher()
-        seeding = settings.seeding
-        self.seeds = list(range(seeding.seed, seeding.seed + seeding.seeds))
+        self.seeds = list(range(settings.seed, settings.seed + settings.seeds))
         self.stage_index = self.stage_length = 0
         """Index of the last trained stage, and number of new mega-batches in this stage. Both are 0 before stage 1."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
@@ -86,16 +84,15 @@ class VisionLearner:
         It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
         None."""
         self._file = StackFile(settings.network)
-        out = Path(settings.out)
-        folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
+        out, folders = Path(settings.out), settings.seed_folders
         # If the run had keep_stages=true before, what it stored then is not deleted.
         names = (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
         self._saved_files = SavedFiles(out / "stages", names, kept=saved.files_of_predictors(folders[0]))
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._average: AveragedPredictor | None = None
         """The networks of the predictor, if their parameters are an average."""
-        if settings.average.averages:
-            self._average = AveragedPredictor(settings.average, out, settings.network)
+        if weights := settings.average_weights:
+            self._average = AveragedPredictor(weights, out, settings.network)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
     # ---- Subclasses may override the following methods and properties.
@@ -135,7 +132,7 @@ class VisionLearner:
 
     def loss(self) -> OwnLoss:
         """Return the training loss. It also defines which networks are trained together as one model."""
-        return OwnLoss(len(self.seeds), self.networks_per_seed, self.settings.recipe.label_smoothing)
+        return OwnLoss(len(self.seeds), self.networks_per_seed, self.settings.label_smoothing)
 
     def grow(self, stage: Stage) -> list[Spent]:
         """Add capacity to the networks and return the cost for each seed. The base class adds no capacity.
@@ -186,7 +183,7 @@ class VisionLearner:
 
     @property
     def predictor(self) -> Stack:
-        """The networks that predict: `stack`, or with predict_with=average, networks with averaged parameters."""
+        """The networks that predict: `stack`, or with `average`, networks with averaged parameters."""
         return (self._average and self._average.stack) or self.stack
 
     def new_stack(self, stage_index: int) -> Stack:
@@ -203,60 +200,56 @@ class VisionLearner:
         Each combination of seed, purpose, network and stage has a different generator.
 
         Args:
-            purpose: what the random numbers are used for (see `SeedSettings.first`).
+            purpose: what the random numbers are used for, for example "initialisation".
             stage_index: index of the stage that uses the random numbers.
             networks_per_seed: number of generators per seed. By default the property `networks_per_seed`, so that there
                 is one generator for each network.
         """
-        first = self.settings.seeding.first(purpose)
         count = networks_per_seed or self.networks_per_seed
-        return [
-            generator(first + number, purpose, member, stage_index)
-            for number in range(len(self.seeds))
-            for member in range(count)
-        ]
+        return [generator(seed, purpose, member, stage_index) for seed in self.seeds for member in range(count)]
 
     def train(self, stage: Stage) -> list[Spent]:
         """Train the stack for one stage with a new optimizer, and return the cost for each seed.
 
         At the end, each network gets back the parameters of the epoch with the best validation score.
         """
-        recipe, began = self.settings.recipe, time.perf_counter()
-        epochs, average = recipe.epochs_at(stage.new[-1].t), self._average
+        settings, began = self.settings, time.perf_counter()
+        epochs = settings.epochs_at(stage.new[-1].t)
         self.watcher.begin_stage(stage.index, stage.new[-1].t, epochs)
-        if recipe.from_scratch and stage.index > 1:
+        if settings.from_scratch and stage.index > 1:
             self.stack.reset_parameters(self.generators("initialisation", stage.index))
-        data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
+        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
-        batches = Batches(data, orders, recipe.batch_size, stage.past_share, self.bagging)
+        batches = Batches(data, orders, settings.batch_size, stage.past_share, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
         # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
         # changes the networks in place, so the file written before the training becomes out of date.
         self.stack = stack
-        optimizer = new_optimizer(stack.parameters.flat, recipe)
-        rates = learning_rates(recipe, optimizer.lr, epochs * batches.updates_per_epoch)
-        patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
-        with (
-            random_state(self.generators("modules", stage.index)[0].initial_seed(), self.device),
-            average_of(average, stack, batches, self._prepared, recipe.from_scratch) as after_update,
-        ):
+        optimizer = new_optimizer(stack.parameters.flat, settings)
+        is_constant = settings.schedule == "constant"
+        rates = None if is_constant else cosine_rates(optimizer.lr, epochs * batches.updates_per_epoch)
+        with random_state(self.generators("modules", stage.index)[0].initial_seed(), self.device):
+            if self._average is not None:
+                self._average.begin_stage(stack, self._prepared)
             trained = train_stage(
-                stack, batches, data.validation, loss, optimizer, epochs, recipe.select_by, self.watcher,
-                patience, rates, self.settings.cuda_graphs, after_update,
+                stack, batches, data.validation, loss, optimizer, epochs, settings.select_by, self.watcher,
+                settings.patience, rates,
             )  # fmt: skip
+            if self._average is not None:
+                self._average.end_stage(stack, batches.epoch())
         trained.warn_if_diverged(stage.index)
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
         self.validation = list(self._validate(data))
         if stage.replay:
-            self.num_stored = num_kept_examples([*stage.past, *stage.new], stage.replay_memory)
+            self.num_stored = sum(sum(one.counts.values()) for one in (*stage.past, *stage.new))
         seconds = (time.perf_counter() - began) / len(self.seeds)
         # Other networks are only written when the learner is saved (see `fairseq_alma.core.run_record`).
-        if self.settings.keep_stages or self.needs_networks_of_all_stages or (average and average.window):
+        if settings.keep_stages or self.needs_networks_of_all_stages:
             self._write_networks(stage.folder / "train")
-        if self.settings.keep_stages:
+        if settings.keep_stages:
             self._write_predictor(stage.index)
         return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
 
@@ -352,8 +345,7 @@ class VisionLearner:
     def _needed_files(self, folder: Path) -> list[Path]:
         """Return the files that `load` and the predictor need, if the learner has been saved to `folder`."""
         assert self._file.current is not None
-        window = self._average.window_files(self.stage_index) if self._average is not None else []
-        return [self._file.current, folder / STATE, *self.predictor_files(), *window]
+        return [self._file.current, folder / STATE, *self.predictor_files()]
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
@@ -362,14 +354,14 @@ class VisionLearner:
             RunError: if learner.json is damaged, or if a file with networks has changed.
         """
         state: dict[str, Any] = dict(read_json(folder / STATE, State, advice="restore the file from a backup"))
-        for file in state.get("files", []):
+        for file in state["files"]:
             checked_file(Path(self.settings.out), file)
         self._stack = None
         self._file.current = saved.file_of_run(Path(self.settings.out), state["networks"])
-        self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
+        self.stage_index, self.stage_length = state["stage"], state["stage_length"]
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
-        self.validated_on = tuple(state.get("validated_on", (0, 0)))
-        self.num_stored = state.get("num_stored")
+        self.validated_on = tuple(state["validated_on"])
+        self.num_stored = state["num_stored"]
         if self._average is not None:
             self._average.load(state, self.device, self._prepared)
         self.set_extra_state(state)

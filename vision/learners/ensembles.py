@@ -59,18 +59,18 @@ class UnionMix(VisionLearner):
 
     @property
     def predictor_combine(self) -> str:
-        return "logit" if self.own.umix == "mean" else "logit_sum"
+        return self.own.combine
 
     def loss(self) -> OwnLoss:
-        smoothing = self.settings.recipe.label_smoothing
-        return JointLoss(len(self.seeds), self.networks_per_seed, self.own.umix == "mean", smoothing)
+        is_mean = self.own.combine == "logit"
+        return JointLoss(len(self.seeds), self.networks_per_seed, is_mean, self.settings.label_smoothing)
 
 
 @register_learner("gens")
 class GrowingEnsemble(VisionLearner):
     """gEns: each stage adds new networks and trains only these.
 
-    The setting `new_members` is the number of new networks. The networks of earlier stages are frozen: they do not
+    The setting `members` is the number of new networks. The networks of earlier stages are frozen: they do not
     change any more, but still predict.
     """
 
@@ -85,11 +85,11 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def networks_per_seed(self) -> int:
-        return self.own.new_members
+        return self.own.members
 
     @property
     def combine(self) -> Combine:
-        return self.own.gens_combine
+        return self.own.combine
 
     @property
     def members(self) -> list[tuple[str | None, Stack]]:
@@ -127,8 +127,6 @@ class GrowingEnsemble(VisionLearner):
         return super().grow(stage)
 
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
-        if self.settings.replay_memory is not None:
-            return super()._validate(data)  # only some of the validation data of earlier mega-batches are kept
         # The scores of the predictor need the outputs of all frozen networks. The evaluator has them already, because
         # it has scored the predictor on these mega-batches before the stage.
         return [None] * len(self.seeds)

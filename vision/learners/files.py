@@ -29,13 +29,13 @@ class State(TypedDict):
 
     networks: str
     """File with the networks, relative to the folder given by `out=`."""
-    files: NotRequired[list[Checkpoint]]
+    files: list[Checkpoint]
     """All files that the learner and its predictor need."""
     stage: NonNegative
-    stage_length: NotRequired[NonNegative]
+    stage_length: NonNegative
     validation: list[tuple[Loss, Fraction] | None]
-    validated_on: NotRequired[tuple[NonNegative, NonNegative]]
-    num_stored: NotRequired[NonNegative | None]
+    validated_on: tuple[NonNegative, NonNegative]
+    num_stored: NonNegative | None
     averaged_networks: NotRequired[str]
     num_averaged: NotRequired[NonNegative]
     num_frozen: NotRequired[NonNegative]

@@ -17,7 +17,6 @@ from vision.firefly import (
     chain_from_stack,
     count_by_num_params,
     count_by_width_ratio,
-    grow_depth,
     grow_width,
     stack_from_chain,
 )
@@ -30,7 +29,7 @@ from vision.training import smoothed
 class Firefly(VisionLearner):
     """FF: one network that grows between stages (Firefly, Wu et al. 2020).
 
-    New units and layers are added at the places in the network where they lower the loss fastest.
+    New units are added at the places in the network where they lower the loss fastest.
 
     The networks of different seeds grow to different shapes, so they cannot be computed together as one stack.
     Therefore the seeds are trained one after another.
@@ -46,8 +45,8 @@ class Firefly(VisionLearner):
     def grow(self, stage: Stage) -> list[Spent]:
         """Every `grow_every` stages, grow the network. Return the cost of the growth.
 
-        A candidate is a possible change of the network: a new unit, a unit that is split in two, or a new layer. The
-        candidates are ranked by how fast they lower the loss, and the best candidates are added to the network.
+        A candidate is a possible change of the network: a new unit, or a unit that is split in two. The candidates are
+        ranked by how fast they lower the loss, and the best candidates are added to the network.
 
         As in the authors' code, the loss is computed on the training data of the stage that follows the growth, without
         augmentation. The validation data of one mega-batch would contain too few examples.
@@ -56,20 +55,15 @@ class Firefly(VisionLearner):
         if (stage.index - 1) % own.grow_every:
             return super().grow(stage)
         began, stack = time.perf_counter(), self.stack
-        data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
+        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
         order = self.generators("order of growth", stage.index)
-        recipe = self.settings.recipe
-        examples = Batches(data, order, recipe.batch_size, stage.past_share)
-        batches = partial(_chain_batches, examples, recipe.label_smoothing)
+        examples = Batches(data, order, self.settings.batch_size, stage.past_share)
+        batches = partial(_chain_batches, examples, self.settings.label_smoothing)
         (noise,) = self.generators("growth", stage.index)
-        chain, flops = chain_from_stack(stack), 0
-        if own.grow_depth:
-            most = self._target_params(stage.index) if own.grow_by == "parameters" else None
-            deeper = grow_depth(chain, batches, own.grow_depth, noise, most)
-            chain, flops = deeper.chain, deeper.flops
+        chain = chain_from_stack(stack)
         wider = grow_width(chain, batches, self._count_rule(chain, stage.index), noise, own.candidates)
         self.stack = stack_from_chain(wider.chain, stack)
-        return [Spent(train_flops=flops + wider.flops, train_seconds=time.perf_counter() - began)]
+        return [Spent(train_flops=wider.flops, train_seconds=time.perf_counter() - began)]
 
     def _count_rule(self, chain: Chain, stage_index: int) -> CountRule:
         """Return the rule that decides how many candidates are added to the network.

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
+from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.report.figures.style import (
     FEW_ARRIVALS,
     MAX_LINES,
@@ -66,7 +66,7 @@ def panels_of(
         A dictionary panel title -> indices of the groups in the panel, and the number of groups left out because of
         MAX_PANELS and `max_groups`. Panels and groups are in the order of the groups of the comparison.
     """
-    growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
+    growth = [name for name in settings_that_are("growth") if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
     panels: dict[str, list[int]] = {}
     for i, group in enumerate(comparison.groups):
@@ -84,24 +84,25 @@ def join_single_curves(
 ) -> dict[str, list[tuple[RunGroup, str]]]:
     """Move a group that has a panel of its own to a panel of groups that differ from it only in size, if there is one.
 
-    The size is one of SIZE_SETTINGS, such as `width`, or a growth setting, such as `grow_layers`. A group with an
-    option, such as an average of the weights, may also differ in OPTIONS and in `replay`. The group is moved to the
+    The size is a setting such as `width`, or a growth setting, such as `grow_layers`. A group with an option, such
+    as an average of the weights, may also differ in other options and in `replay`. The group is moved to the
     panel with the most groups.
 
     Returns:
         A dictionary panel title -> (group, size) of each group in the panel. The size is a text such as "width 8" or
-        "predict_with average" for a group that differs from the title of the panel, and empty for the others.
+        "average power:8" for a group that differs from the title of the panel, and empty for the others.
     """
-    growth = [name for name in GROWTH_SETTINGS if not comparison.follows_from_learner_and_wait(name)]
+    sizes, all_growth = settings_that_are("size"), settings_that_are("growth")
+    growth = [name for name in all_growth if not comparison.follows_from_learner_and_wait(name)]
 
     def title_without_size(group: RunGroup) -> str:
         options = options_of(group)
-        left_out = {"learner", "wait", *SIZE_SETTINGS, *GROWTH_SETTINGS, *options, *(["replay"] if options else [])}
+        left_out = {"learner", "wait", *sizes, *all_growth, *options, *(["replay"] if options else [])}
         return ", ".join(setting_words(group, [name for name in comparison.varied_settings if name not in left_out]))
 
     def size_of(group: RunGroup) -> str:
         # One option names the curve: the table of the runs has the others.
-        names = [name for name in comparison.varied_settings if name in (*SIZE_SETTINGS, *growth)]
+        names = [name for name in comparison.varied_settings if name in (*sizes, *growth)]
         return group_label(group, [*names, *options_of(group)[:1]], with_learner=False)
 
     shared_titles = {title: title_without_size(comparison.groups[indices[0]]) for title, indices in panels.items()}

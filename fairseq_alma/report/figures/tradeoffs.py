@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
+from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.report.figures.curves import MAX_TITLE, panels_of
 from fairseq_alma.report.figures.style import (
     add_learners_and_waits,
@@ -28,8 +28,6 @@ from fairseq_alma.report.figures.style import (
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup, group_label
 
-REPLAY_SETTINGS = ("replay", "replay_memory")
-"""Names of the settings of replay."""
 MAX_POINTS = 400
 """Maximum number of points in a panel."""
 
@@ -37,7 +35,7 @@ MAX_POINTS = 400
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw CER or average perplexity against training FLOPs. Return None if no group of runs is finished.
 
-    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    A line joins groups of runs that differ only in the size of the model (such as `width`).
     """
     return _tradeoff(comparison, numbers, lambda result: result.comp, "training FLOPs over the stream")
 
@@ -45,7 +43,7 @@ def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw CER or average perplexity against the number of parameters. Return None if no group of runs is finished.
 
-    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    A line joins groups of runs that differ only in the size of the model (such as `width`).
     """
     return _tradeoff(comparison, numbers, lambda result: result.num_params, "parameters after the last mega-batch")
 
@@ -54,7 +52,8 @@ def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
     """Draw CER or average perplexity against the cost that `x_of` returns. A line joins groups of several sizes."""
-    panels, num_left_out = panels_of(comparison, numbers, ("learner", "wait", *SIZE_SETTINGS), MAX_POINTS, True)
+    within_panel = ("learner", "wait", *settings_that_are("size"))
+    panels, num_left_out = panels_of(comparison, numbers, within_panel, MAX_POINTS, True)
     if not panels:
         return None
     figure, axes_of_panels, drawn = _new_quality_figure(comparison, numbers, panels, x_label)
@@ -111,15 +110,16 @@ def _new_quality_figure(
 
 
 def series_of(comparison: Comparison, indices: Sequence[int]) -> list[list[int]]:
-    """Divide the groups of a panel into lists of groups that differ only in the size of the model (SIZE_SETTINGS).
+    """Divide the groups of a panel into lists of groups that differ only in the size of the model.
 
     A figure draws one line through the points of each list.
     """
     # Growth settings can be ignored, because `panels_of` has separated groups that have the same learner and wait but
     # different growth settings.
+    ignored = (*settings_that_are("size"), *settings_that_are("growth"))
     series: dict[tuple, list[int]] = {}
     for i in indices:
-        series.setdefault(_key_without(comparison.groups[i], (*SIZE_SETTINGS, *GROWTH_SETTINGS)), []).append(i)
+        series.setdefault(_key_without(comparison.groups[i], ignored), []).append(i)
     return list(series.values())
 
 
@@ -137,8 +137,8 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
     waits = waits_of([group for group, _, _, _ in pairs])
-    kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in REPLAY_SETTINGS) for _, _, group, _ in pairs}
-    unnamed = ("learner", "wait", *(REPLAY_SETTINGS if len(kinds_of_replay) == 1 else ()))
+    kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in ("replay",)) for _, _, group, _ in pairs}
+    unnamed = ("learner", "wait", *(("replay",) if len(kinds_of_replay) == 1 else ()))
     names = [name for name in comparison.varied_settings if name not in unnamed]
     texts = [group_label(replayed, names, with_learner=False) for _, _, replayed, _ in pairs]
     if len(set(texts)) == 1:
@@ -185,11 +185,11 @@ def replay_pairs(
         For each pair: (group without replay, its results, group with replay, its results).
     """
     finished = [(group, result) for group, result in zip(comparison.groups, numbers, strict=True) if result.quality]
-    without = {_key_without(group, REPLAY_SETTINGS): (group, result) for group, result in finished if not group.replay}
+    without = {_key_without(group, ("replay",)): (group, result) for group, result in finished if not group.replay}
     return [
         (*start, group, result)
         for group, result in finished
-        if group.replay and (start := without.get(_key_without(group, REPLAY_SETTINGS)))
+        if group.replay and (start := without.get(_key_without(group, ("replay",))))
     ]
 
 

@@ -145,7 +145,7 @@ def _description(comparison: Comparison, group: RunGroup, numbers: Numbers) -> d
         "wait": group.wait,
         "state": state(group),
         "finished": group.is_finished,
-        "seeds": [run.seeds for run in group.counted_runs],
+        "seeds": [run.seed for run in group.counted_runs],
         "wall_text": wall_text,
     }
 

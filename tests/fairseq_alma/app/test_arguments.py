@@ -21,7 +21,7 @@ from vision.settings import VisionSettings
     [
         ([], "runs/digits/default"),
         (["wait=10", "dataset=mnist", "learner=ens"], "runs/mnist/learner=ens,wait=10"),
-        (["dataset=/data/my photos/", "threads=2", "arrivals=3"], "runs/my_photos/default"),
+        (["dataset=/data/my photos/", "device=cpu", "arrivals=3"], "runs/my_photos/default"),
         (["backbone=torchvision.models:resnet18"], "runs/digits/backbone=torchvision.models_resnet18"),
         (["-m", "dataset=mnist", "wait=1,10"], "runs/mnist/sweep"),
     ],

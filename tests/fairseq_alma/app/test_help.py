@@ -23,7 +23,7 @@ def test_a_setting_of_every_run_has_no_learners():
 
 def test_a_setting_of_several_learners_appears_once_with_all_of_them():
     reference = [one for one in settings_reference(VisionSettings) if one.name == "members"]
-    assert [(one.default, one.learners) for one in reference] == [("5", ("ens", "umix"))]
+    assert [(one.default, one.learners) for one in reference] == [("5", ("ens", "umix")), ("1", ("gens", "ens_moe"))]
 
 
 def test_the_text_has_every_learner_preset_and_setting():

@@ -10,10 +10,10 @@ def rows_with_stages_at(*updated: int, last: int) -> list[LedgerRow]:
 
 
 def test_mega_batches_that_wait_are_named():
-    assert waiting_message(rows_with_stages_at(2, 4, 6, last=6), 2, None) is None
-    said = waiting_message(rows_with_stages_at(2, 4, 6, last=7), 2, None)
+    assert waiting_message(rows_with_stages_at(2, 4, 6, last=6), 2) is None
+    said = waiting_message(rows_with_stages_at(2, 4, 6, last=7), 2)
     assert said == "mega-batch 7 waits for 1 more (wait=2); to train now, give last_group=train"
-    said = waiting_message(rows_with_stages_at(1, 2, last=4), "auto", None)
+    said = waiting_message(rows_with_stages_at(1, 2, last=4), "auto")
     assert said == "mega-batches 3 to 4 wait for later ones (wait=auto); to train now, give last_group=train"
-    said = waiting_message(rows_with_stages_at(last=3), 10, None)
+    said = waiting_message(rows_with_stages_at(last=3), 10)
     assert said == "mega-batches 1 to 3 wait for 7 more (wait=10); to train now, give last_group=train"

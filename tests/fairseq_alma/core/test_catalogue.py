@@ -7,15 +7,16 @@ import pytest
 from omegaconf import OmegaConf
 
 from fairseq_alma.core.catalogue import (
-    FREE_SETTINGS,
     LearnerEntry,
     add_learner,
     find_learner,
     label_of,
     learners,
     learners_that_take,
+    options,
     own_settings,
     remove_learner,
+    settings_that_are,
     takes,
 )
 from fairseq_alma.core.errors import SettingError
@@ -58,13 +59,23 @@ def test_a_learner_takes_common_settings_and_its_own():
     assert not takes("vision", "sm", "experts")
     assert takes("language model", "sm", "experts")  # every language model is a mixture
     assert takes("vision", "a plugin that is not imported", "anything")
-    assert learners_that_take("members", "vision") == ["ens", "umix"]
+    assert learners_that_take("members", "vision") == ["ens", "umix", "gens", "ens_moe"]
     assert learners_that_take("wait", "vision") == []
-    assert own_settings("gens", "language model") == ["new_members"]
+    assert own_settings("gens", "language model") == ["members"]
     assert own_settings("sm", "language model") == []
 
 
-def test_labels_and_growth():
+def test_what_a_setting_is_is_declared_at_its_field():
+    assert settings_that_are("seed") == ("seed",)
+    assert settings_that_are("size") == ("width", "arch", "experts", "members")
+    assert settings_that_are("forkable", "vision") == ()
+    assert "lr" in settings_that_are("forkable", "language model")
+    assert options("vision")["average"] is None
+    assert "grow_router" not in options("language model")
+    assert options("language model", learners_too=True)["grow_router"] == "copy"
+
+
+def test_labels():
     assert [label_of(name) for name in ("gmoe_flat", "ens_moe", "unknown")] == [
         "gMoE (flat gate)",
         "Ens of MoEs",
@@ -89,10 +100,10 @@ def test_an_entry_can_be_added_and_removed():
 
 THE_CATALOGUE = {"fairseq_alma/core/catalogue.py", "fairseq_alma/core/learner_settings.py"}
 MAY_NAME = {
+    "fairseq_alma/core/settings.py": {"split_by"},  # alma-lm has another setting instead
     "fairseq_alma/lm/learners.py": {"combine"},  # a key of predictor.json
     "vision/learners/files.py": {"combine"},  # a key of predictor.json
     "vision/predictor.py": {"combine"},  # the same
-    "vision/firefly/__init__.py": {"grow_depth"},  # a function that it exports
     "fairseq_alma/report/tables.py": {"experts"},  # a column of the paper's tables
 }
 """File -> words that happen to be the name of a setting, and why they are there."""
@@ -114,7 +125,7 @@ def source_files():
 def test_no_other_source_file_names_a_label_or_the_settings_of_a_learner():
     labels = {entry.label for entry in learners()}
     settings = {name for half in HALVES for entry in learners(half) for name in own_settings(entry.name, half)}
-    settings -= {entry.name for entry in learners()}  # `umix` is a learner and a setting
+    settings -= {entry.name for entry in learners()}
     found = {}
     for path in source_files():
         name = path.relative_to(ROOT).as_posix()
@@ -130,6 +141,6 @@ def test_no_other_source_file_names_a_label_or_the_settings_of_a_learner():
 def test_the_folders_of_a_sweep_are_not_named_after_settings_that_may_change(half, config):
     """So the sweep continues with another value. Those that change the ledger may be what is swept."""
     excluded = OmegaConf.load(ROOT / config).hydra.job.config.override_dirname.exclude_keys
-    assert set(FREE_SETTINGS[half]) - {*excluded} == {"preset", "last_group"} | (
+    assert set(settings_that_are("free", half)) - {*excluded} == {"preset", "last_group"} | (
         {"arrivals"} if half == "vision" else {"seeds", "mega_batches"}
     )

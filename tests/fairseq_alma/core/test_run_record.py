@@ -377,10 +377,3 @@ def test_runs_are_found_at_any_depth_and_not_below_a_run(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     assert find_runs(tmp_path) == [tmp_path / "a", tmp_path / "b/deep/er", tmp_path / "c"]
-
-
-def test_a_run_from_before_a_setting_existed_had_its_default(tmp_path):
-    finish_first_step(SeedRecord(tmp_path, {"wait": 1}, DIGESTS))
-    SeedRecord(tmp_path, {"wait": 1, "grow_router": "copy"}, DIGESTS, defaults={"grow_router": "copy"})
-    with pytest.raises(RunError, match="grow_router: was 'copy', is 'tree'"):
-        SeedRecord(tmp_path, {"wait": 1, "grow_router": "tree"}, DIGESTS, defaults={"grow_router": "copy"})

@@ -1,4 +1,4 @@
-"""The settings `wait` and `wait_ratio`: when a stage is due."""
+"""The setting `wait`: when a stage is due."""
 
 import pytest
 
@@ -9,19 +9,19 @@ from tests.fairseq_alma.core.tiny_learner import tiny_run
 
 
 @pytest.mark.parametrize(
-    ("wait", "ratio", "trains_last", "expected"),
+    ("wait", "trains_last", "expected"),
     [
-        (1, 0.5, True, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
-        (4, 0.5, True, [4, 8, 10]),
-        (4, 0.5, False, [4, 8]),
-        ("geometric", 0.5, True, [1, 2, 3, 5, 8, 10]),  # 12 would be the next one after 8
-        ("geometric", 0.5, False, [1, 2, 3, 5, 8]),
-        ("geometric", 1.0, False, [1, 2, 4, 8]),
-        ("geometric", 0.01, False, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (1, True, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (4, True, [4, 8, 10]),
+        (4, False, [4, 8]),
+        ("geometric", True, [1, 2, 3, 5, 8, 10]),  # 12 would be the next one after 8
+        ("geometric", False, [1, 2, 3, 5, 8]),
+        ("geometric:1", False, [1, 2, 4, 8]),
+        ("geometric:0.01", False, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
     ],
 )
-def test_the_arrivals_of_stages(wait, ratio, trains_last, expected):
-    assert arrivals_of_stages(10, wait, ratio, trains_last) == expected
+def test_the_arrivals_of_stages(wait, trains_last, expected):
+    assert arrivals_of_stages(10, wait, trains_last_group=trains_last) == expected
 
 
 def test_a_run_trains_its_stages_at_these_arrivals(tmp_path):
@@ -37,22 +37,23 @@ def test_the_arrivals_of_wait_auto_are_an_estimate_whose_first_is_certain():
 
 def test_how_many_mega_batches_are_missing():
     assert num_missing(1, 4, 3) == 2
-    assert num_missing(2, 8, "geometric", 0.5) == 2  # a stage after 8 mega-batches needs 4
+    assert num_missing(2, 8, "geometric:1") == 6
+    assert num_missing(2, 8, "geometric") == 2  # a stage after 8 mega-batches needs 4
 
 
 @pytest.mark.parametrize(
-    ("wait", "ratio", "message"),
+    ("wait", "message"),
     [
-        (0, None, "wait=0 must be an integer of at least 1, geometric or auto"),
-        (5, None, "wait=5 must lie between 1 and 4"),
-        (True, None, "wait=True must be an integer of at least 1"),
-        ("long", None, "wait='long' must be an integer of at least 1"),
-        ("auto", 0.5, "wait_ratio=0.5 is for wait=geometric, but wait=auto"),
-        (2, 0.5, "wait_ratio=0.5 is for wait=geometric, but wait=2"),
-        ("geometric", 0.0, "wait_ratio=0.0 must be above 0"),
-        ("geometric", float("nan"), "wait_ratio=nan must be above 0"),
+        (0, "wait=0 must be an integer of at least 1, geometric, geometric:RATIO"),
+        (5, "wait=5 must lie between 1 and 4"),
+        (True, "wait=True must be an integer of at least 1"),
+        ("long", "wait='long' must be an integer of at least 1"),
+        ("auto:0.5", "wait='auto:0.5' must be"),
+        ("geometric:0", "wait='geometric:0' must be .* with a ratio above 0"),
+        ("geometric:nan", "wait='geometric:nan' must be"),
+        ("geometric:x", "wait='geometric:x' must be"),
     ],
 )
-def test_other_waits_are_refused(wait, ratio, message):
+def test_other_waits_are_refused(wait, message):
     with pytest.raises(SettingError, match=message):
-        StreamSettings(4, wait, wait_ratio=ratio)
+        StreamSettings(4, wait)

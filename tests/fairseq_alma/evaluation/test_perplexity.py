@@ -73,15 +73,6 @@ def test_scores_do_not_depend_on_the_batch(stream, trained):
     assert [sum(layer) for layer in large.load] == pytest.approx([1.0, 1.0])
 
 
-def test_a_checkpoint_of_an_earlier_version_is_scored_in_float32(stream, trained, tmp_path):
-    state = read_checkpoint(trained)
-    assert state["cfg"]["model"].pop("precision") == "float32"  # earlier versions did not have this option
-    write_checkpoint(state, tmp_path / "old.pt")
-    folder = StreamFolder.open(stream)
-    old, new = (score_tokens(*load_member(path, folder, CPU), "valid") for path in (tmp_path / "old.pt", trained))
-    np.testing.assert_array_equal(old.log_probability_T, new.log_probability_T)
-
-
 def test_perplexity_equals_that_of_full_logits_in_float64(stream, trained):
     folder = StreamFolder.open(stream)
     model, task = load_member(trained, folder, CPU)

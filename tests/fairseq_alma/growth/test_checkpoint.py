@@ -147,7 +147,7 @@ def test_the_command_reproduces_the_growth_of_a_run(trained, stream, tmp_path):
               "tokens_per_sample": 32, "sequences_per_update": 8, "updates": 4, "grow_experts": 2}  # fmt: skip
     folder = StreamFolder.open(stream)
     learner = make_learner(LanguageModelSettings.from_mapping(values), folder.without_test(), NoProcesses())
-    learner._trainees = {1: trained}  # as after stage 1
+    learner._continuations = {1: trained}  # as after stage 1
     arrivals = tuple(folder.stream())
     stage = Stage(2, arrivals[1:2], arrivals[:1], False, out / "stages" / "stage_002")
     learner.grow(stage)

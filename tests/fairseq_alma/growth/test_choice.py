@@ -37,7 +37,7 @@ def test_each_choice_copies_its_own_experts():
     state = state_of(make(3), {FIRST: [1.0, 9.0, 4.0], SECOND: [6.0, 0.5, 7.0]})
     utilities = {FIRST: torch.tensor([5.0, 1.0, 2.0]), SECOND: torch.tensor([0.0, 3.0, 0.0])}
     by_loss, by_gradient = (
-        grow_experts(state, 2, split_by=kind, utilities=utilities) for kind in ("validation_loss", "gradient")
+        grow_experts(state, 2, copy_experts_by=kind, utilities=utilities) for kind in ("validation_loss", "gradient")
     )
     assert [parents_of(state, by_loss, prefix) for prefix in (FIRST, SECOND)] == [[1, 2], [2, 0]]
     assert [parents_of(state, by_gradient, prefix) for prefix in (FIRST, SECOND)] == [[0, 2], [1, 0]]
@@ -46,8 +46,8 @@ def test_each_choice_copies_its_own_experts():
 def test_a_random_choice_depends_on_the_seed_and_takes_every_pair_equally_often():
     torch.manual_seed(0)
     state = state_of(make(3), {FIRST: [1.0, 9.0, 4.0], SECOND: [6.0, 0.5, 7.0]})
-    chosen = [parents_of(state, grow_experts(state, 2, split_by="random", seed=s), FIRST) for s in range(300)]
-    again = parents_of(state, grow_experts(state, 2, split_by="random", seed=7), FIRST)
+    chosen = [parents_of(state, grow_experts(state, 2, copy_experts_by="random", seed=s), FIRST) for s in range(300)]
+    again = parents_of(state, grow_experts(state, 2, copy_experts_by="random", seed=7), FIRST)
     assert again == chosen[7]
     assert all(len(set(pair)) == 2 for pair in chosen)
     # Each of the 6 ordered pairs is expected 50 times, with a standard deviation of 6.5.
@@ -116,19 +116,19 @@ def test_an_expert_without_tokens_has_no_utility(trained, stream, tmp_path):
 
 def test_the_command_copies_the_experts_with_the_largest_gradient(trained, stream, measured, tmp_path, capsys):
     target, expected = tmp_path / "grown.pt", tmp_path / "expected.pt"
-    arguments = [str(trained), str(target), "--experts", "2", "--split-by", "gradient"]
+    arguments = [str(trained), str(target), "--experts", "2", "--copy-experts-by", "gradient"]
     assert alma_grow([*arguments, "--stream", str(stream)]) == 0
-    grow_checkpoint(trained, expected, 2, seed=4, split_by="gradient", utilities=measured.utilities)
+    grow_checkpoint(trained, expected, 2, seed=4, copy_experts_by="gradient", utilities=measured.utilities)
     before, after, same = (read_checkpoint(path)["model"] for path in (trained, target, expected))
     for prefix in MIXTURES:
         assert parents_of(before, after, prefix) == measured.utilities[prefix].topk(2).indices.tolist()
     assert all(torch.equal(after[name], same[name]) for name in after)
     capsys.readouterr()
     for more, message in [
-        (["--experts", "1", "--split-by", "gradient"], "needs the validation set"),
-        (["--experts", "1", "--stream", str(stream)], "has no effect with --split-by validation_loss"),
-        (["--experts", "1", "--split-by", "gradient", "--stream", str(tmp_path / "none")], "none"),
-        (["--layers", "2", "--split-by", "random"], "--split-by is for growth by experts"),
+        (["--experts", "1", "--copy-experts-by", "gradient"], "needs the validation set"),
+        (["--experts", "1", "--stream", str(stream)], "has no effect with --copy-experts-by validation_loss"),
+        (["--experts", "1", "--copy-experts-by", "gradient", "--stream", str(tmp_path / "none")], "none"),
+        (["--layers", "2", "--copy-experts-by", "random"], "--copy-experts-by is for growth by experts"),
     ]:
         assert alma_grow([str(trained), str(tmp_path / "other.pt"), *more]) == 2
         assert message in capsys.readouterr().err
@@ -140,15 +140,15 @@ def test_missing_or_infinite_utilities_are_refused(trained, stream, tmp_path):
     unusable = [torch.ones(3), torch.full((4,), torch.nan)]
     for utilities in (None, {}, *(dict.fromkeys(MIXTURES, utility_E) for utility_E in unusable)):
         with pytest.raises(SettingError, match="the choice by gradient needs the utility of each of the 4 experts"):
-            grow_experts(state, 1, split_by="gradient", utilities=utilities)
+            grow_experts(state, 1, copy_experts_by="gradient", utilities=utilities)
     with pytest.raises(SettingError, match="'size' is not one of validation_loss, gradient, random"):
-        grow_experts(state, 1, split_by="size")
+        grow_experts(state, 1, copy_experts_by="size")
     with pytest.raises(StreamError, match="no complete checkpoint"):
         measure_utilities(tmp_path / "none.pt", stream, CPU)
 
 
-@pytest.mark.parametrize("split_by", ["gradient", "random"])
-def test_other_choices_divide_the_tokens_as_evenly(stream, trained, measured, split_by):
+@pytest.mark.parametrize("copy_experts_by", ["gradient", "random"])
+def test_other_choices_divide_the_tokens_as_evenly(stream, trained, measured, copy_experts_by):
     """Of 100 seeds, at least 95 leave both twins with 20% to 80% of the tokens of the parent, in both mixtures."""
     state = read_checkpoint(trained)["model"]
     model, task = load_member(trained, StreamFolder.open(stream), CPU)
@@ -160,7 +160,9 @@ def test_other_choices_divide_the_tokens_as_evenly(stream, trained, measured, sp
     score_tokens(model, task, "valid")
     balanced = 0
     for seed in range(100):
-        grown = grow_experts(state, 1, router="tree", seed=seed, split_by=split_by, utilities=measured.utilities)
+        grown = grow_experts(
+            state, 1, router="tree", seed=seed, copy_experts_by=copy_experts_by, utilities=measured.utilities
+        )
         shares = []
         for prefix in MIXTURES:
             parent = int(grown[prefix + "router.split_E"][-1])

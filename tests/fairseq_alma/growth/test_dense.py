@@ -136,7 +136,7 @@ def test_a_dense_model_that_was_not_validated_is_refused():
 
 # ---- As stages of a run: learner=gmoe with experts=1.
 
-DENSE = {"experts": 1, "grow_experts": [3, 2], "grow_router": "tree", "grow_drop": 0.25, "split_by": "gradient"}
+DENSE = {"experts": 1, "grow_experts": [3, 2], "grow_router": "tree", "grow_drop": 0.25, "copy_experts_by": "gradient"}
 
 
 def test_the_learner_grows_a_dense_model_and_charges_the_choice_by_gradient(dense, trained, stream, tmp_path):
@@ -146,20 +146,20 @@ def test_the_learner_grows_a_dense_model_and_charges_the_choice_by_gradient(dens
     assert [learner.num_experts(k) for k in (1, 2, 3)] == [1, 4, 6]
     arrivals = tuple(StreamFolder.open(stream).stream())
     # The first growth copies the only expert, so nothing is chosen and nothing is charged.
-    learner._trainees = {1: dense}
+    learner._continuations = {1: dense}
     (spent,) = learner.grow(Stage(2, arrivals[1:2], arrivals[:1], False, tmp_path / "stages" / "stage_002"))
     assert (spent.train_flops, spent.train_seconds) == (0, 0.0)
-    state = read_checkpoint(learner._trainees[1])["model"]
+    state = read_checkpoint(learner._continuations[1])["model"]
     assert state[FIRST + "fc1_bias"].shape[0] == 4
     kept_EF = state[FIRST + "fc1_bias"] == read_checkpoint(dense)["model"][FIRST + "fc1_bias"]
     assert kept_EF.sum(1).tolist() == [384] * 4  # a quarter of 512 units is new in each expert
     # The second one chooses 2 of 4 experts (here of another model), and no unit is dropped.
-    learner._trainees = {1: trained}
+    learner._continuations = {1: trained}
     (spent,) = learner.grow(Stage(3, arrivals[2:3], arrivals[:2], False, tmp_path / "stages" / "stage_003"))
     assert spent.train_flops > 0
     assert spent.train_seconds > 0
     assert (spent.num_updates, spent.validation_flops) == (0, 0)
-    before, after = read_checkpoint(trained)["model"], read_checkpoint(learner._trainees[1])["model"]
+    before, after = read_checkpoint(trained)["model"], read_checkpoint(learner._continuations[1])["model"]
     assert torch.equal(after[FIRST + "fc1_weight"][:4], before[FIRST + "fc1_weight"])
 
 
@@ -170,7 +170,7 @@ def test_the_learner_grows_a_dense_model_and_charges_the_choice_by_gradient(dens
         ({"grow_drop": -0.5}, "grow_drop=-0.5 must be a share between 0 and 1"),
         ({"experts": 4}, "grow_drop=0.25 is for growth from a dense model.* has 4 experts .* set experts=1"),
         ({"grow_experts": [3, 5]}, "growth 2 would add 5 experts to the 4 experts"),
-        ({"split_by": "size"}, "split_by='size' is not one of validation_loss, gradient, random"),
+        ({"copy_experts_by": "size"}, "copy_experts_by='size' is not one of validation_loss, gradient, random"),
     ],
 )
 def test_settings_that_do_not_fit_a_dense_model_are_refused(stream, tmp_path, changed, message):

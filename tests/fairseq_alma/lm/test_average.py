@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import AVERAGE, BEST, TRAINED, read_checkpoint
-from fairseq_alma.core.averaging import AverageSettings
+from fairseq_alma.checkpoints import AVERAGE, BEST, CONTINUATION, read_checkpoint
+from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.stream import MegaBatch
 from fairseq_alma.lm.average import Average
-from fairseq_alma.lm.schedules import StageRates, rates_of_stage
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, same_run
 
-SHORT = (*RUN, "dropout=0.1", "validations=3", "updates=12", "tensorboard=false")
-EMA = ("predict_with=average", "average_every=update", "average_decay=0.8")
+SHORT = (*RUN, "dropout=0.1", "validations=3", "updates=12")
+EMA = ("average=decay:0.8",)
 
 
 def succeed(*command: object) -> None:
@@ -40,7 +37,7 @@ def train_two_stages(stream: Path, out: Path, *settings: str) -> list[dict]:
     trained = []
     for k in (1, 2):
         succeed("alma-lm", f"stream={stream}", f"out={out}", *settings, f"mega_batches={k}")
-        trained.append(checkpoint(out, k, TRAINED))
+        trained.append(checkpoint(out, k, CONTINUATION))
     return trained
 
 
@@ -51,15 +48,14 @@ def rates_in_log(out: Path, k: int) -> list[float]:
     return [float(json.loads(line)["lr"]) for line in lines]
 
 
-def test_the_predictor_is_the_mean_of_the_models_after_each_stage(stream, tmp_path):
-    trained = train_two_stages(stream, tmp_path, *SHORT, "predict_with=average", "replay=uniform")
-    models = [one["model"] for one in trained]
-    predictor = checkpoint(tmp_path, 2, BEST)["model"]
-    for name, weight in predictor.items():
-        if weight.is_floating_point() and "valid" not in name and "split" not in name and name != "decoder.version":
-            torch.testing.assert_close(weight, (models[0][name] + models[1][name]) / 2)
-    assert not torch.equal(predictor["decoder.embed_tokens.weight"], models[1]["decoder.embed_tokens.weight"])
-    assert "last_optimizer_state" not in checkpoint(tmp_path, 2, TRAINED)
+def test_the_predictor_is_the_mean_of_the_models_after_each_update(stream, tmp_path):
+    trained = train_two_stages(stream, tmp_path, *SHORT, "average=power:0", "replay=uniform")
+    average = trained[1]["extra_state"][AVERAGE]
+    assert average["count"] == 24
+    predictor, name = checkpoint(tmp_path, 2, BEST)["model"], "decoder.embed_tokens.weight"
+    assert torch.equal(predictor[name], average["model"][name])
+    assert not torch.equal(predictor[name], trained[1]["model"][name])
+    assert "last_optimizer_state" not in checkpoint(tmp_path, 2, CONTINUATION)
     deployed = json.loads((tmp_path / "predictor.json").read_text())["checkpoints"]
     assert [entry["path"] for entry in deployed] == ["stages/stage_002/member_1/checkpoint_best.pt"]
     rows = Ledger(tmp_path / "ledger.jsonl").rows()
@@ -69,7 +65,7 @@ def test_the_predictor_is_the_mean_of_the_models_after_each_stage(stream, tmp_pa
 
 
 def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp_path):
-    more = (*EMA, "optimizer_state=keep", "schedule=constant", "replay=0.5", "replay_memory=3200")
+    more = (*EMA, "optimizer_state=keep", "schedule=constant", "replay=0.5")
     first, second = train_two_stages(stream, tmp_path, *SHORT, *more)
     assert [one["extra_state"][AVERAGE]["count"] for one in (first, second)] == [12, 24]
     steps = [{int(state["step"]) for state in one["last_optimizer_state"]["state"].values()} for one in (first, second)]
@@ -91,8 +87,8 @@ def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp
     "more",
     [
         (*EMA, "optimizer_state=keep", "schedule=constant", "replay=uniform"),
-        ("optimizer_state=keep", "schedule=wsd", "cooldown_share=0.5", "replay=uniform"),
-        ("predict_with=average", "average_power=2", "learner=gmoe", "grow_experts=1", "replay=uniform"),
+        ("optimizer_state=keep", "schedule=constant", "replay=uniform"),
+        ("average=power:2", "learner=gmoe", "grow_experts=1", "replay=uniform"),
     ],
 )
 def test_a_killed_run_has_the_same_average(stream, tmp_path, more):
@@ -117,7 +113,7 @@ def test_a_tied_weight_is_averaged_once_and_saved_under_all_its_names():
             self.second.weight = self.first.weight
 
     model = Tied()
-    average = Average(model, AverageSettings("average", "update"), None)
+    average = Average(model, AverageWeights(), None)
     values = []
     for value in (2.0, 4.0, 9.0):
         model.first.weight.data.fill_(value)
@@ -129,54 +125,21 @@ def test_a_tied_weight_is_averaged_once_and_saved_under_all_its_names():
     entry = average.entry()
     assert entry["count"] == 3
     assert sorted(entry["model"]) == ["first.weight", "second.weight"]
-    continued = Average(model, AverageSettings("average", "update"), entry)
+    continued = Average(model, AverageWeights(), entry)
     continued.add()  # a fourth state, 9
     assert float(continued.entry()["model"]["second.weight"][0, 0]) == pytest.approx(6.0)
-
-
-def stage_of(num_past: int, num_new: int) -> Stage:
-    mega_batches = [MegaBatch(t, str(t)) for t in range(1, num_past + num_new + 1)]
-    return Stage(2, tuple(mega_batches[num_past:]), tuple(mega_batches[:num_past]), False, Path())
-
-
-@pytest.mark.parametrize(
-    ("schedule", "num_past", "num_new", "keeps", "expected"),
-    [
-        ("per_stage", 3, 1, True, StageRates(0.1, 0.0, 5)),
-        ("autoregressive", 0, 1, False, StageRates(0.1, 0.0, 5)),
-        ("autoregressive", 3, 1, False, StageRates(0.05, 0.0, 5)),
-        ("constant", 0, 1, True, StageRates(0.1, 0.1, 5)),
-        ("constant", 3, 1, True, StageRates(0.1, 0.1, 0)),
-        ("constant", 3, 1, False, StageRates(0.1, 0.1, 5)),
-        ("rsqrt", 0, 1, True, StageRates(0.1, 0.1, 5)),
-        ("rsqrt", 0, 4, True, StageRates(0.1, 0.05, 5)),
-        ("rsqrt", 4, 12, True, StageRates(0.05, 0.025, 0)),
-        ("wsd", 0, 1, True, StageRates(0.1, 0.0, 5)),
-        ("wsd", 3, 1, True, StageRates(0.1, 0.0, 0)),
-        ("wsd", 3, 1, False, StageRates(0.1, 0.0, 5)),
-    ],
-)
-def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expected):
-    assert rates_of_stage(schedule, 0.1, 5, stage_of(num_past, num_new), keeps) == expected
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"learner": "gens", "optimizer_state": "keep"}, "cannot be used with learner=gens"),
-        ({"learner": "gens", "schedule": "wsd"}, "schedule=wsd cannot be used with learner=gens"),
         ({"learner": "gens", "from_scratch": True}, "from_scratch=true has no effect with learner=gens"),
-        ({"schedule": "wsd", "expert_parallel": 2}, "schedule=wsd cannot be combined with expert_parallel=2"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1 must be a finite number, and not negative"),
         ({"lr": 0.5, "weight_decay": 2.0}, "weight_decay=2.0 must be below 1 / lr = 2"),
-        ({"cooldown_share": 0.3}, "cooldown_share=0.3 needs schedule=wsd, but schedule=per_stage"),
-        ({"schedule": "wsd", "cooldown_share": 1.0}, "cooldown_share=1.0 must be above 0 and below 1"),
-        ({"schedule": "wsd", "updates": 1}, "needs stages of at least 2 updates"),
-        ({"schedule": "wsd", "average": AverageSettings("average")}, "with schedule=wsd a stage ends with a cooldown"),
         ({"from_scratch": True, "optimizer_state": "keep"}, "from_scratch=true starts each stage from new weights"),
-        ({"from_scratch": True, "average": AverageSettings("average")}, "with from_scratch=true each stage has a new"),
-        ({"average": AverageSettings("average", average_window=2)}, "average_window=2 is for alma-vision"),
-        ({"average": AverageSettings("average"), "expert_parallel": 2}, "cannot be combined with expert_parallel=2"),
+        ({"average": "power:x"}, "average=power:x must be power:P"),
+        ({"average": "power:8", "expert_parallel": 2}, "cannot be combined with expert_parallel=2"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

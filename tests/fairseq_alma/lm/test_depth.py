@@ -89,8 +89,8 @@ def test_from_scratch_each_stage_initialises_a_deeper_model(deeper, stream, tmp_
         ({"grow_layers": []}, "grow_layers=[] must be an integer or a list of integers"),
         ({"grow_layers": True}, "grow_layers=True must be an integer or a list of integers"),
         (
-            {"grow_layers": 2, "split_by": "random", "grow_router": "tree"},
-            "grow_router=tree split_by=random has no effect with grow_experts=0, which copies no experts",
+            {"grow_layers": 2, "copy_experts_by": "random", "grow_router": "tree"},
+            "grow_router=tree copy_experts_by=random has no effect with grow_experts=0, which copies no experts",
         ),
         ({"grow_layers": 2, "learner": "sm"}, "grow_layers=2 is for learner=gmoe, not for learner=sm"),
     ],

@@ -297,7 +297,7 @@ def test_a_model_from_scratch_is_in_each_stage_the_new_member_of_the_growing_ens
 
 @pytest.mark.slow
 def test_a_growing_ensemble_can_have_several_new_members_in_each_stage(gens, stream, tmp_path):
-    run(settings_of(stream, tmp_path, "gens", new_members=2, mega_batches=2))
+    run(settings_of(stream, tmp_path, "gens", members=2, mega_batches=2))
     rows = rows_of(tmp_path)
     assert [row.scores.num_members for row in rows] == [2, 2, 4]
     assert [row.spent.num_updates for row in rows] == [0, 2 * UPDATES, 2 * UPDATES]
@@ -373,7 +373,7 @@ def test_a_member_of_gens_is_frozen_and_scored_once(gens, stream):
     for stage in (1, 2, 3):  # as the files were when the stage was done
         then = json.loads((gens / f"stages/stage_{stage:03d}/train/learner.json").read_text())
         assert len(then["predictor"]) == stage
-        assert then["trainees"] == []
+        assert then["continuations"] == []
         for entry in then["predictor"]:
             assert sha256_of(gens / entry["path"]) == entry["sha256"]
     untrained = "stages/stage_000/member_1/checkpoint_untrained.pt"
@@ -389,8 +389,11 @@ def test_a_member_of_gens_is_frozen_and_scored_once(gens, stream):
 def test_a_new_member_of_gens_does_not_predict_before_it_is_trained(gens):
     grown = json.loads((gens / "stages/stage_002/grow/learner.json").read_text())
     assert [entry["path"] for entry in grown["predictor"]] == ["stages/stage_001/member_1/checkpoint_best.pt"]
-    (trainee,) = grown["trainees"]
-    assert (trainee["member"], trainee["path"]) == (2, "stages/stage_002/grow/member_2/checkpoint_untrained.pt")
+    (continuation,) = grown["continuations"]
+    assert (continuation["member"], continuation["path"]) == (
+        2,
+        "stages/stage_002/grow/member_2/checkpoint_untrained.pt",
+    )
 
 
 def test_only_growing_ensembles_keep_outputs(ens, gmoe):
@@ -414,7 +417,7 @@ def test_a_stage_of_gmoe_starts_from_copies_of_the_experts_with_the_largest_loss
         # It was trained from there, and the earlier checkpoint predicted until then.
         state = json.loads((gmoe / f"stages/stage_{stage:03d}/grow/learner.json").read_text())
         assert [entry["path"] for entry in state["predictor"]] == [str(best(gmoe, stage - 1, 1).relative_to(gmoe))]
-        assert [entry["path"] for entry in state["trainees"]] == [str(path.relative_to(gmoe))]
+        assert [entry["path"] for entry in state["continuations"]] == [str(path.relative_to(gmoe))]
         log = (gmoe / f"stages/stage_{stage:03d}/member_1/log.txt").read_text()
         assert str(path) in log
     # Each mixture and each growth has its own noise. Random rows of 128 numbers are nearly orthogonal.
@@ -490,8 +493,8 @@ def settings(**values) -> LanguageModelSettings:
         ({"learner": "gmoe", "grow_experts": [1, 4, 10]}, "growth 3 would add 10 experts to the 9 experts"),
         ({"learner": "gmoe", "experts": 1, "grow_experts": 1}, "divide the output of the mixture by about 2"),
         (
-            {"learner": "gmoe", "grow_experts": 1, "from_scratch": True, "split_by": "gradient"},
-            "split_by=gradient has no effect with from_scratch=true",
+            {"learner": "gmoe", "grow_experts": 1, "from_scratch": True, "copy_experts_by": "gradient"},
+            "copy_experts_by=gradient has no effect with from_scratch=true",
         ),
         ({"learner": "gmoe", "grow_experts": []}, "grow_experts=[] must be an integer or a list of integers"),
         ({"learner": "gmoe", "grow_experts": 1.5}, "grow_experts=1.5 must be an integer or a list of integers"),
@@ -501,9 +504,7 @@ def settings(**values) -> LanguageModelSettings:
             {"learner": "gmoe", "grow_experts": 1, "grow_router": "forest"},
             "grow_router='forest' is not one of copy, tree",
         ),
-        ({"learner": "gmoe", "grow_experts": 1, "grow_noise": 0}, "grow_noise=0 must be above 0"),
-        ({"learner": "gmoe", "grow_experts": 1, "grow_noise": "much"}, "grow_noise='much' must be a number"),
-        ({"share": "./o"}, "share=./o is the folder of the run (out=): choose another folder for share="),
+        ({"reuse_from": "./o"}, "reuse_from=./o is the folder of the run (out=): choose another folder"),
         ({"parallel": 0}, "parallel=0 must be an integer of at least 1"),
         ({"seed": -1}, "seed=-1 must be an integer of at least 0"),
         ({"seed": 1_000_000}, "seed=1000000 must be below 1000000"),  # seeds of members begin above

@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.lm import precision
-from fairseq_alma.lm.precision import as_recorded, fastest_precision
+from fairseq_alma.lm.precision import fastest_precision, with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 
@@ -21,7 +21,7 @@ def test_a_new_run_gets_what_is_faster_here(tmp_path, monkeypatch):
     assert fastest_precision() in ("float32", "bfloat16")
     for fastest in ("float32", "bfloat16"):
         monkeypatch.setattr(precision, "fastest_precision", lambda fastest=fastest: fastest)
-        assert as_recorded(settings(tmp_path / "run")).precision == fastest
+        assert with_known_precision(settings(tmp_path / "run")).precision == fastest
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_a_new_run_gets_what_is_faster_here(tmp_path, monkeypatch):
 )
 def test_a_continued_run_keeps_what_it_was_started_with(tmp_path, recorded, expected):
     write_json(tmp_path / "settings.json", recorded)
-    found = as_recorded(settings(tmp_path))
+    found = with_known_precision(settings(tmp_path))
     assert (found.precision, found.batch_size) == expected
-    given = as_recorded(settings(tmp_path, precision="float32", batch_size=2))
+    given = with_known_precision(settings(tmp_path, precision="float32", batch_size=2))
     assert (given.precision, given.batch_size) == ("float32", 2)  # then the run folder refuses it, if it differs
 
 
@@ -60,12 +60,9 @@ def test_the_choice_does_not_depend_on_other_processes_on_the_machine():
 def test_a_seed_has_the_precision_of_the_seeds_that_were_started_before(tmp_path, monkeypatch):
     """For example, if a run with seeds=3 continues on another machine."""
     monkeypatch.setattr(precision, "fastest_precision", lambda: "float32")
-    assert as_recorded(settings(tmp_path / "seed_0")).precision == "float32"
+    assert with_known_precision(settings(tmp_path / "seed_0")).precision == "float32"
     (tmp_path / "seed_1").mkdir()
     (tmp_path / "seed_1/settings.json").write_text('{"precision": "bfloat16"}')
-    assert as_recorded(settings(tmp_path / "seed_0")).precision == "bfloat16"
-    assert as_recorded(settings(tmp_path / "seed_0", precision="float32")).precision == "float32"
-    assert as_recorded(settings(tmp_path / "other")).precision == "float32"
-    (tmp_path / "seed_1/settings.json").write_text("{}")  # of an earlier version, which used float32
-    monkeypatch.setattr(precision, "fastest_precision", lambda: "bfloat16")
-    assert as_recorded(settings(tmp_path / "seed_0")).precision == "float32"
+    assert with_known_precision(settings(tmp_path / "seed_0")).precision == "bfloat16"
+    assert with_known_precision(settings(tmp_path / "seed_0", precision="float32")).precision == "float32"
+    assert with_known_precision(settings(tmp_path / "other")).precision == "float32"

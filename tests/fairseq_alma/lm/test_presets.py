@@ -137,10 +137,10 @@ def test_anytime_predicts_with_an_average_of_a_training_that_continues():
     assert is_anytime("language model", anytime) and not is_anytime("language model", paper)
     assert {name: value for name, value in anytime.items() if value != paper[name]} == {
         "preset": "anytime", "replay": 0.5, "schedule": "constant", "optimizer_state": "keep",
-        "predict_with": "average", "average_every": "update", "average_power": 8,
+        "average": "power:8",
     }  # fmt: skip
-    given = settings_of("preset=anytime", "schedule=wsd", "average_power=0", "average_decay=0.99", "updates=9")
-    assert (given.schedule, given.average.average_decay) == ("wsd", 0.99)
+    given = settings_of("preset=anytime", "average=decay:0.99", "updates=9")
+    assert (given.schedule, given.average) == ("constant", "decay:0.99")
 
 
 def test_the_default_is_the_papers_base_model():

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import TRAINED, digest_of_model, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import CONTINUATION, digest_of_model, read_checkpoint, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from tests.commands import RUN, run_command
@@ -30,7 +30,7 @@ def test_a_member_that_one_run_publishes_is_copied_by_another(finished, tmp_path
     assert not other.exists()
     shared.publish(finished, "key")
     assert shared.copy_to(other, "key")
-    assert {p.name for p in other.iterdir()} == set(SharedStages.FILES) - {TRAINED}
+    assert {p.name for p in other.iterdir()} == set(SharedStages.FILES) - {CONTINUATION}
     assert (other / "checkpoint_best.pt").read_bytes() == (finished / "checkpoint_best.pt").read_bytes()
     assert "not trained here" in (other / "log.txt").read_text()
 
@@ -70,7 +70,14 @@ def test_the_key_names_options_data_and_weights_and_no_folder(trained, tmp_path)
 
 
 def test_an_ensemble_copies_its_first_member_from_a_run_of_one_model(stream, tmp_path):
-    arguments = (f"stream={stream}", *RUN, "mega_batches=1", "updates=4", "validations=1", f"share={tmp_path}/shared")
+    arguments = (
+        f"stream={stream}",
+        *RUN,
+        "mega_batches=1",
+        "updates=4",
+        "validations=1",
+        f"reuse_from={tmp_path}/shared",
+    )
     ledgers, logs = {}, {}
     for learner in (("sm",), ("ens", "members=2")):
         out = tmp_path / learner[0]

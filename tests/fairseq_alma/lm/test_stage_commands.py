@@ -68,13 +68,6 @@ def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream,
     assert (fixed.optimization.max_update, times.optimization.max_update) == (40, 120)
 
 
-def test_early_stages_can_have_more_updates(stream, tmp_path):
-    config = config_of_stage(stream, tmp_path, new=(2, 3), past=(1,), replay=False, updates=40, extra_updates=10)
-    assert config.optimization.max_update == 43  # 40 + 10 / 3
-    settings = LanguageModelSettings(stream="s", out="o", updates_per_mega_batch=7, extra_updates=9)
-    assert [settings.updates_of_stage(1, t) for t in (1, 2, 3, 18, 19)] == [16, 11, 10, 7, 7]  # 4.5 and 0.5 become even
-
-
 @pytest.mark.parametrize(("learner", "own", "experts"), [
     ("sm", None, 4),
     ("gmoe", LanguageModelGrowingMixtureSettings(grow_experts=2), 6),

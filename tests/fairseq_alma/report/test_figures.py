@@ -175,11 +175,11 @@ def test_replay_segments_name_their_sizes(tmp_path):
 
 def test_replay_segments_name_their_replay_if_it_differs(tmp_path):
     for name, more in {
-        "none": {"replay": False}, "all": {"replay": "all"}, "half": {"replay": 0.5, "replay_memory": 200},
+        "none": {"replay": False}, "all": {"replay": "all"}, "half": {"replay": 0.5},
     }.items():  # fmt: skip
         write_vision(tmp_path / name, [0.9, 0.5], **more)
     [axes] = visible(replay_segments(*compare(tmp_path)))
-    assert sorted(text.get_text() for text in axes.texts) == ["replay", "replay 0.5, replay_memory 200"]
+    assert sorted(text.get_text() for text in axes.texts) == ["replay", "replay 0.5"]
 
 
 def test_logarithmic_axes_are_named_and_have_ticks_between_the_labels(tmp_path):
@@ -377,15 +377,13 @@ def test_a_diverged_run_is_drawn_without_a_warning(tmp_path):
 
 
 def test_a_curve_with_an_option_is_drawn_beside_those_without(tmp_path):
-    options = {"predict_with": "average", "schedule": "constant", "replay": "uniform"}
-    write_text(tmp_path / "sm", [900.0, 50.0, 40.0], predict_with="last", schedule="per_stage")
-    write_text(
-        tmp_path / "ens", [900.0, 45.0, 35.0], learner="ens", members=2, predict_with="last", schedule="per_stage"
-    )
+    options = {"average": "power:8", "schedule": "constant", "replay": "uniform"}
+    write_text(tmp_path / "sm", [900.0, 50.0, 40.0], average=None, schedule="per_stage")
+    write_text(tmp_path / "ens", [900.0, 45.0, 35.0], learner="ens", members=2, average=None, schedule="per_stage")
     write_text(tmp_path / "average", [900.0, 40.0, 20.0], **options)
     [axes] = visible(over_the_stream(*compare(tmp_path)))
     assert len(lines_of(axes)) == 3
-    assert [text.get_text() for text in axes.texts] == ["predict_with average"]
+    assert [text.get_text() for text in axes.texts] == ["average power:8"]
 
 
 def test_the_same_runs_give_the_same_bytes(vision, tmp_path):

@@ -18,7 +18,7 @@ def labels_of(comparison):
 def test_the_seeds_of_one_setting_are_one_group_in_whichever_folders_they_are(tmp_path):
     write_vision(tmp_path / "a/seed_0", ERRORS, seed=0, out="a")
     write_vision(tmp_path / "a/seed_1", ERRORS, seed=1, out="a")
-    write_vision(tmp_path / "elsewhere", ERRORS, seed=2, out="b", device="cuda", threads=8)
+    write_vision(tmp_path / "elsewhere", ERRORS, seed=2, out="b", device="cuda")
     [group] = only_comparison(tmp_path).groups
     assert [run.seed for run in group.runs] == [0, 1, 2]
     assert group.folder == tmp_path
@@ -38,16 +38,16 @@ def test_the_number_of_experts_distinguishes_all_language_models(tmp_path):
 
 
 def test_labels_leave_out_options_that_are_off_and_what_has_no_effect_without_them(tmp_path):
-    off = {"predict_with": "last", "average_every": "stage", "average_power": 0.0, "schedule": "per_stage"}
-    on = {"predict_with": "average", "average_every": "update", "average_power": 8.0, "schedule": "constant"}
+    off = {"average": None, "schedule": "per_stage"}
+    on = {"average": "power:8", "schedule": "constant"}
     write_text(tmp_path / "a", PERPLEXITIES, **off)
     write_text(tmp_path / "b", PERPLEXITIES, **on)
-    assert labels_of(only_comparison(tmp_path)) == ["SM", "SM, predict_with average, schedule constant"]
-    write_text(tmp_path / "c", PERPLEXITIES, **{**on, "average_power": 4.0})
-    assert labels_of(only_comparison(tmp_path)) == [
+    assert sorted(labels_of(only_comparison(tmp_path))) == ["SM", "SM, average power:8, schedule constant"]
+    write_text(tmp_path / "c", PERPLEXITIES, **{**on, "average": "power:4"})
+    assert sorted(labels_of(only_comparison(tmp_path))) == [
         "SM",
-        "SM, average_power 4, predict_with average, schedule constant",
-        "SM, average_power 8, predict_with average, schedule constant",
+        "SM, average power:4, schedule constant",
+        "SM, average power:8, schedule constant",
     ]
 
 
@@ -67,9 +67,9 @@ def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_pat
     other = "lr" if half == "language model" else "width"
     write(tmp_path / "other", values, **recipe, preset="anytime", **{other: 8})
     assert f"anytime, {other} 8" in labels_of(only_comparison(tmp_path))
-    write(tmp_path / "changed", values, preset="anytime", **recipe | {"average_power": 4})
-    [changed] = [label for label in labels_of(only_comparison(tmp_path)) if "average_power 4" in label]
-    assert changed.startswith("SM, wait 1, replay ") and "predict_with average" in changed
+    write(tmp_path / "changed", values, preset="anytime", **recipe | {"average": "power:4"})
+    [changed] = [label for label in labels_of(only_comparison(tmp_path)) if "average power:4" in label]
+    assert changed.startswith("SM, wait 1, replay ")
 
 
 def test_the_same_seed_in_two_folders_is_a_repeat_and_the_same_folder_twice_is_not(tmp_path):
@@ -88,13 +88,12 @@ def test_runs_of_different_kind_data_or_b_are_in_different_comparisons(tmp_path)
     write_vision(tmp_path / "v1", ERRORS, cer_from=0)
     write_vision(tmp_path / "given order", ERRORS, order="random")
     write_vision(tmp_path / "classes", ERRORS, order="classes")
-    write_vision(tmp_path / "overlap", ERRORS, order="classes", drift_overlap=0.5)
     write_text(tmp_path / "books", PERPLEXITIES)
     write_text(tmp_path / "other books", PERPLEXITIES, evaluated_on=["c", "d"])
     names = [comparison.name for comparison in read_runs([tmp_path]).comparisons]
     assert sorted(names) == [
         "books (2), B = 4", "books, B = 4", "digits, B = 4", "mnist in order of classes, B = 4",
-        "mnist in order of classes, overlap 0.5, B = 4", "mnist, B = 3", "mnist, B = 4",
+        "mnist, B = 3", "mnist, B = 4",
         "mnist, B = 4, CER from t = 0", "mnist, first 2 of B = 4",
     ]  # fmt: skip
 
@@ -111,36 +110,6 @@ def test_no_two_comparisons_share_a_folder(tmp_path):
     write_text(tmp_path / "b", [900.0, 50.0], stream="/s/docs_2", evaluated_on=["b"])
     slugs = [comparison.slug for comparison in read_runs([tmp_path]).comparisons]
     assert sorted(slugs) == ["docs_2_B1", "docs_2_B1_2"]
-
-
-def test_a_setting_that_an_older_release_did_not_have_separates_neither_seeds_nor_pairs(tmp_path):
-    write_vision(tmp_path / "a", ERRORS, seed=0)
-    write_vision(tmp_path / "b", ERRORS, seed=1, patience=None)
-    write_vision(tmp_path / "c", ERRORS, seed=0, patience=None, wait=2)
-    first, second = only_comparison(tmp_path).groups
-    assert [[run.seed for run in group.runs] for group in (first, second)] == [[0, 1], [0]]
-    assert first.settings == second.settings | {"wait": 1}
-
-
-def test_a_run_from_before_an_option_existed_did_not_have_the_option(tmp_path):
-    """Other runs that use the option say nothing about it."""
-    write_text(tmp_path / "old", PERPLEXITIES)
-    on = {"predict_with": "average", "average_decay": 0.99, "schedule": "constant", "precision": "bfloat16"}
-    write_text(tmp_path / "new", PERPLEXITIES, **on, optimizer_state="keep")
-    comparison = only_comparison(tmp_path)
-    assert {frozenset(group.settings.items()) & frozenset(on.items()) for group in comparison.groups} == {
-        frozenset(), frozenset(on.items())
-    }  # fmt: skip
-    assert set(comparison.varied_settings) == {"predict_with", "schedule", "precision", "optimizer_state"}
-
-
-def test_a_setting_that_only_one_run_has_on_is_off_in_older_runs(tmp_path):
-    write_vision(tmp_path / "old", ERRORS, seed=2)
-    write_vision(tmp_path / "smooth", ERRORS, seed=0, label_smoothing=0.1, patience=3)
-    write_vision(tmp_path / "new", ERRORS, seed=1, label_smoothing=0.0, patience=None)
-    comparison = only_comparison(tmp_path)
-    assert sorted([run.seed for run in group.runs] for group in comparison.groups) == [[0], [1, 2]]
-    assert set(labels_of(comparison)) == {"SM", "SM, label_smoothing 0.1, patience 3"}
 
 
 def test_runs_whose_last_mega_batches_wait_are_a_group_of_their_own(tmp_path):

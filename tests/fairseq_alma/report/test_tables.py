@@ -128,10 +128,10 @@ def test_table_2_has_the_rows_of_the_paper_beside_ours(tmp_path):
         ({"experts": 6, "row_experts": 6}, None),
         ({"learner": "ens", "members": 2, "row_members": 2}, (26.20, 25.12, 24.57, 24.35)),
         ({"learner": "ens", "members": 3, "row_members": 3}, None),
-        ({"predict_with": "average", "average_power": 8.0}, None),
+        ({"average": "power:8"}, None),
         ({"schedule": "constant", "optimizer_state": "keep"}, None),
         ({"from_scratch": True}, None),
-        ({"predict_with": "last", "schedule": "per_stage", "from_scratch": False}, (28.57, 27.45, 26.91, 26.53)),
+        ({"average": None, "schedule": "per_stage", "from_scratch": False}, (28.57, 27.45, 26.91, 26.53)),
     ],
 )
 def test_a_run_has_the_row_of_the_paper_with_its_settings(tmp_path, settings, expected):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.vision.networks.vggs import generators, mixture, vgg
-from vision.firefly import chain_from_stack, count_by_num_params, grow_depth, grow_width, stack_from_chain
+from vision.firefly import chain_from_stack, count_by_num_params, grow_width, stack_from_chain
 from vision.networks import narrow
 from vision.optimizers import SGD
 from vision.seeds import generator
@@ -67,7 +67,7 @@ def grown_by_firefly():
             yield x[0].movedim(-1, 1), y[0]
 
     stack = train(vgg(1), 0, 25)
-    chain = grow_depth(chain_from_stack(stack), batches, 1, generator("d")).chain
+    chain = chain_from_stack(stack)
     count = count_by_num_params(chain, round(chain.num_params() * 1.3))
     chain = grow_width(chain, batches, count, generator("w"), 5).chain
     return train(stack_from_chain(chain, stack), 25, 50)

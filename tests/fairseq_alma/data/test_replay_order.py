@@ -1,11 +1,10 @@
-"""The limited memory of replay by share: which past blocks are used."""
+"""Replay by share: in which order new and past blocks are read."""
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import FairseqDataset
 
-from fairseq_alma.core.errors import SettingError
 from fairseq_alma.data.replay import ReplayShareDataset
 
 
@@ -20,17 +19,6 @@ class Numbers(FairseqDataset):
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-
-def read(num_new: int, num_past: int, num_kept: int | None, epochs: int = 30) -> set[int]:
-    """Return the indices of the past blocks that are read in some epochs."""
-    dataset = ReplayShareDataset(Numbers(num_new), Numbers(num_past), 0.5, 1, num_kept)
-    found: set[int] = set()
-    for epoch in range(1, epochs + 1):
-        dataset.set_epoch(epoch)
-        order = dataset.ordered_indices()
-        found |= set((order[order >= num_new] - num_new).tolist())
-    return found
 
 
 def test_all_blocks_are_read_before_one_is_read_again():
@@ -49,36 +37,6 @@ def test_all_blocks_are_read_before_one_is_read_again():
         assert len(np.unique(passes, axis=0)) == len(passes)  # in another order
     dataset.set_epoch(3)
     assert (dataset.ordered_indices() == orders[2]).all()
-
-
-def test_only_the_blocks_in_the_memory_are_read():
-    assert len(read(40, 100, 7)) == 7
-    assert read(40, 5, 7) == set(range(5))
-    assert read(40, 10, None) == set(range(10))
-
-
-def test_a_block_that_was_dropped_does_not_come_back():
-    seen, before = set(), set(range(20))
-    for num_past in (20, 40, 60, 200):
-        now = read(40, num_past, 10)
-        assert now <= before
-        assert len(now) == 10
-        seen |= now
-        before = now | set(range(num_past, 1000))
-    assert len(seen) > 10
-
-
-def test_the_sample_is_uniform():
-    kept = np.zeros(4)
-    for block in ReplayShareDataset(Numbers(4), Numbers(40_000), 0.5, 1, 4000).past:
-        kept[block // 10_000] += 1
-    # 1000 of each quarter expected, with a standard deviation of about 26
-    assert np.all(np.abs(kept - 1000) < 130)
-
-
-def test_a_memory_without_a_block_is_refused():
-    with pytest.raises(SettingError, match="replay_memory= must be at least one block"):
-        ReplayShareDataset(Numbers(4), Numbers(4), 0.5, 1, 0)
 
 
 @pytest.mark.parametrize(("num_new", "share"), [(1, 0.9), (3, 0.25), (10, 0.05), (7, 0.5)])

@@ -8,66 +8,54 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.checkpoints import LAST, TRAINED
-from fairseq_alma.core.errors import StageError
+from fairseq_alma.checkpoints import CONTINUATION
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.lm import train_member
-from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.continuation import remove_old_continuations
 from fairseq_alma.lm.shared_stages import TRAINING_CODE
-from fairseq_alma.lm.trainee import finish_stage, remove_old_trainees
 from tests.commands import run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, rows_without_seconds, same_run
 from tests.fairseq_alma.lm.test_average import SHORT, succeed
 from tests.fairseq_alma.lm.test_stage_commands import config_of_stage
-from tests.fairseq_alma.test_checkpoints import write
 
 
-def trainees(out: Path) -> list[str]:
-    return sorted(path.parents[1].name for path in out.glob(f"stages/*/member_*/{TRAINED}"))
+def continuations(out: Path) -> list[str]:
+    return sorted(path.parents[1].name for path in out.glob(f"stages/*/member_*/{CONTINUATION}"))
 
 
-def test_only_the_newest_trainees_are_kept(stream, tmp_path):
+def test_only_the_newest_continuations_are_kept(stream, tmp_path):
     for k in (1, 2, 3):
         for m in (1, 2):
-            path = tmp_path / f"stage_{k:03d}/member_{m}/{TRAINED}"
+            path = tmp_path / f"stage_{k:03d}/member_{m}/{CONTINUATION}"
             path.parent.mkdir(parents=True)
             path.touch()
-    remove_old_trainees(tmp_path, 2)
+    remove_old_continuations(tmp_path, 2)
     assert sorted(path.parents[1].name for path in tmp_path.glob("*/*/*")) == ["stage_002"] * 2 + ["stage_003"] * 2
 
 
-def test_a_training_without_the_average_is_reported_with_what_to_remove(tmp_path):
-    """Earlier versions trained so with launch=slurm."""
-    write(tmp_path / LAST, 4, val_loss=5.0, best=5.0)
-    values = {"stream": "s", "out": "o", "updates": 4, "predict_with": "average", "average_every": "update"}
-    with pytest.raises(StageError, match=f"has no average of the weights.*remove {tmp_path}, and run the same command"):
-        finish_stage(tmp_path, LanguageModelSettings.from_mapping(values))
-    assert [path.name for path in tmp_path.iterdir()] == [LAST]
-
-
 @pytest.mark.slow
-def test_a_run_whose_old_trainees_were_removed_is_continued_and_forked(stream, tmp_path):
+def test_a_run_whose_old_continuations_were_removed_is_continued_and_forked(stream, tmp_path):
     short = (*SHORT, "updates=4", "validations=1", "optimizer_state=keep", "schedule=constant")
-    command = ("alma-lm", f"stream={stream}", f"out={tmp_path}", *short, "untrained_tokens=100")
+    command = ("alma-lm", f"stream={stream}", f"out={tmp_path}", *short)
     succeed(*command, "mega_batches=2")
-    assert trainees(tmp_path) == ["stage_002"]
+    assert continuations(tmp_path) == ["stage_002"]
     before = rows_without_seconds(tmp_path)
     forked = (*command, "mega_batches=3", "lr=0.001")
     succeed(*forked, "fork=true")
-    assert trainees(tmp_path) == ["stage_003"]
+    assert continuations(tmp_path) == ["stage_003"]
     rows = rows_without_seconds(tmp_path)
     assert (rows[:3], rows[3]["changed_settings"]) == (before, {"lr": [0.005, 0.001]})
     shutil.rmtree(tmp_path / "stages/stage_003")
     result = run_command(*forked)
     assert result.returncode == 2, result.stderr
-    assert f"stage_002/member_1/{TRAINED} is missing, but stage 3 needs it: restore it" in result.stderr
+    assert f"stage_002/member_1/{CONTINUATION} is missing, but stage 3 needs it: restore it" in result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_forked_run_that_is_killed_at_random_ends_like_an_uninterrupted_one(stream, tmp_path):
-    """Stages have a cooldown, so they continue from another checkpoint than the one that predicts."""
-    first = (*SHORT, "optimizer_state=keep", "schedule=wsd", "cooldown_share=0.5", "mega_batches=1")
+    """Stages continue from another checkpoint than the one that predicts."""
+    first = (*SHORT, "optimizer_state=keep", "schedule=constant", "mega_batches=1")
     forked = (*first[:-1], "mega_batches=3", "lr=0.001", "fork=true")
     try:
         for name in ("whole", "run"):
@@ -80,6 +68,22 @@ def test_a_forked_run_that_is_killed_at_random_ends_like_an_uninterrupted_one(st
         same_run(run.out, reference.out)
     finally:
         end_all()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "optimizer_state", "past", "warmup"),
+    [("per_stage", "keep", (1,), 4), ("constant", "keep", (), 4), ("constant", "reset", (1,), 4),
+     ("constant", "keep", (1,), 0)],
+)  # fmt: skip
+def test_a_constant_rate_needs_no_warm_up_if_the_optimizer_continues(
+    stream, tmp_path, schedule, optimizer_state, past, warmup
+):
+    config = config_of_stage(
+        stream, tmp_path, new=(2,), past=past, replay=False, updates=80, schedule=schedule,
+        optimizer_state=optimizer_state, lr=0.1,
+    )  # fmt: skip
+    assert config.lr_scheduler.warmup_updates == warmup
+    assert config.lr_scheduler.end_learning_rate == (0.1 if schedule == "constant" else 0.0)
 
 
 @pytest.mark.parametrize(("added", "warmup"), [(2, 4), (0, 0)])
