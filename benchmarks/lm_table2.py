@@ -96,7 +96,7 @@ def _tokens_of_row(row: str, arch: str) -> int:
     settings = LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), given=[])
     arrivals = settings.stream_settings(min(MEGA_BATCHES, settings.mega_batches or MEGA_BATCHES))
     stages = pairwise([0, *arrivals.arrivals_of_stages])
-    updates = sum(settings.updates_of_stage(end - start, t=end) for start, end in stages)
+    updates = sum(settings.updates_of_stage(end - start) for start, end in stages)
     members = getattr(settings.own, "members", None) or 1
     return updates * members * settings.sequences_per_update * settings.tokens_per_sample
 

@@ -196,7 +196,7 @@ def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
 
     Only the seeds that both groups have are compared. If there are none, it is the difference of the means.
     """
-    values, others = ({run.seeds: run.quality[t] for run in one.counted_runs} for one in (group, other))
+    values, others = ({run.seed: run.quality[t] for run in one.counted_runs} for one in (group, other))
     if shared := values.keys() & others.keys():
         return float(np.mean([values[seed] - others[seed] for seed in shared]))
     return float(group.mean_column("quality")[t] - other.mean_column("quality")[t])
