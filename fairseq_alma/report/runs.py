@@ -263,16 +263,25 @@ class Comparison:
 
     @cached_property
     def varied_settings(self) -> list[str]:
-        """Names of the settings that differ between groups. Learner, wait, replay and the size settings come first."""
+        """Names of the settings that differ between groups. Learner, wait, replay and the size settings come first.
+
+        A setting that only some learners have counts only if it differs between groups of one learner: learners may
+        have other defaults of it.
+        """
         names = {name for group in self.groups for name in group.settings}
         first = ["learner", "wait", "replay", *settings_that_are("size")]
         ordered = [*first, *sorted(names - set(first))]
 
-        def values(name: str) -> set:
-            # Ignore the groups without this setting, because their learners do not have it.
-            return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
+        def differs(name: str) -> bool:
+            of_learners = bool(catalogue.learners_that_take(name, self.half))
+            values: dict[str, set] = {}
+            for group in self.groups:
+                if name in group.settings:
+                    key = group.learner if of_learners else ""
+                    values.setdefault(key, set()).add(hashable(group.settings[name]))
+            return any(len(different) > 1 for different in values.values())
 
-        return [name for name in ordered if len(values(name)) > 1]
+        return [name for name in ordered if differs(name)]
 
     def label_of(self, group: RunGroup) -> str:
         """Return the label of a group: its learner, and the settings in which the groups differ; see `group_label`."""
