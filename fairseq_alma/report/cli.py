@@ -175,16 +175,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
-    """Write the report repeatedly until no process is working on a run.
+    """Write the report every `seconds` seconds until no process is working on a run. See `make`.
 
     As long as a run is running, a browser that shows index.html loads the file again every `seconds` seconds. The last
     version of index.html does not tell the browser to load it again.
-
-    Args:
-        runs: run folders, or folders that contain run folders.
-        out: folder that the report is written to.
-        seconds: seconds to wait between two reports.
-        page_only: if True, write index.html only.
     """
     idle_polls = 0
     while True:

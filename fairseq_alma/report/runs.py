@@ -263,23 +263,18 @@ class Comparison:
 
     @cached_property
     def varied_settings(self) -> list[str]:
-        """Names of the settings that differ between groups. Learner, wait, replay and the size settings come first.
-
-        A setting that only some learners have counts only if it differs between groups of one learner: learners may
-        have other defaults of it.
-        """
+        """Names of the settings that differ between groups. Learner, wait, replay and the size settings come first."""
         names = {name for group in self.groups for name in group.settings}
         first = ["learner", "wait", "replay", *settings_that_are("size")]
         ordered = [*first, *sorted(names - set(first))]
 
         def differs(name: str) -> bool:
-            of_learners = bool(catalogue.learners_that_take(name, self.half))
-            values: dict[str, set] = {}
-            for group in self.groups:
-                if name in group.settings:
-                    key = group.learner if of_learners else ""
-                    values.setdefault(key, set()).add(hashable(group.settings[name]))
-            return any(len(different) > 1 for different in values.values())
+            # A setting of some learners only, such as `members`, means something else for each. So it is compared
+            # among the groups of one learner, and the learner names the rest of the difference.
+            is_own = bool(catalogue.learners_that_take(name, self.half))
+            groups = [group for group in self.groups if name in group.settings]
+            values = {(group.learner if is_own else None, hashable(group.settings[name])) for group in groups}
+            return len(values) > len({learner for learner, _ in values})
 
         return [name for name in ordered if differs(name)]
 

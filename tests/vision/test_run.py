@@ -406,8 +406,8 @@ def test_a_bad_value_in_a_sweep_is_told_and_the_others_are_run_and_ranked(tmp_pa
     said = alma_vision("-m", *as_arguments(epochs=1), "wait=1,99,2", f"out={tmp_path / 'sweep'}")
     assert "wait=99 must lie between" in said.err
     assert said.status == 1
-    (error,) = (tmp_path / "sweep").rglob("error.txt")
-    assert error.read_text() == "wait=99 must lie between 1 and 4 mega-batches\n"
+    assert "wait=99 must lie between 1 and 4 mega-batches\n" in said.err
+    assert "wait=99" in said.err.partition("failed, with a message above")[2]
     runs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert len(runs) == 2
     assert "CER" in said.out[said.out.index("best first") :]

@@ -109,8 +109,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         ],
         "groups": [
             {
-                **_description(comparison, group, result),
-                **_results(result),
+                **_group_data(comparison, group, result),
                 **curve(group, num_points),
                 "dash": dashes_of(group.wait_text, waits, PLOTLY_DASHES),
                 "settings": {name: text for name, text in settings.items() if name not in common},
@@ -128,8 +127,8 @@ def _paper_name(comparison: Comparison) -> str:
     return "CER" if first_charged_arrival(comparison.groups[0].runs[0].settings) else "CER from t = 0"
 
 
-def _description(comparison: Comparison, group: RunGroup, numbers: Numbers) -> dict[str, Any]:
-    """Return the data of a group of runs except its results and settings: label, marks, folder, command and state."""
+def _group_data(comparison: Comparison, group: RunGroup, numbers: Numbers) -> dict[str, Any]:
+    """Return the data of a group of runs as JSON values, except its settings and its curve."""
     style, wall_text = appearance_of(group.learner), duration(numbers.wall_seconds)
     if len(group.counted_runs) > 1:
         together = f" for all {len(group.counted_runs)} seeds together"
@@ -146,13 +145,6 @@ def _description(comparison: Comparison, group: RunGroup, numbers: Numbers) -> d
         "state": state(group),
         "finished": group.is_finished,
         "seeds": [run.seed for run in group.counted_runs],
-        "wall_text": wall_text,
-    }
-
-
-def _results(numbers: Numbers) -> dict[str, Any]:
-    """Return the results of a group of runs as JSON values. The curve over the stream is not included."""
-    return {
         "quality": _estimate(numbers.quality),
         "value": {name: _estimate(numbers.scores[name].value) for name in OBJECTIVES},
         "score": {name: _estimate(numbers.scores[name].validation_estimate) for name in OBJECTIVES},
@@ -161,6 +153,7 @@ def _results(numbers: Numbers) -> dict[str, Any]:
         "mem": _number(numbers.mem),
         "comp": _number(numbers.comp),
         "wall_seconds": _number(numbers.wall_seconds),
+        "wall_text": wall_text,
     }
 
 

@@ -20,39 +20,26 @@ const showAnswer = () => {
 };
 
 // ---- filters
-const pressedValues = (name) => (Array.isArray(state.only?.[name]) ? state.only[name] : []);
-const setFilter = (name, values) => {
-  state.only = { ...state.only, [name]: values };
-  buildFilters();
-  applyFilters();
-};
-
-// For each setting, runs with a pressed value are shown. If no value is pressed, all runs are shown, and "any" is pressed.
-// ("all" would be unclear, because it is a value of replay.)
-const buildFilters = () => {
-  const focused = document.activeElement?.dataset?.chip;
-  const chip = (name, value, text, isPressed, onclick) => {
-    const created = element("button", { className: "chip", type: "button", textContent: text, onclick });
-    created.setAttribute("aria-pressed", String(isPressed));
-    Object.assign(created.dataset, { chip: JSON.stringify([name, value]), filter: name, value });
-    return created;
-  };
-  byId("filters").replaceChildren(...comparison.filters.map(({ name, values }) => {
-    const pressed = pressedValues(name);
-    const any = chip(name, "any", "any", pressed.length === 0, () => setFilter(name, []));
-    any.setAttribute("aria-label", `any ${name}`);
-    delete any.dataset.value;
-    const chips = values.map((value) => chip(name, value, value, pressed.includes(value), () =>
-      setFilter(name, pressed.includes(value) ? pressed.filter((one) => one !== value) : [...pressed, value])));
-    return element("fieldset", {}, element("legend", {}, explain(element("span", {}, name), name)), any, ...chips);
-  }));
-  // The chips are new elements: give the focus back to the one that had it.
-  if (focused) [...document.querySelectorAll("#filters .chip")].find((one) => one.dataset.chip === focused)?.focus();
-};
+// For each setting, runs with a checked value are shown. If no value is checked, all runs are shown.
+const checkedValues = (name) => (Array.isArray(state.only?.[name]) ? state.only[name] : []);
+const buildFilters = () => byId("filters").replaceChildren(...comparison.filters.map(({ name, values }) => {
+  const boxes = values.map((value) => {
+    const box = element("input", { type: "checkbox", value, checked: checkedValues(name).includes(value) });
+    box.onchange = () => {
+      const checked = [...box.closest("fieldset").querySelectorAll(":checked")].map((one) => one.value);
+      state.only = { ...state.only, [name]: checked };
+      applyFilters();
+    };
+    return element("label", { className: "chip" }, box, value);
+  });
+  const fieldset = element("fieldset", {}, element("legend", {}, explain(element("span", {}, name), name)), ...boxes);
+  fieldset.dataset.filter = name;
+  return fieldset;
+}));
 
 const isShown = (group) => comparison.filters.every(({ name }) => {
-  const pressed = pressedValues(name);
-  return pressed.length === 0 || pressed.includes(group.settings[name] ?? "-");
+  const checked = checkedValues(name);
+  return checked.length === 0 || checked.includes(group.settings[name] ?? "-");
 });
 
 const applyFilters = () => {

@@ -89,6 +89,10 @@ class PageView:
         """Choose an objective."""
         self.page.select_option("#objective", name)
 
+    def filter(self, name, value):
+        """Choose a value of a filter, or undo this."""
+        self.page.click(f"#filters [data-filter={name}] .chip:has([value='{value}'])")
+
     def rows(self):
         """Return the indices of the groups in the table, from top to bottom."""
         return [

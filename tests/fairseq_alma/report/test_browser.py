@@ -82,7 +82,7 @@ def test_the_pareto_front_is_right_on_every_axis_and_under_every_filter(opened):
         }
         view.objective(objective)
         if learner:
-            view.page.click(f"#filters .chip[data-filter=learner][data-value={learner}]")
+            view.filter("learner", learner)
         shown = [
             i
             for i, group in enumerate(comparison.groups)
@@ -104,11 +104,8 @@ def test_filters_change_what_is_shown_and_have_a_way_back(opened):
     def with_value(name, *values):
         return {i for i, group in enumerate(comparison.groups) if getattr(group, name) in values}
 
-    def pressed(name):
-        return view.page.locator(f"#filters .chip[data-filter={name}][aria-pressed=true]").all_inner_texts()
-
-    view.page.click("#filters .chip[data-filter=wait][data-value='2']")
-    assert set(view.rows()) == with_value("wait", 2) and pressed("wait") == ["2"] and pressed("learner") == ["any"]
+    view.filter("wait", "2")
+    assert set(view.rows()) == with_value("wait", 2)
     points = view.page.evaluate(
         "document.getElementById('tradeoff').data.filter((t) => t.mode === 'markers').flatMap((t) => t.customdata)"
     )
@@ -117,16 +114,16 @@ def test_filters_change_what_is_shown_and_have_a_way_back(opened):
     assert set(map(int, curves.split(","))) <= set(view.rows())
     best = min(points, key=lambda i: numbers[i].validation_score)
     assert view.best() == best  # the filters limit which runs can be best
-    view.page.click("#filters .chip[data-filter=wait][data-value='4']")
+    view.filter("wait", "4")
     assert set(view.rows()) == with_value("wait", 2, 4)
-    view.page.click("#filters .chip[data-filter=learner][data-value=ens]")
+    view.filter("learner", "ens")
     assert set(view.rows()) == with_value("wait", 2, 4) & with_value("learner", "ens")
-    view.page.click("#filters .chip[data-filter=wait][aria-label='any wait']")
+    for value in ("2", "4"):
+        view.filter("wait", value)
     assert set(view.rows()) == with_value("learner", "ens")
-    view.page.focus("#filters .chip[data-filter=learner][data-value=ens]")
-    view.page.keyboard.press("Enter")
+    view.page.focus("#filters input[value=ens]")
+    view.page.keyboard.press("Space")
     assert len(view.rows()) == 40
-    assert view.page.evaluate("document.activeElement.dataset.value") == "ens"  # the focus stays where it was
 
 
 def test_without_a_finished_run_the_page_says_so(tab, tmp_path):
@@ -177,7 +174,7 @@ def test_code_with_changes_is_named_in_the_details(tab, tmp_path):
 def test_filters_and_the_chosen_run_survive_a_reload(opened):
     view, _, _ = opened
     view.objective("final")
-    view.page.click("#filters .chip[data-filter=learner][data-value=ens]")
+    view.filter("learner", "ens")
     view.page.select_option("#y-axis", "score")
     view.page.click("#runs th button:has-text('CER')")
     view.page.click("#runs tbody tr >> nth=2")
@@ -205,7 +202,7 @@ def test_the_page_shows_the_plots_first_and_is_usable_when_narrow_and_when_wide(
                 assert box["y"] + box["height"] <= legend["y"] + 1, (plot, part)
         for chip in view.page.locator(".chip").all():
             assert chip.bounding_box()["height"] >= 24  # large enough for a finger
-        view.page.click("#filters .chip[data-filter=learner][data-value=sm]")
+        view.filter("learner", "sm")
         view.page.locator("#runs tbody tr").first.click()
         assert view.page.inner_text("#command")
 

@@ -88,11 +88,6 @@ def view(tab, path):
         yield opened
 
 
-def press(view, name, value):
-    view.page.click(f"#filters .chip[data-filter={name}][data-value='{value}']")
-    view.frame()
-
-
 def answer(view):
     return view.page.inner_text("#answer strong")
 
@@ -104,14 +99,14 @@ def test_which_run_is_best(view):
 
 
 def test_which_run_of_wait_10_is_best(view):
-    press(view, "wait", 10)
+    view.filter("wait", 10)
     assert answer(view) == label(min((job for job in jobs() if job.endswith("_w10")), key=validation))
 
 
 def test_which_wait_is_best_for_a_small_single_model(view):
-    press(view, "learner", "sm")
-    press(view, "width", 4)
-    press(view, "replay", "no")
+    view.filter("learner", "sm")
+    view.filter("width", 4)
+    view.filter("replay", "no")
     view.page.click("#runs th button:text-is('CER')")
     first = view.column("run")[0]
     waits = [job for job in jobs() if job.startswith("sm_h4_") and "replay" not in job]

@@ -209,3 +209,12 @@ def test_the_command_of_a_continued_run_has_its_last_number_of_arrivals(tmp_path
     write_vision(tmp_path / "a", ERRORS, command=command, arrivals=4, last_group=None)
     [group] = only_comparison(tmp_path).groups
     assert group.command == ["alma-vision", "dataset=mnist", "arrivals=4", "out=runs/a"]
+
+
+def test_a_setting_of_some_learners_is_in_the_labels_only_if_it_differs_within_a_learner(tmp_path):
+    """Members mean something else in an ensemble that grows: the learner already names the difference."""
+    write_vision(tmp_path / "a", ERRORS, learner="ens", members=5)
+    write_vision(tmp_path / "b", ERRORS, learner="gens", members=1)
+    assert labels_of(only_comparison(tmp_path)) == ["Ens", "gEns"]
+    write_vision(tmp_path / "c", ERRORS, learner="ens", members=3)
+    assert labels_of(only_comparison(tmp_path))[:2] == ["Ens, members 3", "Ens, members 5"]
