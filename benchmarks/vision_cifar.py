@@ -8,6 +8,7 @@ a GPU, they are wall seconds until the GPU has finished. The alternatives are:
 
 plain loop     what a careful user writes: torchvision's dataset and transforms in a DataLoader (in this process),
                torch's modules, torch.optim
+CUDA graph     ours with cuda_graphs=true: each step is one CUDA graph (on a GPU only)
 plain modules  the same modules in channels_last with torch.optim's foreach SGD, on the batches that ours reads, so
                that loading costs the same: what is left is the network
 vmap           five networks as one, by torch.func (functional_call, vmap)
@@ -27,6 +28,7 @@ from _common import provenance, ratio_columns, table, verdict
 
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.batches import Batches, Rows, StageData
+from vision.cuda_graphs import GraphedGradient
 from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
 from vision.networks import GatedModuleStack, ModuleStack, Stack, Structure
@@ -55,7 +57,7 @@ def batches_of(dataset: Dataset, members: int, device: torch.device) -> Iterator
 
 
 def step_of(
-    stack: Stack, dataset: Dataset, device: torch.device, precision: torch.dtype = torch.float32
+    stack: Stack, dataset: Dataset, device: torch.device, precision: torch.dtype = torch.float32, graphs: bool = False
 ) -> Callable[[], None]:
     """Return a function that does one training step of a stack of networks.
 
@@ -64,34 +66,43 @@ def step_of(
         dataset: CIFAR-10.
         device: device of the networks and the images.
         precision: dtype in which the networks are computed.
+        graphs: whether each step is a CUDA graph.
     """
     stack.set_compute_dtype(precision)
     batches = batches_of(dataset, len(stack), device)
     loss, optimizer = OwnLoss(1, len(stack)), SGD(stack.parameters.flat, **RECIPE)
+    compute_gradient = GraphedGradient(stack) if graphs else stack.compute_gradient
 
     def step() -> None:
         x, one_hot = next(batches)
-        stack.compute_gradient(x, one_hot, loss.gradient, 1)
+        compute_gradient(x, one_hot, loss.gradient, 1)
         optimizer.step(stack.gradient.flat)
 
     return step
 
 
 def ours(
-    dataset: Dataset, members: int, width: int, device: torch.device, precision: torch.dtype = torch.float32
+    dataset: Dataset,
+    members: int,
+    width: int,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+    graphs: bool = False,
 ) -> Callable[[], None]:
     """Return a function that does one training step of an ensemble with this software."""
     structure = Structure("vgg", (3, 32, 32), 10, width)
     stack = ModuleStack.initialised(structure, [generator(number) for number in range(members)], device)
-    return step_of(stack, dataset, device, precision)
+    return step_of(stack, dataset, device, precision, graphs)
 
 
-def mixture_and_dense(dataset: Dataset, width: int, device: torch.device) -> tuple[Callable[[], None], float]:
+def mixture_and_dense(
+    dataset: Dataset, width: int, device: torch.device, graphs: bool = False
+) -> tuple[Callable[[], None], float]:
     """Return a step of a mixture with ten experts, and the ratio of its FLOPs to those of the dense network."""
     structure, generators = Structure("vgg", (3, 32, 32), 10, width), [generator(0)]
     mixture = GatedModuleStack.of_experts(structure, 10, False, generators, device)
     dense = ModuleStack.initialised(structure, generators, device)
-    return step_of(mixture, dataset, device), mixture.flops.training / dense.flops.training
+    return step_of(mixture, dataset, device, graphs=graphs), mixture.flops.training / dense.flops.training
 
 
 def modules_of(width: int, device: torch.device) -> torch.nn.Sequential:
@@ -247,6 +258,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/vision_cifar.md")
     arguments = parser.parse_args()
     load, device = os.getloadavg()[0], torch.device(arguments.device)
+    graphs = device.type == "cuda"
     torch.set_num_threads(1)
     keep_freed_memory()
     dataset = load_dataset("cifar10", arguments.data_root)
@@ -262,16 +274,18 @@ def main() -> None:
         }
         if arguments.bfloat16:
             alternatives["bfloat16"] = ours(dataset, 1, width, device, torch.bfloat16)
+        if graphs:
+            alternatives["CUDA graph"] = ours(dataset, 1, width, device, graphs=True)
         shown, ratio = timer.row(alternatives, steps)
         target = targets.get(width)
         singles.append(
             [width, *shown[:3], f"{ratio['plain loop']:.2f}",
              verdict(ratio["plain loop"], target, at_most=False) if target else "", f"{ratio['plain modules']:.2f}",
-             f"{1 / ratio['bfloat16']:.2f}" if "bfloat16" in ratio else ""]
+             *(f"{1 / ratio[name]:.2f}" if name in ratio else "" for name in ("bfloat16", "CUDA graph"))]
         )  # fmt: skip
         single, few = ours(dataset, 1, width, device), max(1, steps // 5)
         fifteen: dict[str, Callable[[], object]] = {
-            "Ens-5, 3 seeds": ours(dataset, 15, width, device),
+            "Ens-5, 3 seeds": ours(dataset, 15, width, device, graphs=graphs),
             "fifteen SM": partial(repeat, single, 15),
         }
         shown, ratio = timer.row(fifteen, 1)
@@ -282,13 +296,13 @@ def main() -> None:
         }
         shown, ratio = timer.row(five, few)
         ensembles[-1] += [*shown, f"{ratio['vmap']:.2f}"]
-        mixture, flops = mixture_and_dense(dataset, width, device)
+        mixture, flops = mixture_and_dense(dataset, width, device, graphs)
         shown, ratio = timer.row({"mixture": mixture, "dense": single}, few)
         mixtures.append([width, *shown, f"{flops:.1f}", f"{1 / ratio['dense'] / flops:.2f}"])
     tables = {
         "One network (against the plain loop, CPU: at least 3x at c = 4, 2x at c = 16; GPU: 5x at c = 32)": table(
             ["c", "ours", "plain loop", "plain modules", "to plain loop", "target", "to plain modules",
-             "speed-up by bfloat16"], singles
+             "speed-up by bfloat16", "by CUDA graphs"], singles
         ),
         "Stacks of networks": table(
             ["c", "Ens-5, 3 seeds", "fifteen SM", "ratio", "Ens-5", "Ens-5 by vmap", "ratio to vmap"], ensembles

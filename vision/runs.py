@@ -61,6 +61,8 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     if settings.plugin:
         load_plugin(settings.plugin)
     device = _device(settings.device)
+    if settings.cuda_graphs and device.type != "cuda":
+        raise SettingError(f"cuda_graphs=true needs a CUDA device, but device={device}: give cuda_graphs=false")
     dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
     if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         with Lease(Path(settings.out)):

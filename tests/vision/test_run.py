@@ -255,6 +255,12 @@ def test_a_gpu_that_is_not_there_is_told(tmp_path, alma_vision):
     assert "give device=auto, cpu or cuda" in said.err
 
 
+def test_cuda_graphs_need_a_gpu(tmp_path, alma_vision):
+    said = alma_vision(*as_arguments(backbone="vgg", cuda_graphs=True, device="cpu"), f"out={tmp_path}")
+    assert said.status == 2
+    assert "cuda_graphs=true needs a CUDA device, but device=cpu: give cuda_graphs=false" in said.err
+
+
 def test_full_memory_is_told(alma_vision, tmp_path):
     """Two million units: a matrix of 16 terabytes."""
     said = alma_vision(*as_arguments(width=2_000_000), f"out={tmp_path}")

@@ -156,6 +156,7 @@ def test_each_seed_has_a_folder_of_its_own():
         ({"label_smoothing": 1.0}, "label_smoothing=1.0 must be at least 0 and below 1"),
         ({"schedule": "wavy"}, "schedule='wavy' is not one of constant, cosine"),
         ({"precision": "tf32"}, "precision=tf32 cannot be used with backbone=mlp"),
+        ({"cuda_graphs": True}, "cuda_graphs=true cannot be used with backbone=mlp"),
         ({"select_by": "luck"}, "select_by='luck' is not one of validation_loss, validation_accuracy"),
         ({"learner": "ens", "combine": "sum"}, "combine='sum' is not one of probability, logit, vote"),
         ({"learner": "gens", "combine": "sum"}, "combine='sum'"),

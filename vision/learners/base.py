@@ -237,7 +237,7 @@ class VisionLearner:
                 self._average.begin_stage(stack, self._prepared)
             trained = train_stage(
                 stack, batches, data.validation, loss, optimizer, epochs, settings.select_by, self.watcher,
-                settings.patience, rates,
+                settings.patience, rates, settings.cuda_graphs,
             )  # fmt: skip
             if self._average is not None:
                 self._average.end_stage(stack, batches.epoch())

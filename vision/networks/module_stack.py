@@ -203,6 +203,14 @@ class ModuleStack(Stack):
                     outputs = self._outputs_of(networks, x, training=True)
                     self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
 
+    @property
+    def can_be_graphed(self) -> bool:
+        return True
+
+    @property
+    def has_replaced_buffers(self) -> bool:
+        return any(module.get_buffer(name) is not view for module, name, view in self._buffers)
+
     def _outputs_of(self, networks: range, x: Tensor, training: bool, with_graph: bool = True) -> list[Tensor]:
         """Return the logits of some networks, each [b, classes]; in training mode with their graph. See `logits`."""
         if training is not self._is_training:
