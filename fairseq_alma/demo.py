@@ -58,7 +58,7 @@ PARTS = (
         "anytime",
         "anytime",
         ("learner=sm", "wait=1"),
-        ("preset=anytime", "arch=switch_lm_tiny", "dropout=0", "untrained_tokens=10000"),
+        ("preset=anytime", "arch=switch_lm_tiny", "dropout=0"),
     ),
 )
 

@@ -140,10 +140,7 @@ def _plain(value: Any) -> Any:
 
 
 def _named(dataset: Dataset) -> Dataset:
-    """Return the dataset with a name that is valid for the setting `dataset`.
-
-    If `kind_of` does not recognise the name, the returned dataset has the prefix GIVEN in its name.
-    """
+    """Return the dataset with a name that is valid for the setting `dataset`."""
     try:
         kind_of(dataset.name)
     except SettingError:

@@ -123,13 +123,7 @@ class Memory:
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _large_rows(self, mega_batches: Sequence[MegaBatch]) -> tuple[LargeRows, LargeRows] | None:
-        """Return the training and validation examples of a large stage; None if the stage is small.
-
-        The examples of all seeds must be selections from the same dataset. Otherwise the stage counts as small.
-
-        Args:
-            mega_batches: the mega-batches of the stage, in order of arrival.
-        """
+        """Return the training and validation examples of a large stage; None if the stage is small."""
         if not mega_batches:
             return None
         bytes_of_one = self._inputs.to_storage(mega_batches[0].data[0].training[torch.arange(1)].images).nbytes
@@ -147,15 +141,7 @@ class Memory:
         return LargeRows.of(training, *sizes), LargeRows.of(validation, *sizes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
-        """Return the examples and the labels of some mega-batches.
-
-        For S seeds and n examples per seed, the labels have the shape [S, n]. The examples have the shape [S, n, ...]
-        and the format that `Inputs.to_storage` returns.
-
-        Args:
-            mega_batches: the mega-batches, in order of arrival.
-            part: "training" to return the training examples, "validation" to return the validation examples.
-        """
+        """Return the examples, [S, n, ...] as `Inputs.to_storage` returns them, and the labels, [S, n]."""
         seeds = range(self._num_seeds)
         by_seed = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
         images = torch.stack([torch.cat([examples.images for examples in parts]) for parts in by_seed])
@@ -263,22 +249,14 @@ class Batches:
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
     def _augmentation(self, num_examples: int) -> Tensor | None:
-        """Draw the random crop and flip of each example for one epoch. Return None if examples are not augmented.
-
-        The result has the shape [R, n, ...] for R orders and n = num_examples (see `Inputs.draw_augmentation`).
-        """
+        """Draw the random crop and flip of each example for one epoch, [R, n, ...]; None if none is augmented."""
         inputs = self._data.training.inputs
         drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]
         augmentation = [values for values in drawn if values is not None]
         return torch.stack(augmentation).to(self._data.training.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Draw the random orders in which the networks read the examples in one epoch.
-
-        Returns:
-            Indices of examples, [R, n], for R orders and n examples per epoch. The examples of each seed are numbered
-            from 0.
-        """
+        """Draw the random orders in which the networks read the examples of a seed in one epoch, [R, n]."""
         num_past, num_new = self._data.num_past, self._data.num_new
         # Spread the examples of earlier mega-batches evenly over the epoch, so that their fraction is about the same in
         # all batches. Add 1e-9 before rounding down, because 0.29 x 100, for example, is 28.999... in floating point,

@@ -95,11 +95,7 @@ def load(source: Path, real: str) -> ctypes.CDLL:
 
 
 def _cache_folder() -> Path:
-    """Return the folder of cached libraries. It is created if necessary.
-
-    Raises:
-        OSError: if the folder cannot be created, or if other users can write to it.
-    """
+    """Return the folder of cached libraries. It is created if necessary."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(root) if root else Path.home() / ".cache") / "alma"
@@ -129,11 +125,7 @@ def _flags() -> list[str]:
 
 
 def _run(command: list[str]) -> str:
-    """Run a command and return its standard output.
-
-    Raises:
-        CompileError: if the command cannot be started or fails.
-    """
+    """Run a command and return its standard output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
@@ -150,10 +142,7 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """Return the name and the features of the processor, as far as the operating system reports them.
-
-    The file name of a cached library depends on this text, because code for one processor may not run on another.
-    """
+    """Return the name and the features of the processor, as far as the operating system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

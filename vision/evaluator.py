@@ -146,14 +146,7 @@ def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _num_experts_before(run: RunFolder, k: int) -> int:
-    """Return the number of experts in the newest routing.npz of the stages before k. If there is no file, return 0.
-
-    A new routing.npz is written if the number of experts has grown since the last one. After an interruption, a new
-    process reads that number from the last file, so that it writes the same files as a run without interruption.
-
-    Raises:
-        RunError: if this file is damaged.
-    """
+    """Return the number of experts in the newest routing.npz of the stages before k. If there is no file, return 0."""
     written = [path for index in range(k) if (path := run.routing(index)).exists()]
     if not written:
         return 0

@@ -51,10 +51,7 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
 
 @contextmanager
 def _without_cudnn() -> Iterator[None]:
-    """Do not use cuDNN in a `with` block.
-
-    `torch.backends.cudnn.flags` would also read the switches of TF32, which fails if a program has used the newer ones.
-    """
+    """Do not use cuDNN in a `with` block."""
     previous = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:

@@ -74,12 +74,7 @@ class HeldOutEvaluator:
         ]
 
     def _unchanging(self, learner: VisionLearner, t: int) -> MemberOutputs:
-        """Return the outputs for mega-batch t of the stacks that will not change any more.
-
-        A growing ensemble at wait 1 has t stacks at arrival t. One pass of each of them at each arrival would be B^2
-        passes over a few examples. So each stack computes the examples of a block of mega-batches at once. The blocks
-        do not depend on t, so a continued run computes the same numbers.
-        """
+        """Return the outputs for mega-batch t of the stacks that will not change any more."""
         if all(name is None for name, _ in learner.members):
             return MemberOutputs.empty()
         start, end = self._ends[t - 1 : t + 1]

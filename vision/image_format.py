@@ -163,14 +163,7 @@ class ImageFormat:
         )
 
     def _rank(self, shape: tuple[int, int, int], has_axis: bool) -> int | None:
-        """Return how likely images have this shape (channels, height, width), from 0 for the likeliest.
-
-        Return None if the run does not define how such images are converted.
-
-        Args:
-            shape: the shape.
-            has_axis: whether the array of images has an axis for the channels.
-        """
+        """Return how likely images have this shape (channels, height, width), from 0 for the likeliest."""
         same_channels, same_size = shape[0] == self.image_shape[0], shape[1:] == self.image_shape[1:]
         is_convertible = self.is_decoded and shape[0] in (1, 3)
         if not (same_channels or is_convertible) or not (same_size or (self.image_size and min(shape) > 0)):

@@ -88,11 +88,7 @@ def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.nd
 
 
 def _column(dataset: Dataset, name: str) -> np.ndarray:
-    """Return the values of a column of the dataset; the rank in natural order if the values are texts.
-
-    Raises:
-        SettingError: if the dataset has no such column, or if a value is missing or cannot be sorted.
-    """
+    """Return the values of a column of the dataset; the rank in natural order if the values are texts."""
     if name not in dataset.columns:
         raise SettingError(
             f"order=column:{name}: dataset={dataset.name} has no column {name!r}; its columns are "

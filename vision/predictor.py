@@ -139,12 +139,7 @@ def load_predictor(
 
 
 def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None) -> None:
-    """Check the network of a run, before code of the network is called.
-
-    Raises:
-        SettingError: if the user has neither given nor registered the network.
-        RunError: if the code of the network has changed since the run was started.
-    """
+    """Check the network of a run, before code of the network is called."""
     recorded = settings.get("backbone")
     if recorded is None:
         return

@@ -78,11 +78,7 @@ def _loaded(settings: VisionSettings) -> Dataset:
 
 
 def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
-    """Check a dataset that was given to `run`, and return it.
-
-    Raises:
-        SettingError: if its name is not the one in the settings, which the run folder records, or if it is invalid.
-    """
+    """Check a dataset that was given to `run`, and return it."""
     check_dataset(dataset, f"dataset={settings.dataset}")
     if dataset.name != settings.dataset:
         raise SettingError(
@@ -281,11 +277,7 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
 
 
 def _refuse_other_seeds(settings: VisionSettings) -> None:
-    """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now.
-
-    The networks of seeds that are trained together are stored in the same files. So the seeds of a run cannot be
-    changed later.
-    """
+    """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now."""
     out, folders = Path(settings.out), settings.seed_folders
     found = [run.path for run in (RunFolder(out), *RunFolder(out).of_seeds()) if run.settings.exists()]
     if others := [folder for folder in found if folder not in folders]:
@@ -297,11 +289,7 @@ def _refuse_other_seeds(settings: VisionSettings) -> None:
 
 
 def _device(name: str) -> torch.device:
-    """Return the torch device with this name. The name "auto" means the GPU if there is one, otherwise the CPU.
-
-    Raises:
-        SettingError: if the device cannot be used on this machine.
-    """
+    """Return the torch device with this name. The name "auto" means the GPU if there is one, otherwise the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -312,30 +312,18 @@ def smoothed(one_hot: Tensor, label_smoothing: float) -> Tensor:
 
 
 def _cross_entropy_gradient(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the gradient, with respect to the logits, of the cross entropy averaged over the examples of the batch.
-
-    Args:
-        logits: logits of each unit, [U, b, C].
-        labels: class probabilities of the examples, [U, b, C].
-    """
+    """Return the gradient, with respect to the logits, of the cross entropy averaged over the examples of the batch."""
     return logits.softmax(-1).sub_(labels).mul_(_reciprocal(labels.shape[1], logits.device))
 
 
 @lru_cache
 def _reciprocal(length: int, device: torch.device) -> Tensor:
-    """Return 1 / length as a tensor on the device.
-
-    The tensor is cached, so later updates use it again. This saves time, because torch would convert a Python number to
-    a tensor in every update.
-    """
+    """Return 1 / length as a tensor on the device."""
     return torch.tensor(1.0 / length, device=device)
 
 
 def _cross_entropy(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
-    """Return the cross entropy of each unit, averaged over the examples, [U].
-
-    A unit is a network or, in UMix, all networks of a seed.
-    """
+    """Return the cross entropy of each unit, averaged over the examples, [U]."""
     return logits_UnC.log_softmax(-1).gather(-1, y_Un.unsqueeze(-1)).mean((1, 2)).neg_()
 
 

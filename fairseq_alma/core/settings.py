@@ -281,10 +281,7 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 @cache
 def _docstrings(cls: type) -> dict[str, str]:
-    """Return a mapping from the name of each field of a class to the docstring of the field.
-
-    The docstring of a field is the string literal below the field in the source code of the class.
-    """
+    """Return a mapping from the name of each field of a class to the docstring of the field."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError, ValueError):

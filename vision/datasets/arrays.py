@@ -92,11 +92,7 @@ def dataset_from_arrays(
 
 
 def _num_classes(labels: np.ndarray, test_labels: np.ndarray, where: str) -> int:
-    """Return the number of classes of the training set.
-
-    Raises:
-        SettingError: if the test set has a class after them.
-    """
+    """Return the number of classes of the training set."""
     num_classes = int(labels.max()) + 1 if len(labels) else 0
     if len(test_labels) and int(test_labels.max()) >= num_classes:
         raise SettingError(
@@ -107,11 +103,7 @@ def _num_classes(labels: np.ndarray, test_labels: np.ndarray, where: str) -> int
 
 
 def _split(labels: np.ndarray, columns: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the training examples and of the test examples (see `split_off_test_set`).
-
-    Raises:
-        SettingError: if a column has another length, or if all examples of a class are in the test set.
-    """
+    """Return the positions of the training examples and of the test examples (see `split_off_test_set`)."""
     for key, values in columns.items():
         if len(values) != len(labels):
             raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
@@ -123,11 +115,7 @@ def _split(labels: np.ndarray, columns: Mapping[str, np.ndarray], where: str) ->
 def _flat_images(
     images: Any, channels: Literal["first", "last"] | None, where: str
 ) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Return images as an array, uint8 or float32 [n, channels * height * width], and the shape of an image.
-
-    Raises:
-        SettingError: if the array does not contain images.
-    """
+    """Return images as an array, uint8 or float32 [n, channels * height * width], and the shape of an image."""
     array = np.asarray(images)
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise SettingError(
@@ -152,11 +140,7 @@ def _flat_images(
 
 
 def _axis_of_channels(shape: tuple[int, ...], where: str) -> Literal["first", "last"]:
-    """Return which axis of images with the shape [n, a, b, c] contains the channels: a ("first") or c ("last").
-
-    Raises:
-        SettingError: if it can be both or none.
-    """
+    """Return which axis of images with the shape [n, a, b, c] contains the channels: a ("first") or c ("last")."""
     first, last = shape[1], shape[3]
     for possible in (USUAL_CHANNELS, range(1, MAX_CHANNELS + 1)):
         if (first in possible) != (last in possible):
@@ -173,11 +157,7 @@ def _axis_of_channels(shape: tuple[int, ...], where: str) -> Literal["first", "l
 
 
 def _labels(labels: Any, where: str) -> np.ndarray:
-    """Return labels as an array, int64 [n].
-
-    Raises:
-        SettingError: if they are not whole numbers from 0.
-    """
+    """Return labels as an array, int64 [n]."""
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise SettingError(

@@ -54,16 +54,7 @@ def _is_complete(data_root: Path, kind: str) -> bool:
 
 
 def _read_files(data_root: Path, kind: str, part: str) -> Examples:
-    """Return the training set or the test set.
-
-    Args:
-        data_root: the data folder.
-        kind: "CIFAR10" or "CIFAR100".
-        part: "train" or "test".
-
-    Raises:
-        SettingError: if a file is damaged.
-    """
+    """Return the training set or the test set."""
     layout = getattr(torchvision.datasets, kind)
     files = getattr(layout, f"{part}_list")
     num_published = (50_000 if part == "train" else 10_000) // len(files)
@@ -137,11 +128,5 @@ def _unpickled(path: Path) -> Any:
 
 
 def _refuse(path: Path, found: str, cause: Exception | None = None) -> NoReturn:
-    """Raise a SettingError that says what is wrong with a damaged file and what the user can do.
-
-    Args:
-        path: the file.
-        found: what is wrong with the file.
-        cause: the exception that revealed the damage, if there was one.
-    """
+    """Raise a SettingError that says what is wrong with a damaged file and what the user can do."""
     raise SettingError(f"{path} is damaged: {found}; {DOWNLOAD_AGAIN}") from cause

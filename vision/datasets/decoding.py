@@ -136,11 +136,7 @@ def _in_srgb(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _on_white(image: Image.Image, alpha: Image.Image, name: str) -> Image.Image:
-    """Return an image on a white background.
-
-    Raises:
-        SettingError: if nothing but white would remain of a picture.
-    """
+    """Return an image on a white background."""
     shown = Image.new(image.mode, image.size, "white")
     shown.paste(image, mask=alpha)
     if _contrast(shown) < VISIBLE <= _contrast(alpha):

@@ -160,11 +160,7 @@ def _test_folder(root: Path, where: str) -> Path:
 
 
 def _files(folder: Path, where: str, group: int = 0, layout: str = LAYOUT) -> _Part:
-    """Return the image files in the class folders of `folder`, sorted by class and path.
-
-    Raises:
-        SettingError: if there is no class folder, or if a class folder contains no image.
-    """
+    """Return the image files in the class folders of `folder`, sorted by class and path."""
     part, endings = _Part([], [], []), image_endings()
     beside = Counter(_kind(entry.name) for entry in entries_of(folder) if not entry.is_dir())
     part.ignored.update({f"{kind} outside class folders": count for kind, count in beside.items() if kind in endings})
@@ -190,18 +186,7 @@ def _files(folder: Path, where: str, group: int = 0, layout: str = LAYOUT) -> _P
 def _images_below(
     folder: Path, endings: set[str], ignored: Counter[str], where: str, above: tuple[Path, ...] = ()
 ) -> Iterator[Path]:
-    """Yield the image files in a folder and its subfolders, also behind links, as torchvision does.
-
-    Args:
-        folder: the folder.
-        endings: endings of image files.
-        ignored: counts the other files, by their kind. This function changes it.
-        where: the dataset, for error messages.
-        above: the folders that contain `folder`, without links.
-
-    Raises:
-        SettingError: if a folder contains itself by a link, or if something with the name of an image is no file.
-    """
+    """Yield the image files in a folder and its subfolders, also behind links, as torchvision does."""
     real = folder.resolve()
     if real in above:
         raise SettingError(f"{where}: {folder} is a link to a folder that contains it: remove the link")
@@ -234,20 +219,7 @@ def _joined(parts: list[_Part]) -> _Part:
 
 
 def _columns(root: Path, paths: list[Path], where: str, used: str) -> dict[str, np.ndarray]:
-    """Return the columns of the file columns.csv in a folder of images: one value for each of the files, by name.
-
-    A column of numbers is returned as numbers, any other column as texts. Without columns.csv, return {}.
-
-    Args:
-        root: the folder.
-        paths: the training images.
-        where: the dataset, for error messages.
-        used: name of the column that sorts the images.
-
-    Raises:
-        SettingError: if the file has no column `file`, no line for one of the images, two different lines for it, or a
-            value of the column `used` that cannot be sorted.
-    """
+    """Return the columns of the file columns.csv in a folder of images: one value for each of the files, by name."""
     path = root / "columns.csv"
     if not path.is_file():
         return {}

@@ -74,16 +74,7 @@ emnist_bymerge = partial(_emnist, "bymerge", 47)
 
 
 def _read_pair(images: Path, labels: Path, known: range) -> Examples:
-    """Return the examples in two files of the MNIST format: a file with images and a file with their labels.
-
-    Args:
-        images: path of the image file.
-        labels: path of the label file.
-        known: the valid labels.
-
-    Raises:
-        SettingError: if a file is damaged, or if the files contain different numbers of examples.
-    """
+    """Return the examples in two files of the MNIST format: a file with images and a file with their labels."""
     pixels, classes = _read_idx(images, 3), _read_idx(labels, 1)
     if len(pixels) != len(classes):
         raise SettingError(

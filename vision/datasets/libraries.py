@@ -85,17 +85,7 @@ def _array(values: Any) -> np.ndarray:
 
 
 def _column(training: Any, kind: str, names: tuple[str, ...], where: str) -> str:
-    """Return the name of the column of images or labels: by its type in the library, otherwise by its name.
-
-    Args:
-        training: the training set.
-        kind: name of the type of the column, "Image" or "ClassLabel".
-        names: usual names of such a column.
-        where: the dataset, for error messages.
-
-    Raises:
-        SettingError: if there is no such column, or if there are several.
-    """
+    """Return the name of the column of images or labels: by its type in the library, otherwise by its name."""
     typed = [name for name, feature in training.features.items() if type(feature).__name__ == kind]
     named = [name for name in names if name in training.column_names]
     if len(typed) == 1:

@@ -42,11 +42,7 @@ def chain_from_stack(stack: Stack) -> Chain:
 
 
 def _chain_from_module(module: nn.Module, structure: Structure) -> Chain:
-    """Return a module as a chain, whose tensors are those of the module.
-
-    Raises:
-        SettingError: if Firefly cannot grow this network.
-    """
+    """Return a module as a chain, whose tensors are those of the module."""
     layers: list[Layer] = []
     weight: Tensor | None = None
     norm: Norm | None = None
@@ -125,12 +121,7 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
 
 
 def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
-    """Return a stack of one multilayer perceptron with copies of the tensors of the chain.
-
-    Args:
-        chain: the network.
-        like: a stack. The new stack has the same number of inputs and the same device.
-    """
+    """Return a stack of one multilayer perceptron with copies of the tensors of the chain."""
     tensors: dict[str, Tensor] = {}
     pairs = [*((layer.weight, layer.bias) for layer in chain.layers), (chain.head_weight, chain.head_bias)]
     for number, (weight, bias) in enumerate(pairs, start=1):
@@ -141,12 +132,7 @@ def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
 
 
 def _module_stack(chain: Chain, like: ModuleStack) -> ModuleStack:
-    """Return a stack of one convolutional network with copies of the tensors of the chain.
-
-    Args:
-        chain: the network.
-        like: a stack. The new stack has the same image shape and the same device.
-    """
+    """Return a stack of one convolutional network with copies of the tensors of the chain."""
     layers = tuple((layer.width, layer.is_pooled) for layer in chain.layers)
     structure = replace(like.structure, layers=layers)
     module = untrained_module(structure, torch.Generator())

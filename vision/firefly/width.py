@@ -295,14 +295,7 @@ def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
 
 
 def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
-    """Return the weights of a layer after some of its inputs were split in two halves.
-
-    Each half gets half of the old weight. So two equal halves together have the same effect as the old input.
-
-    Args:
-        weight: weights before the split, [D, C] or [D, C, 3, 3].
-        split: indices of the inputs that were split. The weights for their second halves are appended as new columns.
-    """
+    """Return the weights of a layer after some of its inputs were split in two halves."""
     weight = weight.clone()
     weight[:, split] /= 2
     return torch.cat([weight, weight[:, split]], dim=1)
@@ -319,10 +312,7 @@ def _sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _draws(chain: Chain, generator: torch.Generator) -> tuple[Draw, Draw]:
-    """Return two functions: one draws uniform numbers in [0, 1), the other draws standard normal numbers.
-
-    Both functions use `generator` and return tensors with the device and the dtype of the chain.
-    """
+    """Return two functions: one draws uniform numbers in [0, 1), the other draws standard normal numbers."""
     like = chain.head_weight
 
     def draw_uniform(shape: tuple[int, ...]) -> Tensor:
@@ -335,14 +325,7 @@ def _draws(chain: Chain, generator: torch.Generator) -> tuple[Draw, Draw]:
 
 
 def _flops_of_example(candidates: WidthCandidates, x: Tensor, y: Tensor, gates: Sequence[Tensor] | None = None) -> int:
-    """Return the FLOPs of one example in one ranking pass, forward and backward.
-
-    Args:
-        candidates: the network and its candidates.
-        x: one example, [1, ...].
-        y: the label of the example, [1] or [1, classes].
-        gates: None for the first pass, the gates from `Candidates.gates` for the second pass.
-    """
+    """Return the FLOPs of one example in one ranking pass, forward and backward."""
 
     def forward_and_backward() -> None:
         loss = F.cross_entropy(candidates.logits(x, gates), y)

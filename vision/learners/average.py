@@ -117,10 +117,7 @@ class AveragedPredictor:
 
     @staticmethod
     def _replace_infinite(average: Stack, trained: Stack) -> None:
-        """Begin the average of a network again if it is not finite, because the training of the network diverged.
-
-        The trained network has then the parameters from before the stage (see `train_stage`).
-        """
+        """Begin the average of a network again if it is not finite, because the training of the network diverged."""
         tensors = [average.parameters[name].flatten(1) for name in average.parameters.shapes]
         is_finite_M = torch.stack([tensor.isfinite().all(1) for tensor in tensors]).all(0)
         if not bool(is_finite_M.all()):

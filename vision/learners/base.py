@@ -257,14 +257,7 @@ class VisionLearner:
         return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
 
     def _spent(self, stack: Stack, trained: TrainingCounts, number: int, seconds: float) -> Spent:
-        """Return the cost of a stage for one seed.
-
-        Args:
-            stack: the networks that were trained.
-            trained: how much was trained.
-            number: index of the seed, counted from 0.
-            seconds: duration of the training, divided by the number of seeds.
-        """
+        """Return the cost of a stage for one seed."""
         # A unit is a network, or all networks of a seed if they are trained as one model.
         units_per_seed = len(trained.epochs_U) // len(self.seeds)
         num_epochs = sum(trained.epochs_U[number * units_per_seed :][:units_per_seed])
@@ -376,10 +369,7 @@ class VisionLearner:
         return stack
 
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
-        """Return, for each seed, the loss and the error rate of the predictor on the validation data of a stage.
-
-        A subclass may return None for each seed. Then the evaluator computes the scores.
-        """
+        """Return, for each seed, the loss and the error rate of the predictor on the validation data of a stage."""
         rows = data.validation
         outputs = (
             self._combined(stack.logits_of_parts(rows.parts(stack.examples_at_once))) for _, stack in self.members

@@ -65,10 +65,7 @@ class Firefly(VisionLearner):
         return [Spent(train_flops=wider.flops, train_seconds=time.perf_counter() - began)]
 
     def _count_rule(self, chain: Chain, stage_index: int) -> CountRule:
-        """Return the rule that decides how many candidates are added to the network.
-
-        A candidate is a possible change of the network (see `grow`).
-        """
+        """Return the rule that decides how many candidates are added to the network."""
         if self.learner_settings.grow_by == "width":
             # As in the authors' code: if the network grows before every stage, its width is about c (1 + g (t - 1)) in
             # stage t, and about c (1 + g t) in stage t + 1. Here c is the width in the first stage, and g is
@@ -87,12 +84,7 @@ class Firefly(VisionLearner):
 
 
 def _chain_batches(batches: Batches, label_smoothing: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one epoch as pairs (examples, labels). The examples are not augmented.
-
-    The tensors have the shapes that the class `Chain` expects: images are [b, channels, height, width], inputs of an
-    MLP are [b, inputs]. Labels are class indices, [b], or with label smoothing class probabilities, [b, C]. b is the
-    number of examples in the batch.
-    """
+    """Yield the batches of one epoch as pairs (examples, labels). The examples are not augmented."""
     for (x,), (one_hot,) in batches.epoch(augmented=False):
         labels = smoothed(one_hot, label_smoothing) if label_smoothing else one_hot.argmax(-1)
         yield x.movedim(-1, 1) if x.dim() == 4 else x, labels

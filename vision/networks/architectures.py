@@ -231,10 +231,7 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
 
 
 def _accepted(function: Callable[..., nn.Module], structure: Structure) -> dict[str, Any]:
-    """Return those arguments for the network of a structure that the function has.
-
-    A function with **kwargs, as those of torchvision, gets `num_classes` too.
-    """
+    """Return those arguments for the network of a structure that the function has."""
     given: dict[str, Any] = {
         "image_shape": structure.image_shape,
         "num_classes": structure.num_classes,

@@ -100,13 +100,7 @@ class GatedStack(Stack):
     def _with_twins(
         self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
     ) -> "GatedStack":
-        """Return a new stack in which one expert of each mixture is split in two: the expert and its twin, a copy.
-
-        Args:
-            experts: see `split`.
-            generators: see `split`.
-            flat: if True, do what `split_flat` describes, else what `split` describes.
-        """
+        """Return a new stack in which one expert of each mixture is split in two: the expert and its twin, a copy."""
 
     def routing(self, x: Tensor) -> list[dict[str, Any]]:
         """Return, for each network, the expert weights in its first mixture and the structure of the gates.

@@ -186,11 +186,7 @@ def _gates_of(structure: Structure, device: torch.device) -> list[Gates]:
 
 
 def _num_mixtures(structure: Structure) -> int:
-    """Return the number of blocks that become mixtures.
-
-    Raises:
-        SettingError: if the network is not a torch.nn.Sequential of at least three blocks.
-    """
+    """Return the number of blocks that become mixtures."""
     module = untrained_module(structure, torch.Generator())
     if not isinstance(module, nn.Sequential) or len(module) < 3:
         found = f"a Sequential of {len(module)}" if isinstance(module, nn.Sequential) else f"a {type(module).__name__}"
@@ -210,13 +206,7 @@ def _has_parameters(block: nn.Module) -> bool:
 
 
 def _untrained_mixtures(structure: Structure, number: int, generator: torch.Generator) -> MixtureModule:
-    """Return one untrained network with the mixtures of a structure.
-
-    Args:
-        structure: what the network consists of.
-        number: index of the network in its stack. Networks may differ in which experts were split.
-        generator: draws the parameters.
-    """
+    """Return one untrained network with the mixtures of a structure."""
     mixture = structure.mixture
     assert mixture is not None
     trees = mixture["gates"]
@@ -270,16 +260,7 @@ def _new_rows(layer: MixtureLayerModule, num_new: int, generators: Sequence[torc
 def _with_twin(
     layer: MixtureLayerModule, expert: int, gates: Gates, network: int, weight_Kf: Tensor, bias_K: Tensor
 ) -> MixtureLayerModule:
-    """Return a mixture with a copy of one of its experts, the twin, as a new last expert.
-
-    Args:
-        layer: the mixture. Its parts become parts of the result.
-        expert: index of the expert that is copied.
-        gates: the gates after the growth.
-        network: index of the network in the stack.
-        weight_Kf: weights of the new branches of the gates.
-        bias_K: biases of the new branches of the gates.
-    """
+    """Return a mixture with a copy of one of its experts, the twin, as a new last expert."""
     experts = [*layer.experts, deepcopy(layer.experts[expert])]
     splits = gates.splits[network]
     grown = MixtureLayerModule(experts, layer.features, layer.num_features, gates.root, splits, gates.hard)

@@ -168,10 +168,7 @@ class Gates:
         self._saved = ()
 
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
-        """Choose one branch of each node, and return the weights of the experts, [M, b, E].
-
-        The weight of an expert is 1 if all branches on the path to the expert were chosen, else 0.
-        """
+        """Choose one branch of each node, and return the weights of the experts, [M, b, E]."""
         if training:
             if self.noise is None:
                 raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")
@@ -190,17 +187,7 @@ class Gates:
     def _apply_per_node(
         self, value_MbK: Tensor, function: Callable[..., Tensor], noise_Mbn: Tensor | None = None
     ) -> Tensor:
-        """Apply a function to each node separately, and return the results for all branches, [M, b, K].
-
-        The branches of the root come first, if there is a root. All other nodes have two branches. So one call of the
-        function computes the root, and another call computes all other nodes.
-
-        Args:
-            value_MbK: the input values, one per branch.
-            function: maps the values of one node, [..., branches of the node], to a tensor of the same shape. If
-                `noise_Mbn` is given, the second argument of the function is the random number of the node, [...].
-            noise_Mbn: one random number per node, or None.
-        """
+        """Apply a function to each node separately, and return the results for all branches, [M, b, K]."""
         root, parts = self.root, []
         start = int(root > 0)
         if root:
@@ -214,12 +201,7 @@ class Gates:
 
 
 def _draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Choose one branch of each node at random. Return 1 for the chosen branch and 0 for the others, [..., branches].
-
-    Args:
-        probability: probabilities of the branches of each node, [..., branches].
-        uniform: a uniform random number in [0, 1) for each node, [...]. It determines the chosen branch.
-    """
+    """Choose a branch of each node at random. Return 1 for the chosen branch and 0 for the others, [..., branches]."""
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
     return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 

@@ -120,10 +120,7 @@ class MixtureStack(GatedStack):
                 dx = self._add_axis(layer.input_gradient(self._drop_axis(dy)))
 
     def _drop_axis(self, value: Tensor) -> Tensor:
-        """Return `value` without its first axis if the stack has a single network. Else return `value` unchanged.
-
-        `LinearLayers` requires tensors without a network axis if there is a single network.
-        """
+        """Return `value` without its first axis if the stack has a single network. Else return `value` unchanged."""
         return value[0] if len(self) == 1 else value
 
     def _add_axis(self, value: Tensor) -> Tensor:

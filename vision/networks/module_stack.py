@@ -317,10 +317,7 @@ class ModuleStack(Stack):
                         self._buffers.append((module, name, module.get_buffer(name)))
 
     def _stored_shape(self, value: Tensor) -> tuple[int, ...]:
-        """Return the shape in which a tensor is stored. Weights of convolutions, [D, C, k, k], become [D, k, k, C].
-
-        Convolutions of images with channels last are fastest with weights whose channels are last in memory.
-        """
+        """Return the shape in which a tensor is stored. Weights of convolutions, [D, C, k, k], become [D, k, k, C]."""
         shape = tuple(value.shape)
         return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 and self._is_channels_last else shape
 
@@ -339,11 +336,7 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _others(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the frozen parameters and the running statistics of a module, as (name, tensor).
-
-    The number of batches that a batch normalisation has seen is an integer. It is one of the statistics, too, because
-    the best epoch's value must be restored with them. Other integer buffers are constants of the module.
-    """
+    """Yield the frozen parameters and the running statistics of a module, as (name, tensor)."""
     yield from ((name, value) for name, value in module.named_parameters() if not value.requires_grad)
     for name, value in module.named_buffers():
         if value.is_floating_point() or name.endswith("num_batches_tracked"):

@@ -189,11 +189,7 @@ def _library(dtype: torch.dtype) -> CDLL:
 
 
 def _pointer(tensor: Tensor | None, dtype: torch.dtype) -> c_void_p:
-    """Return the address of the data of a tensor, or a null pointer for None.
-
-    Raises:
-        TypeError: if the tensor is not contiguous, is not on the CPU, or does not have the given dtype.
-    """
+    """Return the address of the data of a tensor, or a null pointer for None."""
     if tensor is None:
         return c_void_p(0)
     if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
@@ -205,10 +201,7 @@ def _pointer(tensor: Tensor | None, dtype: torch.dtype) -> c_void_p:
 
 
 def _sums_pointer(sums: Tensor | None) -> c_void_p:
-    """Return the address of the data of `sums`, or a null pointer if `sums` is None.
-
-    The sums over the pixels of a channel are always float64.
-    """
+    """Return the address of the data of `sums`, or a null pointer if `sums` is None."""
     return c_void_p(0 if sums is None else sums.data_ptr())
 
 

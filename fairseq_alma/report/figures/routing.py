@@ -68,12 +68,11 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last stage
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
-    # The files can contain different numbers of images, because `routing_examples` may have changed.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
         raise RunError(
             f"{files[0][1]} contains the routing of {num_examples} examples only, too few to draw the routing map: "
-            "repeat the training run with routing_examples=1000"
+            f"at least {MIN_EXAMPLES} test images are needed"
         )
     positions = _embed(routings[0][1]["images"][:num_examples])
     figure = Figure(figsize=(WIDTH * len(routings) + 0.4, WIDTH + 0.6), layout="constrained", dpi=150)
