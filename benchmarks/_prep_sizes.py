@@ -22,7 +22,7 @@ TOKENIZER_WORDS = 200_000_000
 """Maximum number of words to train on, the default of --tokenizer-words."""
 TRAINING = ("count words", "train byte-bpe")
 """The steps whose work does not grow with the text from TOKENIZER_WORDS words on."""
-TASKS_AT_ONCE = {"train byte-bpe": 1, "join tokens": MEGA_BATCHES + 1, "describe passages": MEGA_BATCHES + 1}
+TASKS_AT_ONCE = {"train byte-bpe": 1, "join tokens": MEGA_BATCHES + 1}
 """Steps that have only a few large tasks -> their number: one for each mega-batch and for the test set."""
 JOIN_BYTES = 58
 """Memory that the task that joins a split needs for each passage."""

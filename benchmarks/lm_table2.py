@@ -97,7 +97,7 @@ def _tokens_of_row(row: str, arch: str) -> int:
     arrivals = settings.stream_settings(min(MEGA_BATCHES, settings.mega_batches or MEGA_BATCHES))
     stages = pairwise([0, *arrivals.arrivals_of_stages])
     updates = sum(settings.updates_of_stage(end - start) for start, end in stages)
-    members = getattr(settings.own, "members", None) or 1
+    members = getattr(settings.learner_settings, "members", None) or 1
     return updates * members * settings.sequences_per_update * settings.tokens_per_sample
 
 

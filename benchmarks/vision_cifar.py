@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 from _common import provenance, ratio_columns, table, verdict
-from vision.cuda_graphs import GraphedGradient
 
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.batches import Batches, Rows, StageData
+from vision.cuda_graphs import GraphedGradient
 from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
 from vision.networks import GatedModuleStack, ModuleStack, Stack, Structure

@@ -24,6 +24,7 @@ REMOVED = {
     "--keep-removed": "stream.json counts the removed documents by reason",
     "--hold-out": "--partition chronological holds out whole documents",
     "--cut-dates": "make the stream of the first period, and add each later one by --extend",
+    "--slurm-memory-gb": "give --slurm-memory, with a unit: 4G",
     "--stall-seconds": "a worker counts as hung after 40 seconds without progress, with --executor slurm after 300",
 }
 """What earlier versions had -> what to do instead."""

@@ -23,8 +23,8 @@ from data_prep.copies.deduplication import load_keys
 from data_prep.errors import NothingNew, PrepError
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
-from data_prep.running.executors import open_executor
 from data_prep.running.progress import note
+from data_prep.running.slurm import open_executor
 from data_prep.running.stream_folder import belongs_to_stream, check_bytes, check_free, read_manifest, read_stream
 from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings

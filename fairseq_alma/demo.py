@@ -81,9 +81,9 @@ def main() -> int:
     stream = out / "stream"
     show = wide_console().print
     # Start a server process, which imports the slow modules of alma-lm once, while alma-prep runs. All calls of alma-lm
-    # are forks of this server, so they need not import the modules again. With generations=1, the training processes
-    # that alma-lm starts need not import them either.
-    warm = warm_start(SLOW_IMPORTS, generations=1)
+    # are forks of this server, and so are the training processes that they start. So they need not import the modules
+    # again.
+    warm = warm_start(SLOW_IMPORTS)
     show(
         f"The data are the docstrings of Python's standard library. They arrive in {MEGA_BATCHES} mega-batches.\n"
         f"SM, wait 1: one model is trained on each mega-batch when it arrives.\n"

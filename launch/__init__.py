@@ -1,1 +1,1 @@
-"""Start processes on this machine (local.py), submit Slurm jobs (row.sbatch), and create .venv (setup.sh)."""
+"""Start processes on this machine, submit Slurm jobs (slurm.py and the scripts), and create .venv (setup.sh)."""

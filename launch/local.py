@@ -21,9 +21,7 @@ PR_SET_PDEATHSIG = 1
 """Option of the Linux system call prctl. It sets the signal that a process gets when its parent process ends."""
 
 GRACE_SECONDS = 10.0
-"""Time in seconds that a process has to end after SIGTERM. After this time, it is killed with SIGKILL.
-
-A job whose processes need more time, for example to write a checkpoint, can have a longer `Job.grace_seconds`."""
+"""Time in seconds that a process has to end after SIGTERM. After this time, it is killed with SIGKILL."""
 
 # An OpenMP thread that waits for work first runs a busy loop and then sleeps. The loop takes processor time from other
 # threads that have work, so GOMP_SPINCOUNT makes the loop shorter. In a test on two cores, while another process was
@@ -43,19 +41,18 @@ class Process(Protocol):
 
 
 class Start(Protocol):
-    """A function that starts a command."""
+    """A function that starts a command, and returns its process.
+
+    Args:
+        command: program and arguments.
+        output: file descriptor for stdout of the process.
+        environment: environment variables of the process.
+        errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
+    """
 
     def __call__(
         self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
-    ) -> Process:
-        """Start a command and return its process.
-
-        Args:
-            command: program and arguments.
-            output: file descriptor for stdout of the process.
-            environment: environment variables of the process.
-            errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
-        """
+    ) -> Process: ...
 
 
 def start_process(
@@ -84,23 +81,10 @@ class Job:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to add to the environment of this process. The value None removes a variable."""
     start: Start = start_process
-    """Function that starts the command. It can be a function that `launch.warm.warm_start` returned.
-
-    Such a function starts the command faster, in a process that has already imported slow libraries."""
+    """Function that starts the command, for example that of `launch.warm.warm_start`, which is faster."""
     grace_seconds: float | None = None
-    """Time in seconds that the process has to end after SIGTERM; None: GRACE_SECONDS."""
-
-
-def run_process(
-    command: Sequence[str],
-    log: Path,
-    on_line: Callable[[str], None] = lambda line: None,
-    environment: Mapping[str, str | None] | None = None,
-) -> int:
-    """Run one process, wait until it ends and return its exit status. See `Job` for the arguments."""
-    (status,) = run_processes([Job(command, log, on_line, environment or {})])
-    assert status is not None
-    return status
+    """Time in seconds that the process has to end after SIGTERM, for example to write a checkpoint; None:
+    GRACE_SECONDS."""
 
 
 def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},)) -> list[int | None]:
@@ -144,7 +128,8 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
                     if process.read():
                         continue
                     selector.unregister(process.output)
-                    statuses[key.data] = process.end()
+                    statuses[key.data] = process.process.wait()
+                    process.close()
                     free.append(process.slot)
                     del running[key.data]
         except BaseException:
@@ -158,9 +143,6 @@ def share_of_machine(
 ) -> list[dict[str, str]]:
     """Divide the GPUs equally among jobs that run in parallel. If there is no GPU, divide the CPU cores.
 
-    The result is the argument `slots` of `run_processes`: for each slot, the environment variables that assign GPUs or
-    cores to its jobs.
-
     Args:
         num_jobs: number of jobs.
         num_gpus: number of GPUs that this process sees.
@@ -169,7 +151,8 @@ def share_of_machine(
             used. If OMP_NUM_THREADS is set, it is not changed.
 
     Returns:
-        The environment variables of each slot. There are no more slots than jobs.
+        The argument `slots` of `run_processes`: for each slot, the environment variables that assign GPUs or cores to
+        its jobs. There are no more slots than jobs.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = max(1, min(num_jobs, at_once or num_gpus or cores))
@@ -190,7 +173,7 @@ def share_of_machine(
 
 
 class _Running:
-    """A running process with its log file. An incomplete output line is kept in memory until it is complete."""
+    """A running process with its log file."""
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
@@ -223,14 +206,7 @@ class _Running:
             self._on_line(codecs.decode(line, "utf-8", errors="replace"))
         return bool(chunk)
 
-    def end(self) -> int:
-        """Wait until the process has ended, close the log and the pipe, and return the exit status."""
-        status = self.process.wait()
-        self.close()
-        return status
-
     def close(self) -> None:
-        """Close the log file and the pipe for the output."""
         self.output.close()
         self._log.close()
 
@@ -264,13 +240,11 @@ def killed_with(parent: int) -> Callable[[], None]:
 
     def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Make SIGINT end the child process, because torch uses SIGINT to end the other processes of a training when the
-        # main process of the training has ended. Without this line, the child process would ignore SIGINT if its parent
-        # ignores it, as all background jobs of a shell script do.
+        # torch uses SIGINT to end the other processes of a training when the main process of the training has ended.
+        # Background jobs of a shell script ignore SIGINT, and so would their child processes.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # Exit if the parent died between fork and prctl, because then the kernel will not kill this process. In this
-        # case, this process has a new parent. Do not test whether the id of the new parent is 1, because in a container
-        # the original parent may have the id 1 too.
+        # If the parent died between fork and prctl, this process has a new parent, and the kernel will not kill it. The
+        # id of the new parent need not be 1, and in a container the original parent may have the id 1.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -57,7 +57,7 @@ install torch torchvision numpy cython ninja
 # Disable build isolation, so that fairseq is compiled with the torch installed above. Otherwise pip would download
 # torch a second time.
 say "2/3 installing fairseq and the other packages (compiles for some minutes, only once)"
-install --no-build-isolation -e '.[test,corpora,docs,cluster]'
+install --no-build-isolation -e '.[test,corpora,docs]'
 say "3/3 checking the installation"
 .venv/bin/python -c 'import torch, torchvision, fairseq, fairseq_alma.core, data_prep' >>"$log" 2>&1 ||
     fail "the installed packages cannot be imported: see the end of $log"

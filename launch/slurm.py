@@ -1,15 +1,34 @@
-"""Submit Slurm jobs, list them, requeue them and cancel them, with the commands of Slurm."""
+"""Submit Slurm jobs, list them, requeue them and cancel them, with the commands of Slurm.
+
+alma-prep, alma-lm and alma-vision submit all of their jobs with `submit`, and find them again in Slurm's queue by their
+comment, with `queue`. All functions raise `SlurmError` if a command of Slurm is missing or fails, and `NoAnswerError`
+if Slurm does not answer for about a minute.
+
+sacct is not used, because many clusters have no accounting: how a job ended is known from what it has written. The
+library submitit is not used: its jobs call a pickled function once, and cannot submit the jobs that continue them or be
+found again by a later command.
+"""
 
 import os
-import re
+import shlex
 import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.settings import Count, Settings
+
+WARNING_SECONDS = 120
+"""Time in seconds between the signal that warns a job of its time limit, and the time limit."""
 _SECONDS = 60.0
 """Time limit in seconds for a command of Slurm. A busy cluster may need some seconds to answer."""
+_RETRIES = (2.0, 5.0, 10.0, 20.0, 30.0)
+"""Times in seconds after which a command is tried again, if Slurm did not answer."""
+_NO_ANSWER = ("timed out", "unable to contact", "connection", "communication", "temporarily", "zero bytes", "standby")
+"""Found in the messages of Slurm's commands if Slurm does not answer."""
 
 
 class SlurmError(Exception):
@@ -18,6 +37,50 @@ class SlurmError(Exception):
 
 class NoAnswerError(SlurmError):
     """Slurm did not answer, for example because its controller is being restarted."""
+
+
+@dataclass(frozen=True)
+class SlurmSettings(Settings):
+    """What each Slurm job asks for. On the command line, names begin with `launch.`, or for alma-prep `--slurm-`."""
+
+    prefix: ClassVar[str] = "launch."
+
+    partition: str | None = None
+    """Partition. By default the default partition of the cluster."""
+    time: str | int = "1-00:00:00"
+    """Time limit of a job, in minutes or as days-hours:minutes:seconds. 120 seconds before the limit, a job saves what
+    it has, and is put back into the queue. So the limit must be much longer than 2 minutes."""
+    nodes: Count = 1
+    """Number of nodes. `alma-lm` trains each member on so many nodes."""
+    gpus: str | int | None = None
+    """GPUs of each node, for example `8` or `h100:8`. By default no GPUs."""
+    cpus: Count | None = None
+    """CPU cores of each node. By default the default of the cluster."""
+    memory: str | int | None = None
+    """Memory of each node, for example `64G`; 0: all memory of the node. By default the default of the cluster."""
+    setup: str = ""
+    """Shell commands that each job runs first, for example `module load cuda`."""
+    options: str = ""
+    """Further options of sbatch, written as on its command line, for example `--account=me --qos=long`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            shlex.split(self.options)
+        except ValueError as error:
+            raise SettingError(
+                f"{self.prefix}options={self.options!r} cannot be split into options ({error}): check its quotation "
+                f"marks"
+            ) from error
+
+    def sbatch(self) -> list[str]:
+        """Return the options of sbatch for a job."""
+        given = {
+            "partition": self.partition, "time": self.time, "nodes": self.nodes, "gpus-per-node": self.gpus,
+            "cpus-per-task": self.cpus, "mem": self.memory,
+        }  # fmt: skip
+        options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        return [*options, "--ntasks-per-node=1", "--requeue", "--open-mode=append", *shlex.split(self.options)]
 
 
 @dataclass(frozen=True)
@@ -36,19 +99,26 @@ class QueuedJob:
     """The comment that `submit` got."""
 
 
-def submit(script: str, options: Sequence[str], comment: str) -> str:
+def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[str], comment: str) -> str:
     """Submit a job to Slurm, or a job array. Return the job id.
 
     This function can also be called in a Slurm job. The new job does not inherit any resources from that job.
 
     Args:
-        script: shell script that the job runs. Its first line is "#!/bin/bash".
-        options: options of sbatch.
+        command: the program and its arguments.
+        settings: what the job asks for.
+        options: further options of sbatch.
         comment: text that `queue` returns with the job.
-
-    Raises:
-        SlurmError: if sbatch is missing or refuses the job.
     """
+    setup = ""
+    if settings.setup:
+        # If the warning of the time limit arrives during the set-up, Slurm starts the job again.
+        this = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        setup = (
+            f"trap 'scontrol requeue \"{this}\"; exit 1' USR1\n"
+            f"{{\n{settings.setup}\n}} || {{ echo '{settings.prefix}setup failed' >&2; exit 2; }}\n"
+        )
+    script = f"#!/bin/bash\n{setup}exec {shlex.join(command)}\n"
     # Slurm's commands read variables such as SLURM_MEM_PER_NODE as options. Without this line, a job that is submitted
     # in another job would have them.
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_"))}
@@ -56,20 +126,18 @@ def submit(script: str, options: Sequence[str], comment: str) -> str:
     if "SLURM_CONF" in os.environ:
         outside["SLURM_CONF"] = os.environ["SLURM_CONF"]
     # The comment is the last option, so that no other option replaces it.
-    words = ["sbatch", "--parsable", *options, f"--comment={comment}"]
+    sbatch = ["sbatch", "--parsable", *settings.sbatch(), *options, f"--comment={comment}"]
     before = {job.id for job in queue()}
-    for seconds in [*_RETRIES, None]:
+    for seconds in _RETRIES:
         try:
-            return _run_once(words, script, outside).strip().partition(";")[0]
+            return _run_once(sbatch, script, outside).strip().partition(";")[0]
         except NoAnswerError:
-            if seconds is None:
-                raise
             time.sleep(seconds)
             # Slurm may have accepted the job, although it did not answer.
             for job in queue():
                 if job.comment == comment and job.id not in before:
                     return job.id.partition("_")[0]
-    raise AssertionError
+    return _run_once(sbatch, script, outside).strip().partition(";")[0]
 
 
 def queue(with_ended: bool = False, is_patient: bool = True) -> list[QueuedJob]:
@@ -79,9 +147,6 @@ def queue(with_ended: bool = False, is_patient: bool = True) -> list[QueuedJob]:
         with_ended: whether to return also jobs that have ended a short time ago (Slurm's setting MinJobAge, by default
             300 seconds).
         is_patient: whether to ask several times, for about a minute, if Slurm does not answer.
-
-    Raises:
-        SlurmError: if squeue is missing or fails. `NoAnswerError`: if Slurm does not answer.
     """
     states = ["--states=all"] if with_ended else []
     command = ["squeue", "--me", "--array", *states, "--noheader", "--format=%i|%T|%r|%N|%k"]
@@ -89,78 +154,36 @@ def queue(with_ended: bool = False, is_patient: bool = True) -> list[QueuedJob]:
     return [QueuedJob(*line.split("|", 4)) for line in lines]
 
 
-def max_array_size() -> int | None:
-    """Return the largest number of tasks that a job array can have on this cluster; None if Slurm does not say it.
-
-    Raises:
-        SlurmError: if scontrol is missing or fails.
-    """
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
-    # The largest index of a task is MaxArraySize - 1. Use indices from 0.
-    return int(found[1]) or None if found else None
+def this_job() -> str | None:
+    """Return the id of the Slurm job in which this process runs, for example "123" or, in an array, "123_2"."""
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
 
 
-def limit_array(array: str, num_tasks: int) -> None:
-    """Set how many tasks of a job array may run at the same time.
+def cancel(jobs: Sequence[str], signal: int | None = None, to: str = "") -> None:
+    """Cancel jobs, or send them a signal. Jobs that have ended already are ignored.
 
-    Raises:
-        SlurmError: if scontrol is missing or fails.
-    """
-    _run_once(["scontrol", "update", f"JobId={array}", f"ArrayTaskThrottle={num_tasks}"])
-
-
-def cancel(jobs: Sequence[str]) -> None:
-    """Cancel jobs. Jobs that have ended already are ignored.
-
-    Raises:
-        SlurmError: if scancel is missing or fails.
+    Args:
+        jobs: ids of jobs.
+        signal: number of the signal; None: end the jobs.
+        to: "script": only the process that runs the script of a job gets the signal. Otherwise, all processes that
+            srun has started get it, but not srun and the script.
     """
     if jobs:
-        _run(["scancel", "--quiet", *jobs])
+        options = [*(["--batch"] if to == "script" else []), *([f"--signal={signal}"] if signal else [])]
+        _run(["scancel", "--quiet", *options, *jobs])
 
 
 def requeue(job: str) -> None:
-    """Put a running job back into the queue. Slurm ends its processes.
-
-    Raises:
-        SlurmError: if scontrol is missing or fails.
-    """
+    """Put a running job back into the queue. Slurm ends its processes."""
     _run(["scontrol", "requeue", job])
 
 
-def signal_steps(job: str, number: int) -> None:
-    """Send a signal to all processes that srun has started in a job, but not to srun and the job's script.
-
-    Raises:
-        SlurmError: if scancel is missing or fails.
-    """
-    _run(["scancel", "--quiet", f"--signal={number}", job])
-
-
-def signal_script(job: str, number: int) -> None:
-    """Send a signal to the process that runs the script of a job.
-
-    Raises:
-        SlurmError: if scancel is missing or fails.
-    """
-    _run(["scancel", "--quiet", "--batch", f"--signal={number}", job])
-
-
 def is_preempted(job: str) -> bool:
-    """Return True if Slurm is preempting a job that still runs: it has a grace time to end.
-
-    Raises:
-        SlurmError: if scontrol is missing or fails.
-    """
+    """Return True if Slurm is preempting a job that still runs: it has a grace time to end."""
     words = dict(word.split("=", 1) for word in _run(["scontrol", "-o", "show", "job", job]).split() if "=" in word)
     return words.get("JobState") == "RUNNING" and words.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
-
-
-_NO_ANSWER = re.compile(
-    r"timed out|unable to contact|connection (refused|reset)|communication|temporarily|zero bytes|standby", re.I
-)
-_RETRIES = (2.0, 5.0, 10.0, 20.0, 30.0)
-"""Times in seconds after which a command is tried again, if Slurm did not answer."""
 
 
 def _run(command: Sequence[str]) -> str:
@@ -185,6 +208,8 @@ def _run_once(command: Sequence[str], text: str | None = None, environment: dict
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"{command[0]} did not answer within {_SECONDS:.0f} seconds") from error
     if done.returncode != 0:
-        kind = NoAnswerError if _NO_ANSWER.search(done.stderr) else SlurmError
-        raise kind(f"{command[0]}: {done.stderr.strip() or f'ended with status {done.returncode}'}")
+        is_silent = any(words in done.stderr.lower() for words in _NO_ANSWER)
+        raise (NoAnswerError if is_silent else SlurmError)(
+            f"{command[0]}: {done.stderr.strip() or f'ended with status {done.returncode}'}"
+        )
     return done.stdout

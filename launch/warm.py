@@ -1,222 +1,233 @@
-"""Start Python modules in a process that has imported slow libraries already, such as torch and fairseq.
+"""Start processes as forks of a server process that has imported slow libraries already, such as torch and fairseq.
 
-`warm_start(MODULES)` starts a server process, once. The server imports MODULES and waits. For each command `python -m
-MODULE ARGUMENTS`, the server forks, and the new process (the fork) runs the module, as `python -m` would run it, but
-without the seconds that the imports take. Before it runs the module, the fork gets the environment variables, working
-directory and output of its job. Like a process that is started by `subprocess`, it has its own exit status, it does not
-inherit open files of this process or of other jobs, and it is killed when this process ends.
+The server is the fork server of Python's module `multiprocessing`. It has one thread and uses no GPU, because only such
+a process can be forked safely. alma-prep uses it for its pool of workers (`start_server`), and alma-lm for its training
+processes (`warm_start`), which must be like processes of `python -m`: with their own environment, folder, output,
+random state, number of threads and exit status. A fork ends when the process that asked for it ends.
 
-The module `multiprocessing.forkserver` of the standard library is similar, but a process that it forks differs from
-`python -m`: it imports the main script of the parent again, does not run functions registered with `atexit`, ends with
-status 1 instead of by SIGINT after Ctrl-C, and keeps the server alive if the parent is killed.
-
-A command that runs in a fork may call `warm_start` itself, as alma-lm does. Normally, `warm_start` would then start a
-second server, which would import the modules again. To avoid this, a server with `generations=1` creates a new server
-for each of its forks. The new server is a fork of this fork, so it contains the imported modules already.
-
-The server is only used on Linux, and not if the environment variable ALMA_WARM is 0. Commands other than `python -m`,
-and all commands if there is no server, are started by `subprocess`.
+The server is used on Linux only. If it cannot be started, or its modules start threads, `subprocess` is used instead.
 """
 
 import atexit
-import json
+import gc
 import os
+import pickle
+import runpy
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 from launch.local import SPIN, Process, Start, killed_with, start_process
 
-QUIET_IMPORTS = {
+MODULES = "ALMA_SERVER_MODULES"
+"""Environment variable that tells the server which modules to import, see `launch.warm_server`."""
+ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONSAFEPATH": "1",
 }
-"""Environment variables of the server, which make sure that it can fork. A fork gets the variables of its job instead.
+"""Environment variables of the server. A fork gets those of its job instead.
 
-A process that has used CUDA cannot use it after a fork, so the server sees no GPU. A process that has several threads
-should not fork, so numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import. In a fork,
-OpenBLAS continues to use one thread. PYTHONSAFEPATH excludes the current folder from the server's sys.path, because the
-current folder of a job may be a different folder with different modules."""
+The server sees no GPU. numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import.
+Modules in the current folder must not replace others."""
+
+_inherited: tuple[str, ...] = ()
+"""In a fork: the modules that its server has imported. The fork uses this server, too, and starts none of its own."""
 
 
-def warm_start(modules: Sequence[str], generations: int = 0) -> Start:
-    """Return a function that starts `python -m` commands as forks of one server, for the argument `start` of Job.
+def warm_start(modules: Sequence[str]) -> Start:
+    """Return a function that starts `python -m` commands as forks of a server, for the argument `start` of Job.
 
-    The first call of `warm_start` starts the server, and does not wait until the server has imported the modules. Later
-    calls with the same modules use the same server. The server ends when this process ends.
+    The first call starts the server, and does not wait until it has imported the modules. Later calls with the same
+    modules use the same server, and so do calls in its forks. The server ends when this process ends.
 
     Args:
-        modules: dotted names of the modules that the server imports before it forks. A module that cannot be imported
-            is ignored.
-        generations: see `Server`.
+        modules: dotted names of the modules that the server imports. A module that cannot be imported is ignored.
     """
     if sys.platform != "linux" or os.environ.get("ALMA_WARM") == "0":
         return start_process
-    if nested_server and nested_server.is_owned() and {*modules} <= {*nested_server.modules}:
-        return nested_server.start
-    return _server(os.getpid(), tuple(modules), generations).start
+    if {*modules} <= {*_inherited}:
+        # Python would start another server in a fork.
+        server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        server.ensure_running = lambda: None
+    else:
+        server = _server(os.getpid(), tuple(modules))
 
+    def start(
+        command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
+    ) -> Process:
+        if [*command[:2]] == [sys.executable, "-m"] and len(command) > 2:
+            job = _Job(tuple(command[2:]), dict(environment), str(Path.cwd()), tuple(modules))
+            with suppress(OSError, EOFError):  # the server could not be started, or cannot fork
+                return Fork(server, job, [output, output if errors is None else errors])
+        return start_process(command, output, environment, errors)
 
-nested_server: "Server | None" = None
-"""The server process that was created for this process when this process was forked, or None if there is none.
-
-This process can start its child processes as forks of this server. A process has such a server only if it was itself
-forked by a server whose argument `generations` is above 0 (see `Server`)."""
+    return start
 
 
 @cache
-def _server(pid: int, modules: tuple[str, ...], generations: int) -> "Server":
-    """Return the server for these modules. The first call creates it, and later calls return it from the cache.
+def _server(pid: int, modules: tuple[str, ...]) -> Any:
+    """Return the server of the process `pid` for these modules."""
+    server = forkserver.ForkServer()
+    with suppress(OSError):
+        start_server(server, modules)
+    return server
+
+
+def start_server(server: Any, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Start a server (`multiprocessing.forkserver.ForkServer`) if it is not running. It is killed at exit.
+
+    Then the CPU time of the server and of its forks counts as that of this process, for example for `time alma-prep`.
 
     Args:
-        pid: id of the calling process. If this process forks, the child has a different id and gets a separate server.
-        modules: dotted names of the modules that the server imports.
-        generations: see `Server`.
+        server: the server.
+        modules: dotted names of the modules that it imports.
+        environment: further environment variables of the server.
+
+    Raises:
+        OSError: if the server cannot be started.
     """
-    return Server(modules, generations)
+    is_new = server._forkserver_pid is None
+    before = dict(os.environ)
+    os.environ.update({**SPIN, **before, **ENVIRONMENT, **(environment or {}), MODULES: " ".join(modules)})
+    os.environ.pop("OMP_NUM_THREADS", None)  # OpenMP reads it only once, and the forks may differ in it
+    try:
+        server.set_forkserver_preload(["launch.warm_server"])
+        server.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    if is_new:
+        atexit.register(end_server, server, os.getpid())
 
 
-class Server:
-    """Connection to a server process, which has imported modules and creates a fork for each job.
+def end_server(server: Any, owner: int) -> None:
+    """Kill a server and its forks, unless this process is not `owner`, the process that started it."""
+    if os.getpid() == owner and server._forkserver_pid is not None:
+        with suppress(OSError):  # it has ended already
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+            server._stop()
 
-    Args:
-        modules: dotted names of the modules that the server imports.
-        generations: number of generations of forks that get a server of their own, from which they can start
-            processes. With 0, forks of this server have no server. With 1, each fork of this server has a server. With
-            2, each fork of those servers has a server, too.
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process when the process that asked for it has ended. Then `parent`, the end of a pipe, is closed."""
+
+    def watch() -> None:
+        os.read(parent, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a fork does. The server unpickles it in the fork, and calls `_bootstrap`."""
+
+    arguments: tuple[str, ...]
+    """The arguments of `python -m`."""
+    environment: dict[str, str]
+    folder: str
+    modules: tuple[str, ...]
+
+    def _bootstrap(self, parent: int) -> None:
+        """Run the module as `python -m` does, and end this process. `parent`: see `end_with_parent`."""
+        global _inherited
+        _inherited = self.modules
+        killed_with(os.getppid())()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # The server blocks SIGTERM, see there.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        end_with_parent(parent)
+        for number, descriptor in zip((1, 2), forkserver.get_inherited_fds() or [], strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the server has another one)
+        # Libraries such as triton check at exit whether their objects were deleted. Frozen ones never are.
+        atexit.register(gc.unfreeze)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+        if not os.environ.get("PYTHONSAFEPATH"):
+            sys.path.insert(0, self.folder)
+        # All forks would start with the same random state. Python itself seeds its module `random` in every fork.
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
+        if "torch" in sys.modules:
+            sys.modules["torch"].default_generator.seed()
+            threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+            if threads.isdigit() and int(threads) > 0:
+                sys.modules["torch"].set_num_threads(int(threads))
+        _end(_run_module(*self.arguments))
+
+
+def _run_module(module: str, *arguments: str) -> int:
+    """Run a module as `__main__`, and return its exit status, negative for a signal."""
+    # It is executed again, also if the server has imported it.
+    sys.modules.pop(module, None)
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        traceback.print_exc()
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _end(status: int) -> None:
+    """End this process as Python does, but leave it to the operating system to free the memory.
+
+    Python would destroy every object one by one, which takes two seconds after torch and fairseq were imported.
     """
-
-    def __init__(self, modules: Sequence[str], generations: int = 0):
-        control, theirs = socket.socketpair()
-        with theirs:
-            # Start the server without OMP_NUM_THREADS. OpenMP reads this variable only once, when the server loads
-            # OpenMP. So with OMP_NUM_THREADS, all forks would use the number of threads of the server. Without it, each
-            # fork uses the number of threads of its job, or OpenMP's default.
-            # SPIN must be set now, because OpenMP also reads GOMP_SPINCOUNT only once.
-            environment = {**SPIN, **os.environ, **QUIET_IMPORTS}
-            environment.pop("OMP_NUM_THREADS", None)
-            # killed_with tells Linux to kill the server when the thread that started the server ends, even if this
-            # process continues. So use killed_with only in the main thread. A server that another thread has started
-            # exits when this process ends, because its connection to this process is closed then.
-            is_main_thread = threading.current_thread() is threading.main_thread()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "launch.warm_server", str(theirs.fileno()), str(generations), *modules],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                preexec_fn=killed_with(os.getpid()) if is_main_thread else None,
-            )
-        self._connect(control, process, modules)
-
-    @classmethod
-    def nested(cls, control: socket.socket, pid: int, modules: Sequence[str]) -> "Server":
-        """Return the connection to a server that is a fork of this process.
-
-        Args:
-            control: end of a socket pair. The server has the other end.
-            pid: process id of the server.
-            modules: the modules that the server has imported.
-        """
-        server = cls.__new__(cls)
-        server._connect(control, _Child(pid), modules)
-        return server
-
-    def _connect(self, control: socket.socket, process: Process, modules: Sequence[str]) -> None:
-        self._control, self.process, self.modules = control, process, tuple(modules)
-        self._owner = os.getpid()
-        atexit.register(self.close)
-
-    def is_owned(self) -> bool:
-        """Return whether this process has started the server. A fork of this process has not."""
-        return os.getpid() == self._owner
-
-    def start(
-        self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
-    ) -> Process:
-        """Start a command and return its process. The arguments are those of `launch.local.Start`.
-
-        If the command is a `python -m` command and the server runs, the server forks a process for the command.
-        Otherwise, `subprocess` starts the command.
-        """
-        if [*command[:2]] != [sys.executable, "-m"] or len(command) < 3:
-            return start_process(command, output, environment, errors)
-        request = {"arguments": command[2:], "environment": dict(environment), "folder": str(Path.cwd())}
-        reply, theirs = socket.socketpair()
-        try:
-            with theirs:
-                files = [output, output if errors is None else errors, theirs.fileno()]
-                socket.send_fds(self._control, [b"f"], files)
-            reply.sendall(json.dumps(request).encode())
-            reply.shutdown(socket.SHUT_WR)
-            return Fork(reply)
-        except OSError:
-            # The server has ended or cannot fork, so start the command without the server.
-            reply.close()
-            return start_process(command, output, environment, errors)
-        except BaseException:
-            reply.close()
-            raise
-
-    def close(self) -> None:
-        """End the server and kill its forks. Do nothing if this process did not start the server.
-
-        A process that was forked from this process has a copy of this object, but it must not end the server.
-        """
-        atexit.unregister(self.close)
-        if self.is_owned():
-            self._control.close()
-            self.process.kill()
-            self.process.wait()
-
-
-class _Child:
-    """A child process that this process created with `os.fork`.
-
-    This class has the methods of `subprocess.Popen` that `Server` uses.
-    """
-
-    def __init__(self, pid: int):
-        self.pid = pid
-
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
 class Fork:
-    """A process that the server (see Server) has forked.
-
-    This class has the methods of `subprocess.Popen` that `launch.local` uses.
+    """A fork of a server. It has the methods of `subprocess.Popen` that `launch.local` uses.
 
     Args:
-        reply: connection on which the server sends the id of the new process and later its exit status.
+        server: the server.
+        job: what the fork does.
+        files: file descriptors for stdout and stderr.
 
     Raises:
-        ConnectionError: if the server did not fork.
+        OSError, EOFError: if the server cannot be started, or has ended without forking.
     """
 
-    def __init__(self, reply: socket.socket):
-        self._reply = reply
+    def __init__(self, server: Any, job: _Job, files: list[int]):
         self._status: int | None = None
-        # Read the process id. This waits until the server has imported its modules and has forked.
-        self.pid = self._read()
-        if self.pid is None:
-            raise ConnectionError("the server did not fork: it has ended, or it could not create a process")
+        # `_parent` stays open until the fork has ended, see `end_with_parent`.
+        self._replies, self._parent = server.connect_to_new_process(files)
+        try:
+            self.pid: int = forkserver.read_signed(self._replies)  # type: ignore[attr-defined]
+            with open(self._parent, "wb", closefd=False) as file:
+                pickle.dump({}, file)  # the settings of multiprocessing, which forks do not need
+                pickle.dump(job, file)
+        except BaseException:
+            self._close()
+            raise
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended and return its exit status, negative if a signal ended it.
@@ -225,13 +236,13 @@ class Fork:
             subprocess.TimeoutExpired: if the process still runs after `timeout` seconds.
         """
         if self._status is None:
-            if not select.select([self._reply], [], [], timeout)[0]:
+            if not select.select([self._replies], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"forked process with id {self.pid}", timeout or 0)
-            status = self._read()
-            # If there is no status, the server was killed before it could send one. Linux kills all forks of a killed
-            # server with SIGKILL, so use this signal as the status.
-            self._status = -signal.SIGKILL if status is None else status
-            self._reply.close()
+            try:
+                self._status = forkserver.read_signed(self._replies)  # type: ignore[attr-defined]
+            except EOFError:  # the server was killed, and so the kernel has killed its forks
+                self._status = -signal.SIGKILL
+            self._close()
         return self._status
 
     def terminate(self) -> None:
@@ -243,19 +254,13 @@ class Fork:
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
-        # First check whether the process has ended. In this case, do not send the signal, because the process id may
-        # belong to another process now.
+        # If it has ended, another process may have its id now.
         with suppress(subprocess.TimeoutExpired):
             self.wait(timeout=0)
         if self._status is None:
-            assert self.pid is not None
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def _read(self) -> int | None:
-        """Return the next number that the server sends, or None if the server has closed the connection."""
-        line = b""
-        with suppress(ConnectionError):
-            while not line.endswith(b"\n") and (character := self._reply.recv(1)):
-                line += character
-        return int(line) if line.endswith(b"\n") else None
+    def _close(self) -> None:
+        os.close(self._replies)
+        os.close(self._parent)

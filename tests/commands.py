@@ -40,7 +40,7 @@ def run_command(*command, folder: Path = ROOT) -> subprocess.CompletedProcess:
     if name not in MODULES or not sys.platform.startswith("linux"):
         program = Path(sys.executable).parent / name
         return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True)
-    start = warm_start(demo.SLOW_IMPORTS, generations=1)
+    start = warm_start(demo.SLOW_IMPORTS)
     return _run_module(start, MODULES[name], arguments, folder)
 
 

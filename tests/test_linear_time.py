@@ -59,10 +59,6 @@ PATTERNS = {
     "data_prep.dividing.partition:PARAGRAPH_END": search(*SPACES, "\n\t x", ("\t", "\n", "x"), ("\n ", "", "x")),
     "data_prep.dividing.partition:LINE_END": search("\n", "a"),
     "data_prep.reading.ngrams:_CHUNK_END": search("a", " "),
-    "data_prep.running.slurm_arrays:_TOO_MANY": search("MaxSubmitJo", "job submit limi", "job array spe"),
-    "data_prep.running.slurm_arrays:_STUCK": search("requeue", "hold", "held", "requeuehol", "holdrequeu"),
-    "data_prep.running.slurm_arrays:_ERROR_LINE": search("a", ": error", "Killed", "Error", "Killed\n", "a\n", " :"),
-    "data_prep.running.slurm:_TOO_MANY_CORES": search("CPU coun", "node configuration is not availabl"),
     "data_prep.running.stream_folder:SHARD_NAME": fullmatch(("1", "mega_batch_", "!"), "removed/", "valid/"),
     "data_prep.sources.common_crawl:ARCHIVE": search(".", ".war", ".warcc"),
     "data_prep.sources.common_crawl:METADATA": search(".", ".cdx", ".cdxjj"),
@@ -171,7 +167,6 @@ PATTERNS = {
     "fairseq_alma.core.printing:_UNSAFE": search("\x1b", "a\x1b", "a"),
     "fairseq_alma.lm.failures:RANK": match(("1", "[rank"), "[rank"),
     "fairseq_alma.lm.failures:AFTER_ANOTHER": search("connection ", "Connection rese", "Broken pip", "NCC", "c"),
-    "launch.slurm:_NO_ANSWER": search("timed ou", "unable to contac", "connection ", "connection rese", "c"),
 }  # fmt: skip
 """Each pattern with its worst inputs: the method that ALMA calls, and functions that return texts of a given length."""
 
@@ -190,7 +185,6 @@ OWN = {
     "fairseq_alma.app.command:run_job": "an argument",
     "fairseq_alma.app.sweep:_runs_of": "the name of a folder",
     "fairseq_alma.lm.precision:_of_other_seed": "the name of a folder",
-    "fairseq_alma.lm.slurm_settings:_seconds": "a setting",
     "fairseq_alma.report.page:key_of": "a page of ours",
     "fairseq_alma.report.runs:routing_files": "the name of a folder",
     "vision.dataset_names:kind_of": "a setting",
@@ -201,7 +195,6 @@ OWN = {
     "data_prep.tokenization.word_counts:_other_codes": "a single character",
     "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",
     "fairseq_alma.report.page:_plain": "a page of ours",
-    "launch.slurm:max_array_size": "a command of the system",
 }
 """Patterns that no foreign text reaches, with what reaches them."""
 

@@ -78,6 +78,6 @@ def test_committed_runs_can_be_made_with_the_settings_of_today():
     for path in sorted((ROOT / "results").rglob("settings.json"))[::20]:
         settings = json.loads(path.read_text())
         kind = VisionSettings if "dataset" in settings else LanguageModelSettings
-        known = {one.name for one in all_settings(kind.half)}
+        known = {one.name for one in all_settings(kind.program)}
         again = kind.from_mapping({name: value for name, value in settings.items() if name in known})
         assert again.to_json().items() <= settings.items()

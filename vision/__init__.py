@@ -17,14 +17,12 @@ cli.py          the command alma-vision
 api.py          `vision.run`, for Python programs and notebooks
 predictor.py    `vision.load_predictor`, which predicts with the networks of a run
 runs.py         trains a learner on a stream of mega-batches, and writes the run folder
-identity.py     what identifies a run besides its settings and its mega-batches
 presets.py      reads the presets, which are YAML files of settings
 settings.py     the settings of a run; their values are checked when the settings object is created
 learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and three from the first version of the paper
 backbones.py    chooses the network architecture for each dataset
 evaluator.py    computes the scores of a learner on the test set; no other module uses the test set
-held_out.py     computes the scores of a learner on the validation data of each mega-batch
-outputs.py      computes the outputs of a learner's networks for fixed examples
+held_out.py     computes the scores of a learner on the validation data of each mega-batch, from cached outputs
 dataset_names.py  what the setting `dataset` can name
 datasets/       loads datasets: known ones, folders of images, .npz files, torchvision, Hugging Face, the user's own
 stream.py       cuts a dataset into mega-batches, which form a stream
@@ -33,7 +31,7 @@ inputs.py       turns images into network inputs
 rows.py         tables of examples: small ones on the device, large ones that stay in the dataset
 batches.py      the data of a stage, and the batches sampled from these data
 training.py     trains networks for one stage and restores the parameters of the best epoch
-optimizers.py   optimizers for one flat tensor that contains all parameters, and learning rate schedules
+optimizers.py   optimizers for one flat tensor that contains all parameters, and the cosine schedule
 voting.py       combines the outputs of ensemble members
 networks/       stacks: perceptrons with hand-written gradients, any torch module by autograd
 firefly/        the Firefly method: adds units and layers to a network where they lower the loss fastest
@@ -41,7 +39,6 @@ flops.py        counts the FLOPs of a network
 checkpoints.py  writes networks to files and reads them
 seeds.py        creates random generators, separate ones for initial parameters, order of examples, and so on
 compiled.py     compiles C code for this machine and caches the compiled library
-process.py      sets threads, cuDNN options and memory allocation of the process
 display.py      shows the progress of a run
 """
 

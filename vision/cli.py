@@ -3,10 +3,14 @@
 alma-vision                                                        a first result: SM and Ens on digits
 alma-vision dataset=mnist learner=gmoe wait=10 width=32 seeds=3 out=RUN
 alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, best run first
-alma-vision status RUN                                             the ledger so far, and what remains to be done
+alma-vision dataset=mnist out=RUN launch=slurm launch.partition=cpu    in a Slurm job; also a sweep
+alma-vision status RUN                                             the ledger and the jobs so far, and what is left
+alma-vision logs RUN                                               the logs of the jobs, until the run ends
+alma-vision cancel RUN                                             end the run
 alma-vision --help                                                 every setting
 """
 
+import math
 import os
 import sys
 import warnings
@@ -17,7 +21,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, print_errors
+from fairseq_alma.app.command import Command, print_errors, slurm_settings
+from fairseq_alma.app.jobs import JOB, refuse_queued, submit_run
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
@@ -105,7 +110,16 @@ def hydra_main(config: DictConfig) -> float:
     Return the prequential error rate, averaged over the seeds (see `run_and_show`). Return infinity if a job of a sweep
     failed.
     """
-    return COMMAND.run_job(config, lambda values, given: run_and_show(settings_of(values, given)))
+
+    def run(values: dict[str, Any], given: Collection[str]) -> float:
+        settings, slurm = settings_of(values, given), slurm_settings(config)
+        if slurm is not None and JOB not in os.environ:
+            submit_run(Path(settings.out), "vision.cli", sys.argv[1:], slurm)
+            return math.nan  # the result is not known yet
+        refuse_queued(settings.out)
+        return run_and_show(settings)
+
+    return COMMAND.run_job(config, run)
 
 
 def main() -> None:

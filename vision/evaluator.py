@@ -16,11 +16,10 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
-from vision.held_out import HeldOutEvaluator, error_by_class
+from vision.held_out import CachedOutputs, HeldOutEvaluator, error_by_class
 from vision.inputs import Inputs
 from vision.learners import VisionLearner
 from vision.networks import GatedStack
-from vision.outputs import CachedOutputs
 from vision.rows import rows_of
 
 ROUTING_EXAMPLES = 2000

@@ -19,7 +19,7 @@ from fairseq_alma.core.files import read_json, sealed, write_json
 from fairseq_alma.core.settings import Count
 from vision.datasets import Dataset, Pixels
 from vision.datasets.decoding import as_shown, image_values
-from vision.datasets.resizing import resized
+from vision.datasets.examples import resized
 
 FILE = "inputs.json"
 """Name of the file in the run folder that describes the images of the dataset."""

@@ -61,6 +61,8 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     if settings.plugin:
         load_plugin(settings.plugin)
     device = _device(settings.device)
+    if settings.cuda_graphs and device.type != "cuda":
+        raise SettingError(f"cuda_graphs=true needs a CUDA device, but device={device}: give cuda_graphs=false")
     dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
     if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         with Lease(Path(settings.out)):
@@ -209,9 +211,9 @@ def _evaluator(
 def _warn_if_it_never_grows(settings: VisionSettings) -> None:
     """Log a warning if a growing learner never grows, because there are too few stages."""
     num_stages = settings.stream_settings().num_stages
-    # `own` may be None only while a VisionSettings object is being created. This assert tells the type checker so.
-    assert settings.own is not None
-    grow_every = settings.own.stages_between_growths
+    # It may be None only while a VisionSettings object is being created. This assert tells the type checker so.
+    assert settings.learner_settings is not None
+    grow_every = settings.learner_settings.stages_between_growths
     is_known = settings.wait != "auto"
     if is_known and grow_every is not None and num_stages <= grow_every:
         logger.warning(

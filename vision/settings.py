@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fairseq_alma.core.averaging import AverageWeights
-from fairseq_alma.core.catalogue import Half, RunSettings
+from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
@@ -34,7 +34,7 @@ _OPTIMIZER_DEFAULTS = {
 class VisionSettings(RunSettings):
     """All settings of `alma-vision`."""
 
-    half: ClassVar[Half] = "vision"
+    program: ClassVar[Program] = "vision"
 
     out: str = setting(free=True)
     """The run folder."""
@@ -141,14 +141,17 @@ class VisionSettings(RunSettings):
     precision: Literal["float32", "bfloat16", "tf32"] = "float32"
     """Networks other than mlp: data type of their computation (torch.autocast). bfloat16 is fast only on hardware that
     supports it. tf32 is float32 with the reduced precision of a GPU's tensor cores."""
+    cuda_graphs: bool = setting(False, free=True)
+    """Networks other than mlp, on a GPU: whether to record each training step as a CUDA graph, which a GPU starts as
+    one operation. It saves time if the network is small."""
     keep_stages: bool = setting(False, free=True)
     """Whether to keep the networks of every stage on disk. Otherwise, only those that are still needed are kept."""
     preset: str = setting("paper", free=True)
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None
     """Name of a Python module of yours that is imported first, for example one that registers a learner."""
-    own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
-    """Settings that only the chosen learner has. If `own` is None, these settings get their default values."""
+    learner_settings: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
+    """Settings that only the chosen learner has. If this is None, they get their default values."""
 
     if_missing: ClassVar[Mapping[str, str]] = {"out": "out= is missing: give the run folder, e.g. out=runs/mnist/sm"}
 
@@ -161,7 +164,7 @@ class VisionSettings(RunSettings):
             self._check_recipe,
             self._check_values,
             self.stream_settings,
-            self._complete_and_check_own,
+            self._complete_and_check_learner_settings,
         ):
             errors.collect(check)
         errors.raise_all()
@@ -214,6 +217,8 @@ class VisionSettings(RunSettings):
                 f"precision={self.precision} cannot be used with backbone=mlp, whose gradients are computed in float32 "
                 f"only: give precision=float32, or another backbone"
             )
+        if self.cuda_graphs and self.network == "mlp":
+            raise SettingError("cuda_graphs=true cannot be used with backbone=mlp: give cuda_graphs=false")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
         if self.seed + self.seeds > MAX_SEED:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vision.batches import Batches, Rows
+from vision.cuda_graphs import GraphedGradient
 from vision.networks.stack import Stack
 from vision.optimizers import Optimizer
 from vision.settings import SelectBy
@@ -174,6 +175,7 @@ def train_stage(
     watcher: Watcher | None = None,
     patience: int | None = None,
     rates: Sequence[float] | None = None,
+    cuda_graphs: bool = False,
 ) -> TrainingCounts:
     """Train a stack of networks in place. At the end, restore the parameters that were best on the validation data.
 
@@ -196,7 +198,10 @@ def train_stage(
             best epoch do not change any more, and the further epochs are not counted. If None, all units are trained
             for all epochs.
         rates: learning rate of each update. If None, the optimizer's learning rate does not change.
+        cuda_graphs: whether to record the computation of the gradients as CUDA graphs. The stack must allow it
+            (`Stack.can_be_graphed`).
     """
+    compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
     y_valid_Un = loss.unit_labels(validation.labels)
     # Convert the validation examples only once, and not after each epoch.
     x_valid = None if validation.is_large else validation.examples
@@ -207,7 +212,7 @@ def train_stage(
         for x, one_hot in batches.epoch():
             if rates is not None:
                 optimizer.lr = rates[num_updates]
-            stack.compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
+            compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
             optimizer.step(stack.gradient.flat)
             num_updates += 1
             num_examples += x.shape[1]

@@ -4,19 +4,16 @@ This module uses the process pool of Python's standard library, which raises an 
 datatrove's local executor is not used, because it would wait forever after a worker was killed.
 """
 
-import atexit
 import collections
-import functools
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Self
@@ -25,23 +22,15 @@ from data_prep.errors import PrepError
 from data_prep.running.heartbeat import StallWatch
 from data_prep.running.progress import interrupts_delayed
 from data_prep.running.tasks import Step, run_task
+from launch.warm import end_with_parent, start_server
 
 # This process is not forked, because forking a process in which the tokenizers library runs threads can deadlock.
-# On Linux, workers are forks of a server process (multiprocessing's fork server). It imports _PRELOADED once, and
-# has a single thread, so it can be forked safely. The first worker of this process starts the server. All workers of
-# this process are forks of it, also those of later calls of `prepare`. The server ends when this process has ended.
+# On Linux, workers are forks of a server process (see `launch.warm`), which imports _PRELOADED once. All workers of
+# this process are forks of it, also those of later calls of `prepare`.
 CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet"]
 """A module that imports all tasks, and the parts of pyarrow that the first and the last of them use. These are names,
 because a module of this package may not import higher packages, and this process itself does not need pyarrow."""
-_SERVER_ENVIRONMENT = {
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONSAFEPATH": "1",
-}
-"""Environment variables of the server. pyarrow's memory allocator and numpy's library OpenBLAS must not start threads;
-modules in the current folder must not replace others. A worker gets the environment variables of this process instead.
-"""
 _EXIT_POLLS, _EXIT_POLL_SECONDS = 20, 0.1
 """How often, and at what intervals in seconds, the exit codes of dead workers are asked for."""
 
@@ -231,42 +220,10 @@ def _death_reported() -> Iterator[None]:
 
 def _start_server() -> None:
     """Start the server of which workers are forks, if it is not running."""
-    if CONTEXT.get_start_method() != "forkserver":
-        return
-    CONTEXT.set_forkserver_preload(_PRELOADED)
-    # The server finds modules as this process does, also if a script has changed sys.path.
-    changed = _SERVER_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        forkserver.ensure_running()
-        _end_server_at_exit(os.getpid())
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@functools.cache
-def _end_server_at_exit(parent: int) -> None:
-    """Let the server end with this process, whose id is `parent`, and not some moments later.
-
-    Then the CPU time of the server and of the workers counts as that of this process, for example for `time alma-prep`.
-    """
-
-    def end() -> None:
-        server: Any = forkserver._forkserver
-        if os.getpid() != parent or server._forkserver_pid is None:
-            return
-        os.close(server._forkserver_alive_fd)  # the server ends when nobody has this end of the pipe open
-        deadline = time.monotonic() + _EXIT_POLLS * _EXIT_POLL_SECONDS
-        with suppress(ChildProcessError):
-            while os.waitpid(server._forkserver_pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-                time.sleep(0.005)
-
-    atexit.register(end)
+    if CONTEXT.get_start_method() == "forkserver":
+        # The server finds modules as this process does, also if a script has changed sys.path.
+        path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        start_server(forkserver._forkserver, _PRELOADED, {"PYTHONPATH": path})
 
 
 def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> None:
@@ -276,14 +233,9 @@ def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> Non
     # Set these environment variables now, because the tokenizers library reads them when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Wait until the process that started this worker has ended, then end this process."""
-    # This function runs in a thread of each worker. Without it, workers would wait forever for tasks after their parent
-    # process was killed. (The parent of a fork of the server, as the system sees it, is the server.)
+    # The server blocks SIGTERM.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # Otherwise, workers would wait forever for tasks after their parent process was killed.
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+    end_with_parent(parent.sentinel)

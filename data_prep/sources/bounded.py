@@ -194,7 +194,7 @@ class _Died(Exception):  # noqa: N818, the name needs no suffix
                 "the process that parses pages was killed twice at the same page, although it uses at most "
                 f"{MEMORY_BYTES >> 20:,} MiB. Most often the system kills a process because memory is full. Run the "
                 "same command again, if memory is short with fewer --workers, or on a cluster with a larger "
-                "--slurm-memory-gb."
+                "--slurm-memory."
             )
         if self._exit_code < 0:
             return f"the parser crashes ({signal.Signals(-self._exit_code).name})"

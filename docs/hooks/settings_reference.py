@@ -16,7 +16,7 @@ from data_prep.cli import _parser as alma_prep_parser
 from fairseq_alma.app.help import SettingHelp, group_reference, settings_reference
 from fairseq_alma.core.catalogue import RunSettings, learners
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_settings import SlurmSettings
+from launch.slurm import SlurmSettings
 from vision.settings import VisionSettings
 
 COMMANDS: dict[str, type[RunSettings]] = {"alma-lm": LanguageModelSettings, "alma-vision": VisionSettings}
@@ -35,11 +35,16 @@ def tables_of(command: str) -> str:
     cls = COMMANDS[command]
     reference = settings_reference(cls)
     lines = ["### Settings of every run", "", *_table([one for one in reference if not one.learners], False)]
-    names = ", ".join(f"`{entry.name}`" for entry in learners(cls.half))
+    names = ", ".join(f"`{entry.name}`" for entry in learners(cls.program))
     lines += ["", f"`learner=` is one of {names}.", "", "### Settings of single learners", ""]
     lines += _table([one for one in reference if one.learners], True)
     if command == "alma-lm":
-        lines += ["", "### Settings of launch=slurm", "", *_table(group_reference("launch", SlurmSettings), False)]
+        lines += [
+            "",
+            "### Settings of launch=slurm, also of alma-vision",
+            "",
+            *_table(group_reference("launch", SlurmSettings), False),
+        ]
     return "\n".join(lines)
 
 

@@ -59,7 +59,7 @@ def default_out(arguments: Sequence[str], settings: type[RunSettings], data: str
     """
     values = dict(pair for argument in arguments if (pair := name_and_value(argument)))
     named = values.pop(data, None) or str(defaults_of(settings).get(data, data))
-    left_out = {*settings_that_are("free", settings.half), *not_named, "hydra"} - {"preset", "seeds"}
+    left_out = {*settings_that_are("free", settings.program), *not_named, "hydra"} - {"preset", "seeds"}
     kept = {name: value for name, value in values.items() if name.partition(".")[0] not in left_out}
     name = ",".join(f"{key}={_plain(value)}" for key, value in sorted(kept.items())) or "default"
     if is_sweep(arguments):

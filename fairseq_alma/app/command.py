@@ -1,10 +1,10 @@
 """Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
-import os
+import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING
 from functools import partial
@@ -34,19 +34,14 @@ from fairseq_alma.app.arguments import (
     version_text,
 )
 from fairseq_alma.app.help import help_text
+from fairseq_alma.app.jobs import cancel_runs, follow_logs, in_job, status
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.signals import stopped_by_signals
-from fairseq_alma.app.sweep import ERROR_FILE
-from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wide_console
-from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
-from fairseq_alma.core.errors import ADVICE, AlmaError, RunError, SettingError, StoppedError, message_of
-from fairseq_alma.core.lease import holder_of_run
-from fairseq_alma.core.metrics import checked_rows
+from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say
-from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import find_runs
-from fairseq_alma.core.settings import SettingErrors, Settings, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
+from launch.slurm import SlurmSettings
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
@@ -57,6 +52,10 @@ FLAGS_WITH_VALUE = {
 """Hydra flags that are followed by a value."""
 CONFIG_GROUPS = ("preset", "arch", "launch")
 """Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
+GROUPS = {"launch": SlurmSettings}
+"""Groups of settings whose names begin with the name of the group."""
+SUBCOMMANDS = {"status": status, "logs": follow_logs, "cancel": cancel_runs}
+"""Functions that get a folder and return the exit status."""
 
 
 class Command:
@@ -70,9 +69,6 @@ class Command:
         example_out: an example value for `out=`, for messages.
         other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
         when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
-        subcommands: further subcommands, such as `cancel`, or others for the existing ones. Each is a function that
-            gets a folder and returns the exit status.
-        groups: the groups of settings whose names begin with the name of the group.
         data_setting: name of the setting that names the data. The default of `out=` contains its value.
     """
 
@@ -85,14 +81,13 @@ class Command:
         example_out: str,
         other_keys: Sequence[str] = (),
         when_stopped: str = "",
-        subcommands: Mapping[str, Callable[[Path], int]] | None = None,
-        groups: Mapping[str, type[Settings]] | None = None,
         data_setting: str = "dataset",
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
-        self._groups, self._data_setting = groups or {}, data_setting
-        self._subcommands = {"status": status, **(subcommands or {})}
+        self._data_setting = data_setting
+        self._signals: Sequence[int] = ()
+        self._failed: list[str] = []
 
     def main(self, hydra_main: Callable[[], Any]) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2.
@@ -103,32 +98,29 @@ class Command:
         # provenance.json records sys.argv. Without this line, argv[0] would be run.py for a command that was started
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
+        self._failed.clear()
         arguments = sys.argv[1:]
         with print_errors(self.name):
-            if arguments and arguments[0] in self._subcommands:
+            if arguments and arguments[0] in SUBCOMMANDS:
                 sys.exit(self._run_subcommand(*arguments))
             if plugin := plugin_named_by(arguments):
                 load_plugin(plugin)
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
-                print(help_text(self.introduction, self.settings, self._presets(), self._groups), end="")
+                print(help_text(self.introduction, self.settings, self._presets(), GROUPS), end="")
                 return
             if "--version" in arguments:
                 print(version_text(self.name))
                 return
             self._check_arguments(arguments)
         try:
-            with stopped_by_signals(self.name, self._when_stopped):
+            with stopped_by_signals(self.name, self._when_stopped) as self._signals:
                 hydra_main()
+            if self._failed:
+                say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
+                sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
-        except Exception as error:
-            if not _is_of_submitit(error):
-                raise
-            sys.exit(
-                f"{self.name}: a job of the sweep was killed or cancelled: {error}\nThe other jobs are not affected. "
-                f"When they have ended, run the same command again: it does what is left, and prints the table"
-            )
 
     def _run_subcommand(self, name: str, *arguments: str) -> int:
         """Run a subcommand, or print what it does. Return the exit status."""
@@ -139,16 +131,16 @@ class Command:
             return 0
         if len(arguments) != 1 or arguments[0].startswith("-"):
             raise SettingError(f"{usage}, where RUN is a run folder, or a folder that contains run folders")
-        return self._subcommands[name](Path(arguments[0]))
+        return SUBCOMMANDS[name](Path(arguments[0]))
 
     def _presets(self) -> list[str]:
         return _files_in(self.configs / "preset")
 
     @property
     def _texts(self) -> TextSettings:
-        kinds = [self.settings, *(entry.settings(self.settings.half) for entry in learners(self.settings.half))]
+        kinds = [self.settings, *(entry.settings(self.settings.program) for entry in learners(self.settings.program))]
         names = {one.name for kind in kinds if kind is not None for one in describe(kind) if one.is_text}
-        for group, cls in self._groups.items():
+        for group, cls in GROUPS.items():
             names |= {f"{group}.{one.name}" for one in describe(cls) if one.is_text}
         return TextSettings(names, self._known())
 
@@ -165,7 +157,7 @@ class Command:
         errors.collect(lambda: self._refuse_unknown(arguments))
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
         needs_out = not has_out and not FLAGS_WITHOUT_RUN & set(arguments)
-        out = f"out={default_out(arguments, self.settings, self._data_setting, self._groups)}"
+        out = f"out={default_out(arguments, self.settings, self._data_setting, GROUPS)}"
         words = [texts.for_hydra(one, in_sweep) for one in [*arguments, *([out] if needs_out else [])]]
         for word in words:
             if word.startswith("out="):
@@ -204,7 +196,7 @@ class Command:
     def _refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Raise SettingError if an argument names an unknown setting, or is no setting."""
         named = {pair[0] for argument in arguments if (pair := name_and_value(argument))}
-        for group, cls in self._groups.items():
+        for group, cls in GROUPS.items():
             dotted = sorted(name for name in named if name.startswith(f"{group}."))
             refuse_unknown_keys(dotted, [f"{group}.{one.name}" for one in describe(cls)])
             if dotted and f"{group}=slurm" not in arguments:
@@ -246,7 +238,7 @@ class Command:
 
         If a job of a sweep fails, for example because its settings are invalid, the method prints the error and returns
         infinity for this job, and the sweep continues with the next job. Only an error that would stop the other jobs
-        too, such as a full disk, ends a sweep, unless its jobs are Slurm jobs.
+        too, such as a full disk, ends a sweep. With launch=slurm, `run` submits Slurm jobs.
 
         Args:
             config: configuration of the job.
@@ -256,34 +248,31 @@ class Command:
         with print_errors(self.name):
             hydra = HydraConfig.get()
             typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
-            is_slurm_job = "SUBMITIT_EXECUTOR" in os.environ
             values = setting_values(config, self._other_keys)
             if hydra.mode == RunMode.MULTIRUN:
                 # Hydra has chosen and created a separate folder inside out= for each job.
                 out = Path(hydra.runtime.output_dir)
-                (out / ERROR_FILE).unlink(missing_ok=True)
                 words = job_arguments(hydra.overrides.task, out)
             else:
                 out, words = Path(str(values["out"])).absolute(), sys.argv[1:]
             # For provenance.json: the command of this job alone. It can be given again as it is.
             sys.argv = [self.name, *map(self._texts.as_typed, words)]
             missing = missing_folders(out)
+            folder = Path(hydra.sweep.dir) if hydra.mode == RunMode.MULTIRUN else out
             try:
-                return run({**values, "out": str(out)}, typed)
+                with in_job(folder, self._signals):
+                    return run({**values, "out": str(out)}, typed)
+                return math.nan  # other jobs continue the run
             except Exception as error:
                 remove_empty(missing)
                 is_of_system = isinstance(error, OSError) and error.errno in ADVICE
-                if hydra.mode != RunMode.MULTIRUN or (is_of_system and not is_slurm_job) or _is_of_submitit(error):
+                if hydra.mode != RunMode.MULTIRUN or is_of_system:
                     raise
                 if not isinstance(error, AlmaError | OSError):
                     traceback.print_exc()
                 say(f"{self.name}: {message_of(error)}", sys.stderr)
-                # The process that prints the table of the sweep may be another one, and reads this file.
-                (out / ERROR_FILE).write_text(f"{message_of(error)}\n", encoding="utf-8")
-                if is_slurm_job and isinstance(error, StoppedError):
-                    # Slurm ends the job. Without a result, the job is continued when Slurm starts it again.
-                    sys.exit(1)
-                return float("inf")
+                self._failed.append(out.name)
+                return math.inf
 
 
 def _files_in(*folders: Path) -> list[str]:
@@ -296,7 +285,7 @@ def _files_in(*folders: Path) -> list[str]:
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
     """Return the names of all settings that a command accepts, including the settings that only some learners have."""
-    own = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
+    own = [name for entry in learners(cls.program) for name in own_settings(entry.name, cls.program)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 
 
@@ -310,7 +299,7 @@ def store_settings(cls: type[RunSettings]) -> None:
     node |= {one.name: None if one.default is MISSING else one.default for one in describe(cls)}
     for name in CONFIG_GROUPS:
         node.pop(name, None)
-    ConfigStore.instance().store(name=f"{cls.half.replace(' ', '_')}_settings", node=node)
+    ConfigStore.instance().store(name=f"{cls.program.replace(' ', '_')}_settings", node=node)
 
 
 def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -322,12 +311,17 @@ def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[s
     """
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items() if key not in ("hydra", *other_keys)}
+    return {str(key): value for key, value in resolved.items() if key not in ("hydra", *GROUPS, *other_keys)}
 
 
-def _is_of_submitit(error: Exception) -> bool:
-    """Return True if the error is one of submitit, the library with which Hydra's launcher submits Slurm jobs."""
-    return type(error).__module__.partition(".")[0] == "submitit"
+def slurm_settings(config: DictConfig) -> SlurmSettings | None:
+    """Return what the Slurm jobs of a run ask for; None with launch=local.
+
+    Raises:
+        SettingError: if a value is invalid.
+    """
+    values = {str(key): value for key, value in config.launch.items()}
+    return SlurmSettings(**values) if values.pop("name") == "slurm" else None
 
 
 @contextmanager
@@ -352,49 +346,3 @@ def print_errors(command: str) -> Iterator[None]:
             raise
         say(f"{command}: {message_of(error)}", sys.stderr)
         sys.exit(2)
-
-
-def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", runs: Sequence[Path] = ()) -> int:
-    """Print the ledger of each run in `folder`, and what is left to do. Return the exit status.
-
-    Args:
-        folder: a run folder, or a folder that contains run folders at any depth.
-        print_jobs: function that prints the jobs of a run in a cluster. It returns what those that are pending or
-            running will do; "" if there are none.
-        runs: runs in `folder` that may have no files yet, because their first job has not started.
-
-    Raises:
-        RunError: if no run is found.
-    """
-    console = wide_console()
-    found = sorted({*find_runs(folder), *runs})
-    if not found:
-        raise RunError(
-            f"no run at {folder}: there is no settings.json in it or below it. Give a run folder, or a folder that "
-            "contains run folders"
-        )
-    for run in found:
-        what_jobs_do = print_jobs(run)
-        holder = holder_of_run(run, ask_slurm=True)
-        if missing := [name for name in ("settings.json", "arrivals.json") if not (run / name).exists()]:
-            if (run / "ledger.jsonl").exists():
-                console.print(f"{run} has a ledger, but no {missing[0]}: restore the file from a backup")
-                continue
-            left = "the run has not started yet"
-        else:
-            settings, digests = read_settings(run, ("learner", "wait")), read_arrivals(run)["digests"]
-            rows = checked_rows(run, settings.get("cer_from", 1))
-            title = title_of(run, settings)
-            console.print(ledger_table(rows, title, 20))
-            num_left = len(digests) - max(0, len(rows) - 1)
-            left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
-        if not left:
-            waiting = waiting_message(rows, settings["wait"])
-            console.print(f"finished; {waiting}" if waiting else "finished")
-        elif holder is not None:
-            console.print(f"{left}; {holder} is working on the run")
-        elif what_jobs_do:
-            console.print(f"{left}; {what_jobs_do}")
-        else:
-            console.print(f"{left}: run the training command again to continue")
-    return 0

@@ -39,8 +39,8 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
     found = [SettingHelp(one.name, _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}
     texts: dict[tuple[str, str], str] = {}
-    for entry in learners(cls.half):
-        kind = entry.settings(cls.half)
+    for entry in learners(cls.program):
+        kind = entry.settings(cls.program)
         for one in describe(kind) if kind is not None else []:
             key = (one.name, _typed(one.default))
             own.setdefault(key, []).append(entry.name)
@@ -74,7 +74,7 @@ def help_text(
         groups: name of a group of settings -> class of these settings.
     """
     lines = [introduction.strip(), "", "Learners (learner=NAME):"]
-    for entry in learners(cls.half):
+    for entry in learners(cls.program):
         lines += _entry(entry.name, f"{entry.label}. {entry.summary}")
     lines += ["", "Presets (preset=NAME):", *textwrap.wrap(", ".join(presets), _WIDTH, initial_indent="  ",
                                                            subsequent_indent="  ")]  # fmt: skip

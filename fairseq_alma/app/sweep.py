@@ -7,7 +7,6 @@ several seeds, the mean over the seeds is used.
 """
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -35,8 +34,6 @@ from fairseq_alma.core.run_folder import find_runs
 
 FINAL_KEY = "final_validation"
 """Key of the validation score after the last arrival in summary.json."""
-ERROR_FILE = "error.txt"
-"""File in the folder of a job that failed. It contains the error message."""
 
 
 class BestByValidation(Callback):
@@ -44,13 +41,6 @@ class BestByValidation(Callback):
 
     The jobs are sorted by validation scores (see `score_key`). Test scores do not influence the order.
     """
-
-    def __init__(self) -> None:
-        self._failed_before: dict[str, int] = {}
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Take note of jobs that failed in earlier sweeps in the same folder. Hydra calls this method first."""
-        self._failed_before = _failed_jobs(Path(config.hydra.sweep.dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and write SWEEP/sweep.json. Hydra calls this method when all jobs of a sweep have ended."""
@@ -67,12 +57,6 @@ class BestByValidation(Callback):
                     "these jobs differ in the stream or in the number of arrivals, so their scores cannot be compared: "
                     f"`alma-report {shlex.quote(str(folder))}` compares those that can"
                 )
-        failed = [name for name, time in _failed_jobs(folder).items() if time != self._failed_before.get(name)]
-        if failed:
-            wide_console(sys.stderr).print(f"failed, with the message in {ERROR_FILE}: {'; '.join(failed)}")
-            # Hydra has no way to report failed jobs of a sweep, because the sweep continues after them. It catches
-            # exceptions of callbacks, but not SystemExit.
-            sys.exit(1)
 
 
 def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -136,16 +120,6 @@ def _add_average_validation(summaries: Sequence[dict[str, Any]], folders_of: Seq
         values = [average_validation_error(rows, sum(known) / len(known)) for rows in seeds]
         if None not in values:
             summary[AVERAGE_VALIDATION_KEY] = sum(value for value in values if value is not None) / len(values)
-
-
-def _failed_jobs(folder: Path) -> dict[str, int]:
-    """Return the jobs in the folder of a sweep whose last start failed: name -> time of the message, in nanoseconds."""
-    failed = {}
-    for path, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in ("stages", "tensorboard", "evaluated")]
-        if ERROR_FILE in files:
-            failed[str(Path(path).relative_to(folder))] = (Path(path) / ERROR_FILE).stat().st_mtime_ns
-    return dict(sorted(failed.items()))
 
 
 def score_key(summaries: Sequence[Mapping[str, Any]]) -> str:

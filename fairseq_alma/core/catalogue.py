@@ -37,14 +37,14 @@ from fairseq_alma.core.settings import (
     refuse_unknown_keys,
 )
 
-Half = Literal["vision", "language model"]
-"""Name of one half of the project: "vision" (command `alma-vision`) or "language model" (command `alma-lm`)."""
+Program = Literal["vision", "language model"]
+"""One of the two programs: "vision" (command `alma-vision`) or "language model" (command `alma-lm`)."""
 
-_SETTINGS: Mapping[Half, str] = {
+_SETTINGS: Mapping[Program, str] = {
     "vision": "vision.settings:VisionSettings",
     "language model": "fairseq_alma.lm.settings:LanguageModelSettings",
 }
-"""For each half of the project, the class with the settings of its runs, as MODULE:CLASS. It is imported when it is
+"""For each of the two programs, the class with the settings of its runs, as MODULE:CLASS. It is imported when it is
 needed, so that this package imports no other."""
 
 _IDENTITY = ("stacked_from", "evaluated_on", "dictionary", "cer_from", "test_digest", "pixels")
@@ -75,12 +75,12 @@ class LearnerEntry:
     language_model: type[LearnerSettings] | None = None
     """Class of the learner's settings in alma-lm; None if alma-lm does not have this learner."""
 
-    def settings(self, half: Half) -> type[LearnerSettings] | None:
-        """Return the learner's settings class for `half`, which is "vision" or "language model".
+    def settings(self, program: Program) -> type[LearnerSettings] | None:
+        """Return the learner's settings class for `program`, which is "vision" or "language model".
 
-        Return None if the learner does not exist for `half`.
+        Return None if the learner does not exist for `program`.
         """
-        return self.vision if half == "vision" else self.language_model
+        return self.vision if program == "vision" else self.language_model
 
 
 _ENTRIES: dict[str, LearnerEntry] = {}
@@ -103,30 +103,30 @@ def _clear_caches() -> None:
         cached.cache_clear()
 
 
-def learners(half: Half | None = None) -> list[LearnerEntry]:
-    """Return the catalogue entries of all learners, or only of the learners in one half of the project.
+def learners(program: Program | None = None) -> list[LearnerEntry]:
+    """Return the catalogue entries of all learners, or only of the learners in one of the two programs.
 
     The learners of the paper come first, in the order of the paper. The learners of plugins come last.
 
     Args:
-        half: "vision" or "language model". By default, the learners of both halves are returned.
+        program: "vision" or "language model". By default, the learners of both programs are returned.
     """
-    return [entry for entry in _ENTRIES.values() if half is None or entry.settings(half) is not None]
+    return [entry for entry in _ENTRIES.values() if program is None or entry.settings(program) is not None]
 
 
-def find_learner(name: str, half: Half) -> LearnerEntry:
+def find_learner(name: str, program: Program) -> LearnerEntry:
     """Return the catalogue entry of the learner `name`.
 
     Raises:
-        SettingError: if `half` of the project ("vision" or "language model") has no learner with this name.
+        SettingError: if `program` ("vision" or "language model") has no learner with this name.
     """
-    known = {entry.name: entry for entry in learners(half)}
+    known = {entry.name: entry for entry in learners(program)}
     if not isinstance(name, str):
         raise SettingError(f"learner={name!r} must be a string")
     if name not in known:
         near = nearest_key(name, list(known))
         meant = f" (did you mean {near}?)" if near else ""
-        plugin = "; for a learner of a plugin, also give plugin=MODULE" if half == "vision" else ""
+        plugin = "; for a learner of a plugin, also give plugin=MODULE" if program == "vision" else ""
         raise SettingError(f"learner={name!r} is not one of {', '.join(known)}{meant}{plugin}")
     return known[name]
 
@@ -140,55 +140,55 @@ def label_of(name: str) -> str:
 
 
 @cache
-def learners_that_take(setting: str, half: Half) -> list[str]:
+def learners_that_take(setting: str, program: Program) -> list[str]:
     """Return the names of the learners that have the additional setting `setting`; [] if every run has the setting."""
-    return [entry.name for entry in learners(half) if setting in own_settings(entry.name, half)]
+    return [entry.name for entry in learners(program) if setting in own_settings(entry.name, program)]
 
 
 @cache
-def own_settings(name: str, half: Half) -> list[str]:
+def own_settings(name: str, program: Program) -> list[str]:
     """Return the names of the additional settings of the learner `name`, without the settings that every run has.
 
     The list is empty if the catalogue does not contain the learner.
     """
-    settings = _ENTRIES[name].settings(half) if name in _ENTRIES else None
+    settings = _ENTRIES[name].settings(program) if name in _ENTRIES else None
     return [one.name for one in describe(settings)] if settings is not None else []
 
 
 @cache
-def all_settings(half: Half) -> tuple[SettingDescription, ...]:
-    """Return the settings of every run in one half of the project, and then the settings that only some learners have.
+def all_settings(program: Program) -> tuple[SettingDescription, ...]:
+    """Return the settings of every run in one of the two programs, and then the settings that only some learners have.
 
     A setting that several learners declare occurs several times.
     """
-    module, _, name = _SETTINGS[half].partition(":")
-    kinds = [getattr(import_module(module), name), *(entry.settings(half) for entry in learners(half))]
+    module, _, name = _SETTINGS[program].partition(":")
+    kinds = [getattr(import_module(module), name), *(entry.settings(program) for entry in learners(program))]
     return tuple(one for kind in kinds if kind is not None for one in describe(kind))
 
 
 @cache
-def settings_that_are(flag: str, half: Half | None = None) -> tuple[str, ...]:
+def settings_that_are(flag: str, program: Program | None = None) -> tuple[str, ...]:
     """Return the names of the settings that are declared with a flag, in the order of declaration.
 
     Args:
         flag: name of one of the fields of `Flags` that are true or false, for example "free".
-        half: "vision" or "language model". By default, the settings of both halves are returned.
+        program: "vision" or "language model". By default, the settings of both programs are returned.
     """
-    halves: tuple[Half, ...] = tuple(_SETTINGS) if half is None else (half,)
-    found = [(one.name, each) for each in halves for one in all_settings(each) if getattr(one.flags, flag)]
-    # The settings of every run come first, also if they are those of the other half.
+    programs: tuple[Program, ...] = tuple(_SETTINGS) if program is None else (program,)
+    found = [(one.name, each) for each in programs for one in all_settings(each) if getattr(one.flags, flag)]
+    # The settings of every run come first, also if they are those of the other program.
     return tuple(dict.fromkeys(name for name, _ in sorted(found, key=lambda one: bool(learners_that_take(*one)))))
 
 
-def options(half: Half, learners_too: bool = False) -> dict[str, Any]:
+def options(program: Program, learners_too: bool = False) -> dict[str, Any]:
     """Return the settings that switch something on that the paper does not have, each with the value that is off.
 
     Args:
-        half: "vision" or "language model".
+        program: "vision" or "language model".
         learners_too: whether to include the settings that only some learners have.
     """
-    found = {one.name: one.flags.off for one in all_settings(half) if one.flags.off is not ...}
-    return {name: off for name, off in found.items() if learners_too or not learners_that_take(name, half)}
+    found = {one.name: one.flags.off for one in all_settings(program) if one.flags.off is not ...}
+    return {name: off for name, off in found.items() if learners_too or not learners_that_take(name, program)}
 
 
 def not_compared(name: str) -> bool:
@@ -196,51 +196,52 @@ def not_compared(name: str) -> bool:
     return name in settings_that_are("free") or name in settings_that_are("seed") or name in _IDENTITY
 
 
-def takes(half: Half, learner: str, setting: str) -> bool:
+def takes(program: Program, learner: str, setting: str) -> bool:
     """Return True if a run of `learner` has the setting `setting`.
 
     This is the case if every run has the setting, or if the setting is one of the additional settings of `learner`. For
     a learner that is not in the catalogue, return True for every setting. Its settings are not known here, because it
     may come from a plugin that is not imported.
     """
-    if learner not in _ENTRIES or _ENTRIES[learner].settings(half) is None:
+    if learner not in _ENTRIES or _ENTRIES[learner].settings(program) is None:
         return True
-    takers = learners_that_take(setting, half)
+    takers = learners_that_take(setting, program)
     return not takers or learner in takers
 
 
 class RunSettings(Settings):
     """Base class for the object with all settings of a run.
 
-    The field `own` contains the additional settings of the learner. All other fields are settings that every run has.
+    The field `learner_settings` contains the additional settings of the learner. All other fields are settings that
+    every run has.
     """
 
-    half: ClassVar[Half]
+    program: ClassVar[Program]
     learner: str
-    own: LearnerSettings | None
+    learner_settings: LearnerSettings | None
 
-    def _complete_and_check_own(self) -> None:
-        """Check `own`, the additional settings of the learner. If `own` is None, first set it to the default settings.
+    def _complete_and_check_learner_settings(self) -> None:
+        """Check the additional settings of the learner. If they are None, first set them to the default settings.
 
-        Subclasses call this method at the end of `__post_init__`. The check compares `own` with the other settings, so
+        Subclasses call this method at the end of `__post_init__`. The check compares them with the other settings, so
         the other settings must have been checked before.
         """
-        kind = find_learner(self.learner, self.half).settings(self.half)
-        # `kind` cannot be None, because find_learner accepts only learners with a settings class for `half`. The
+        kind = find_learner(self.learner, self.program).settings(self.program)
+        # `kind` cannot be None, because find_learner accepts only learners with a settings class for `program`. The
         # assert is for the type checker.
         assert kind is not None
-        if self.own is None:
-            object.__setattr__(self, "own", kind())
-        if not isinstance(self.own, kind):
+        if self.learner_settings is None:
+            object.__setattr__(self, "learner_settings", kind())
+        if not isinstance(self.learner_settings, kind):
             raise SettingError(
-                f"own={self.own!r} must be an object of the class {kind.__name__}, which contains the additional "
-                f"settings of learner={self.learner}"
+                f"learner_settings={self.learner_settings!r} must be an object of the class {kind.__name__}, which "
+                f"contains the additional settings of learner={self.learner}"
             )
-        self.own.check_run(self)
+        self.learner_settings.check_run(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping of setting names to values, with the additional settings of the learner."""
-        return super().to_json() | (self.own.to_json() if self.own is not None else {})
+        return super().to_json() | (self.learner_settings.to_json() if self.learner_settings is not None else {})
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], given: Collection[str] | None = None) -> Self:
@@ -264,14 +265,16 @@ class RunSettings(Settings):
             )
         errors = SettingErrors()
         learner = values.get("learner", defaults_of(cls)["learner"])
-        errors.collect(lambda: find_learner(learner, cls.half))
-        kind = None if errors.messages else find_learner(learner, cls.half).settings(cls.half)
-        common, own = [one.name for one in describe(cls)], own_settings(learner, cls.half) if kind else []
-        of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)
+        errors.collect(lambda: find_learner(learner, cls.program))
+        kind = None if errors.messages else find_learner(learner, cls.program).settings(cls.program)
+        common, own = [one.name for one in describe(cls)], own_settings(learner, cls.program) if kind else []
+        of_others = {name for entry in learners(cls.program) for name in own_settings(entry.name, cls.program)} - set(
+            own
+        )
         errors.collect(lambda: refuse_unknown_keys(values, [*common, *own, *of_others]))
         for name in sorted(of_others & values.keys()) if kind else []:
             if values[name] is not None and (given is None or name in given):
-                takers = ", ".join(learners_that_take(name, cls.half))
+                takers = ", ".join(learners_that_take(name, cls.program))
                 errors.messages.append(
                     f"{name}={values[name]} is for learner={takers}, not for learner={learner}: leave out {name}, or "
                     f"choose another learner"
@@ -283,7 +286,7 @@ class RunSettings(Settings):
         else:
             errors.collect(
                 lambda: arguments.update(
-                    own=kind(**{name: values[name] for name in own if values.get(name) is not None})
+                    learner_settings=kind(**{name: values[name] for name in own if values.get(name) is not None})
                 )
             )
         settings: list[Self] = []

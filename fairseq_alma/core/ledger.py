@@ -149,8 +149,8 @@ class LedgerRow:
         """Return the row as a flat JSON object, without the fields that are None."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
         changed = {"changed_settings": self.changed_settings} if self.changed_settings else {}
-        ahead = self.prequential.to_json() if self.prequential else {}
-        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **ahead}
+        prequential = self.prequential.to_json() if self.prequential else {}
+        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **prequential}
         return {**row, **asdict(self.spent), **changed}
 
     @classmethod
@@ -165,8 +165,8 @@ class LedgerRow:
         head = value_of(value, _Head)
         if None in value.values():
             raise ValueError("a value is null, but a row only has the values that are known")
-        scores, spent, ahead = value_of(value, Scores), value_of(value, Spent), Prequential.from_json(value)
-        return cls(head["t"], head["stage"], head["updated"], scores, spent, head.get("changed_settings"), ahead)
+        scores, spent, prequential = value_of(value, Scores), value_of(value, Spent), Prequential.from_json(value)
+        return cls(head["t"], head["stage"], head["updated"], scores, spent, head.get("changed_settings"), prequential)
 
 
 class _Head(TypedDict):

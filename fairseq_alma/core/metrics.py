@@ -174,9 +174,9 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
         }
     is_vision = last.scores.error_rate is not None
     quality |= period_averages(rows)
-    ahead = prequential_error_rate(rows) if is_vision else prequential_perplexity(rows)
-    if ahead is not None:
-        quality[PREQUENTIAL_KEYS[0 if is_vision else 1]] = ahead
+    prequential = prequential_error_rate(rows) if is_vision else prequential_perplexity(rows)
+    if prequential is not None:
+        quality[PREQUENTIAL_KEYS[0 if is_vision else 1]] = prequential
     validation = last.scores.validation_perplexity or last.scores.validation_error_rate
     return {
         **quality,

@@ -16,14 +16,14 @@ _FILES = {
 
 
 @cache
-def anytime_settings(half: str) -> Mapping[str, Any]:
+def anytime_settings(program: str) -> Mapping[str, Any]:
     """Return the settings that make the recipe, name -> value: those of the preset's file, and SM with wait 1.
 
     Args:
-        half: "vision" for alma-vision, "language model" for alma-lm.
+        program: "vision" for alma-vision, "language model" for alma-lm.
     """
     # This package uses the standard library only. The lines of the file are `name: value`, comments, and defaults.
-    lines = _FILES[half].read_text(encoding="utf-8").splitlines()
+    lines = _FILES[program].read_text(encoding="utf-8").splitlines()
     found = dict(line.split(": ", 1) for line in lines if ": " in line and line[0] not in "# ")
     own = {name: _value(text) for name, text in found.items() if name != "preset"}
     return {"learner": "sm", "wait": 1, **own}
@@ -36,11 +36,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def is_anytime(half: str, settings: Mapping[str, Any]) -> bool:
+def is_anytime(program: str, settings: Mapping[str, Any]) -> bool:
     """Return True if a run has all settings of the recipe, however they were given. Its other settings may differ.
 
     Args:
-        half: "vision" for alma-vision, "language model" for alma-lm.
+        program: "vision" for alma-vision, "language model" for alma-lm.
         settings: all settings of the run.
     """
-    return all(settings.get(name) == value for name, value in anytime_settings(half).items())
+    return all(settings.get(name) == value for name, value in anytime_settings(program).items())

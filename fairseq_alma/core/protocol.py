@@ -250,7 +250,7 @@ def run_stream(
     settings: StreamSettings,
     record: Record,
     prequential: PrequentialEvaluate[LearnerT] | None = None,
-    complete: Complete[LearnerT] | None = None,
+    complete_scores: Complete[LearnerT] | None = None,
 ) -> list[list[LedgerRow]]:
     """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B, for each seed.
 
@@ -265,8 +265,9 @@ def run_stream(
         record: object that stores the progress and the ledger.
         prequential: function that scores the learner on a mega-batch before the learner trains on it. By default,
             there are no such scores.
-        complete: function that is called at an arrival without a stage, with the latest scores. It returns them with
-            what they lack, because the stream was extended after they were measured. By default, they lack nothing.
+        complete_scores: function that is called at an arrival without a stage, with the latest scores. It returns them
+            with what they lack, because the stream was extended after they were measured. By default, they lack
+            nothing.
     """
     scores = record.scores(0, partial(evaluate, learner))
     record.arrival(0, 0, False, scores, [])
@@ -277,12 +278,12 @@ def run_stream(
     for mega_batch in stream:
         # First test, then train. Between stages the predictor does not change, but the mega-batches do, so it is scored
         # at every arrival. The score belongs to the row of this arrival, so a row is final when it is written.
-        ahead = None
+        prequential_scores = None
         if prequential is not None:
-            ahead = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
+            prequential_scores = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
         gathered.append(mega_batch)
         # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
-        curve.add(len(past), known_error(ahead, scores))
+        curve.add(len(past), known_error(prequential_scores, scores))
         stream_ends = mega_batch.t == len(stream)
         due = record.decision(mega_batch.t, stage_is_due(gathered, past, settings, stream_ends, curve)).due
         spent: list[list[Spent]] = []
@@ -294,10 +295,10 @@ def run_stream(
             scores = record.scores(mega_batch.t, partial(evaluate, learner))
             past += gathered
             gathered = []
-        elif complete is not None:
-            scores = record.scores(mega_batch.t, partial(complete, learner, scores))
+        elif complete_scores is not None:
+            scores = record.scores(mega_batch.t, partial(complete_scores, learner, scores))
         # If no stage was trained at this arrival, the model has not changed, and its latest scores are recorded again.
-        record.arrival(mega_batch.t, k, due, scores, spent, ahead)
+        record.arrival(mega_batch.t, k, due, scores, spent, prequential_scores)
     return record.rows()
 
 

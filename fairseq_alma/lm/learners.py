@@ -238,10 +238,10 @@ class Ensemble(LanguageModelLearner):
 
     @property
     def num_members(self) -> int:
-        assert isinstance(self.settings.own, LanguageModelEnsembleSettings)
+        assert isinstance(self.settings.learner_settings, LanguageModelEnsembleSettings)
         # `members` is not None here, because LanguageModelEnsembleSettings requires that the user sets it.
-        assert self.settings.own.members is not None
-        return self.settings.own.members
+        assert self.settings.learner_settings.members is not None
+        return self.settings.learner_settings.members
 
 
 class GrowingEnsemble(LanguageModelLearner):
@@ -249,8 +249,8 @@ class GrowingEnsemble(LanguageModelLearner):
 
     @property
     def num_members(self) -> int:
-        assert isinstance(self.settings.own, LanguageModelGrowingEnsembleSettings)
-        return self.settings.own.members
+        assert isinstance(self.settings.learner_settings, LanguageModelGrowingEnsembleSettings)
+        return self.settings.learner_settings.members
 
     @property
     def frozen(self) -> list[Path]:
@@ -286,8 +286,8 @@ class GrowingMixture(LanguageModelLearner):
 
     @property
     def _own(self) -> LanguageModelGrowingMixtureSettings:
-        assert isinstance(self.settings.own, LanguageModelGrowingMixtureSettings)
-        return self.settings.own
+        assert isinstance(self.settings.learner_settings, LanguageModelGrowingMixtureSettings)
+        return self.settings.learner_settings
 
     def num_experts(self, stage_index: int) -> int:
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))

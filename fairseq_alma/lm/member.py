@@ -208,7 +208,7 @@ class MemberTraining:
         """
         folder = self._folder(stage, member)
         repair_stage_folder(folder, needs_best=self.settings.average is None)
-        key = self._mark_started(stage, member, folder, start, num_devices)
+        key = self._start(stage, member, folder, start, num_devices)
         if self._shared and key and self._shared.copy_to(folder, key):
             return None
         if self._is_trained(folder, updates):
@@ -226,8 +226,8 @@ class MemberTraining:
         log = folder / "log.txt"
         return failure_message(log, log_size_before, status, self.settings.lr, batch_size, num_members)
 
-    def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
-        """Write started.json, with the number of devices and the key of the member's training.
+    def _start(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
+        """Write started.json, with the number of devices and the key of the member's training, and return the key.
 
         The key is the name of the folder in which the share folder (setting `share`) stores the trained member, see
         SharedStages. If the training was started before and can be resumed, started.json is not changed.

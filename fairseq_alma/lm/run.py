@@ -2,7 +2,7 @@
 
 alma-lm stream=STREAM out=RUN learner=sm wait=1 experts=4 updates=1000 arch=switch_lm_tiny
 alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, sorted by validation score
-alma-lm stream=STREAM out=RUN updates=1000 launch=slurm launch.partition=gpu launch.gpus_per_node=8    in Slurm jobs
+alma-lm stream=STREAM out=RUN updates=1000 launch=slurm launch.partition=gpu launch.gpus=8    in Slurm jobs
 alma-lm status RUN                                                  the ledger and the jobs so far, and what is left
 alma-lm logs RUN                                                    the logs, until the run ends
 alma-lm cancel RUN                                                  end the run; what is being trained is saved
@@ -21,7 +21,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, store_settings
+from fairseq_alma.app.command import Command, slurm_settings, store_settings
+from fairseq_alma.app.jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
@@ -37,11 +38,10 @@ from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
-from fairseq_alma.lm.jobs import cancel_runs, follow_logs, print_status, refuse_queued
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_chain import Chain, SlurmProcesses, submit_runs
-from fairseq_alma.lm.slurm_settings import SlurmSettings
+from fairseq_alma.lm.slurm_chain import SlurmProcesses, submit_runs, summarize_seeds, train_member
 from fairseq_alma.lm.stage_processes import LocalProcesses
+from launch.slurm import SlurmSettings
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -52,19 +52,16 @@ includes its perplexity. The first tokens are taken."""
 WHEN_STOPPED = "what is being trained is saved first, which takes up to a minute"
 """What alma-lm does before it ends, if it is stopped by Ctrl-C or by a scheduler."""
 
-OTHER_KEYS = ("table_updates", "launch")
-"""Keys in the YAML files that are not settings of the run.
-
-`table_updates` is a helper value, from which the YAML files compute settings. `launch` says where the run is carried
-out, and contains SlurmSettings."""
+OTHER_KEYS = ("table_updates",)
+"""Keys in the YAML files that are not settings of the run, but from which the YAML files compute settings."""
 
 
-def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[LedgerRow]:
+def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> list[LedgerRow]:
     """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
 
     Args:
         settings: settings of the run.
-        chain: the chain of Slurm jobs to which this process belongs; None if the stages are trained on this machine.
+        slurm: what each Slurm job of this run asks for; None if the stages are trained on this machine.
 
     Raises:
         HandedOver: if other Slurm jobs continue the run.
@@ -81,11 +78,11 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
     # below, because then both processes import fairseq at the same time, which saves seconds.
     processes: LocalProcesses
-    if chain is None:
+    if slurm is None:
         refuse_queued(settings.out)
         processes = LocalProcesses(len(stream), settings.parallel, scalars)
     else:
-        processes = SlurmProcesses(chain, len(stream), scalars)
+        processes = SlurmProcesses(settings.out, slurm, len(stream), scalars)
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
@@ -118,7 +115,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             lambda learner: [evaluator(learner)],
             stream_settings,
             RunRecord([record]),
-            complete=lambda learner, scores: [evaluator.complete(learner, scores[0])],
+            complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
         learner.remove_old_continuations(rows[-1].stage)
         return rows
@@ -134,15 +131,15 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
     }
 
 
-def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> float:
+def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> float:
     """Train the runs of all seeds, print their ledgers and write summary.json to the output folder.
 
-    Returns the prequential validation perplexity, averaged over the seeds (see `score_key`). For `chain`, see `run`.
+    Returns the prequential validation perplexity, averaged over the seeds (see `score_key`). For `slurm`, see `run`.
     """
     console = wide_console()
     if settings.seeds == 1:
         before = rows_in(Path(settings.out))
-        rows = run(settings, chain)
+        rows = run(settings, slurm)
         console.print(ledger_table(rows, title_of(settings.out, settings.to_json())))
         if message := waiting_message(rows, settings.wait):
             console.print(message)
@@ -187,8 +184,6 @@ COMMAND = Command(
     example_out="runs/sm_w1",
     other_keys=OTHER_KEYS,
     when_stopped=WHEN_STOPPED,
-    subcommands={"status": print_status, "cancel": cancel_runs, "logs": follow_logs},
-    groups={"launch": SlurmSettings},
     data_setting="stream",
 )
 
@@ -200,10 +195,17 @@ def hydra_main(config: DictConfig) -> float:
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         settings = LanguageModelSettings.from_mapping(values, given)
         _refuse_other_layout(settings)
-        launch = {str(key): value for key, value in config.launch.items()}
-        if launch.pop("name") == "local":
+        slurm, job = slurm_settings(config), os.environ.get(JOB)
+        if slurm is None:
             return run_seeds(settings)
-        submit_runs(settings, SlurmSettings(**launch))
+        if job == RUN_STEP:
+            score = run_seeds(settings, slurm)
+            summarize_seeds(Path(settings.out).parent)
+            return score
+        if job is None:
+            submit_runs(settings, slurm)
+        else:
+            train_member(settings, slurm, int(job.removeprefix("stage ")), int(os.environ["SLURM_ARRAY_TASK_ID"]))
         return math.nan  # the result is not known yet
 
     return COMMAND.run_job(config, run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fairseq_alma.core.averaging import AverageWeights
-from fairseq_alma.core.catalogue import Half, RunSettings
+from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
@@ -27,7 +27,7 @@ CLIP_NORM = 1.0
 class LanguageModelSettings(RunSettings):
     """All settings of `alma-lm`. For several seeds, `alma-lm` makes several runs, each with one seed."""
 
-    half: ClassVar[Half] = "language model"
+    program: ClassVar[Program] = "language model"
 
     stream: str = setting(free=True)
     """The stream folder that alma-prep wrote."""
@@ -129,7 +129,7 @@ class LanguageModelSettings(RunSettings):
     warmup_updates, dropout, weight_decay, batch_size, sequences_per_update, updates, updates_per_mega_batch,
     validations, precision, fairseq). They are used from the first unfinished stage on, which is started again.
     Finished stages are kept. The ledger row of that stage, and settings.json, record the change."""
-    own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
+    learner_settings: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has."""
 
     if_missing: ClassVar[Mapping[str, str]] = {
@@ -145,7 +145,7 @@ class LanguageModelSettings(RunSettings):
             self._check_values,
             self._check_continuation,
             self._check_from_scratch,
-            self._complete_and_check_own,
+            self._complete_and_check_learner_settings,
         ):
             errors.collect(check)
         errors.raise_all()

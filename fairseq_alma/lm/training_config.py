@@ -141,7 +141,7 @@ class TrainingConfigs:
     def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
         """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
         s, is_constant = self.settings, self.settings.schedule == "constant"
-        grows = stage is not None and s.own is not None and s.own.grows_before(stage.index)
+        grows = stage is not None and s.learner_settings is not None and s.learner_settings.grows_before(stage.index)
         # With a constant rate, the training continues from a model whose rate has not fallen to 0. So there is no
         # warm-up if the optimizer continues with its state. After a growth it cannot.
         has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.past and not grows)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import Half, not_compared, settings_that_are, takes
+from fairseq_alma.core.catalogue import Program, not_compared, settings_that_are, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.printing import printable
 from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, hashable, learner_position
@@ -17,7 +17,7 @@ from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, 
 class Stream(NamedTuple):
     """Properties of a stream. The results of two runs can be compared only if all these properties are equal."""
 
-    half: Half
+    half: Program
     data: Any
     """The data of the stream.
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_alma.core import catalogue
-from fairseq_alma.core.catalogue import Half, settings_that_are
+from fairseq_alma.core.catalogue import Program, settings_that_are
 from fairseq_alma.core.presets import ANYTIME, anytime_settings, is_anytime
 from fairseq_alma.core.printing import printable
 
@@ -125,7 +125,7 @@ CONTINUED = ("arrivals", "mega_batches", "last_group")
 class RunGroup:
     """Runs with equal settings that differ only in the seed."""
 
-    half: Half
+    half: Program
     """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     num_arrivals: int
     """Number of mega-batches that a run has received when it is finished."""
@@ -247,7 +247,7 @@ class RunGroup:
 class Comparison:
     """Groups of runs whose results can be compared: they have the same command, stream and number of arrivals."""
 
-    half: Half
+    half: Program
     """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     name: str
     """Title of the comparison, such as `mnist, B = 500`."""

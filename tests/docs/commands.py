@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fairseq_alma.app.command import setting_values
+from fairseq_alma.app.command import setting_values, slurm_settings
 from tests.commands import ROOT
 
 SCRIPTS = Path(sys.executable).parent
@@ -60,12 +60,8 @@ def check_settings(name: str, arguments: list[str]) -> None:
     if name == "alma-lm":
         from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
         from fairseq_alma.lm.settings import LanguageModelSettings
-        from fairseq_alma.lm.slurm_settings import SlurmSettings
 
         def make(config, typed):
-            if config.launch.name == "slurm":
-                SlurmSettings(**{key: value for key, value in config.launch.items() if key != "name"})
-            typed = {name for name in typed if name.partition(".")[0] != "launch"}
             return LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), typed)
     else:
         from vision.cli import CONFIGS, settings_of
@@ -81,7 +77,9 @@ def check_settings(name: str, arguments: list[str]) -> None:
                 # If this process has imported fairseq, Hydra reads optimizer=NAME as the choice of one of its files.
                 # The command alma-vision never imports fairseq.
                 patch.delitem(ConfigStore.instance().repo, "optimizer", raising=False)
-            make(compose(name.replace("-", "_"), job), {override.split("=")[0] for override in job})
+            config = compose(name.replace("-", "_"), job)
+            slurm_settings(config)
+            make(config, {word.split("=")[0] for word in job if not word.startswith("launch")})
 
 
 def jobs_of(overrides: list[str]) -> list[list[str]]:
@@ -96,7 +94,7 @@ def jobs_of(overrides: list[str]) -> list[list[str]]:
 
 
 def check_sbatch(arguments: list[str]) -> None:
-    """Check the script of an sbatch line, that bash can read it, and that the row it is given has a preset.
+    """Check the script of an sbatch line, that bash can read it, and the command that it runs with these arguments.
 
     If the line has a command (--wrap) instead of a script, check the command.
     """
@@ -104,11 +102,14 @@ def check_sbatch(arguments: list[str]) -> None:
     if wrapped:
         assert check_block(wrapped[0]) == 1
         return
-    script, *given = [word for word in arguments if not word.startswith("-")]
+    position = next(number for number, word in enumerate(arguments) if not word.startswith("-"))
+    script, *given = arguments[position:]
     assert (ROOT / script).is_file(), f"{script} does not exist"
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
-    row, stream, out, *settings = given
-    check_settings("alma-lm", [f"stream={stream}", f"out={out}", f"preset=table2/{row}", *settings])
+    *_, line = (ROOT / script).read_text().splitlines()
+    printing = line.replace("exec", "printf '%s\\n'", 1)
+    run = subprocess.run(["bash", "-c", printing, script, *given], capture_output=True, text=True, check=True)
+    assert check_block(shlex.join(run.stdout.splitlines())) == 1
 
 
 def check_options(name: str, arguments: list[str]) -> None:

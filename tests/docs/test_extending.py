@@ -41,7 +41,9 @@ def test_its_settings_are_swept_and_recorded_and_make_it_another_learner_than_sm
 def test_after_an_edit_of_the_plugin_the_old_run_folder_is_refused(folder):
     command = ("plugin=shrink", "learner=shrink", "dataset=digits", "mega_batches=2", "epochs=1", "out=run")
     assert run_vision(*command, folder=folder).returncode == 0
-    (folder / "shrink.py").write_text(BLOCKS["shrink.py"].replace("alpha=self.own.noise", "alpha=-self.own.noise"))
+    (folder / "shrink.py").write_text(
+        BLOCKS["shrink.py"].replace("alpha=self.learner_settings.noise", "alpha=-self.learner_settings.noise")
+    )
     refused = run_vision(*command, folder=folder)
     assert refused.returncode == 2
     assert "plugin" in refused.stderr

@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.app.command import all_keys
 from fairseq_alma.core.settings import describe
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_settings import SlurmSettings
+from launch.slurm import SlurmSettings
 from tests.commands import ROOT
 from tests.fairseq_alma.report.browser import ARGUMENTS, CHROMIUM
 from vision.settings import VisionSettings

@@ -48,7 +48,7 @@ def member_commands(stream: Path, folder: Path, configs: Path, num_ranks: int, *
 
 def run_ranks(commands: Sequence[list[str]], seconds: float = 200) -> list[str]:
     """Run a command for each rank at the same time, and return what each has printed. All of them must succeed."""
-    start = warm_start(demo.SLOW_IMPORTS, generations=1)
+    start = warm_start(demo.SLOW_IMPORTS)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(ROOT))
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]

@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 from launch import local
-from launch.local import Job, run_process, run_processes, share_of_machine
+from launch.local import Job, run_processes, share_of_machine
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def python(code):
     return [sys.executable, "-c", code]
+
+
+def run_process(command, log, on_line=lambda line: None, environment=None):
+    """Run one process, and return its exit status."""
+    (status,) = run_processes([Job(command, log, on_line, environment or {})])
+    return status
 
 
 def is_alive(pid):
@@ -135,7 +141,7 @@ def test_a_process_that_will_not_end_is_killed(tmp_path, monkeypatch):
 INTERRUPTED_TWICE = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from launch.local import run_process
+from launch.local import Job, run_processes
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def on_line(line):
@@ -145,7 +151,7 @@ def on_line(line):
 
 start = time.monotonic()
 try:
-    run_process([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), on_line)
+    run_processes([Job([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), on_line)])
 except KeyboardInterrupt:
     pid = int(Path(sys.argv[2]).read_text())
     print(time.monotonic() - start, Path(f"/proc/{pid}").exists())
@@ -164,8 +170,8 @@ def test_a_second_ctrl_c_leaves_no_process_behind_either(tmp_path):
 PARENT = """
 import sys
 from pathlib import Path
-from launch.local import run_process
-run_process([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), lambda line: print(line, flush=True))
+from launch.local import Job, run_processes
+run_processes([Job([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), lambda line: print(line, flush=True))])
 """
 
 

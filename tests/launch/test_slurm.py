@@ -1,4 +1,4 @@
-"""launch/row.sbatch and leases on a real Slurm, which the fixture `slurm` starts; skipped where it cannot start."""
+"""The scripts in launch/, and leases, on a real Slurm, which the fixture `slurm` starts; else they are skipped."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def reference(tmp_path_factory) -> list[dict]:
 
 def submit_row(slurm, repository: Path, *options: str, out: str = "run") -> str:
     return slurm.submit(
-        *options, "--cpus-per-task=1", "--output=job-%j.log", "launch/row.sbatch", "gmoe_w1", "stream", out,
+        *options, "--cpus-per-task=1", "--output=job-%j.log", "launch/table2_row.sbatch", "gmoe_w1", "stream", out,
         *SETTINGS, folder=repository,
     )  # fmt: skip
 
@@ -88,17 +88,15 @@ def num_resumed(log: Path) -> int:
 def test_at_its_time_limit_a_row_saves_is_requeued_and_ends_like_one_without_slurm(slurm, repository, reference):
     job = submit_row(slurm, repository)
     log = wait_for_updates(slurm, repository / "run")
-    assert f"row.sbatch: gmoe_w1 as job {job} (start 0)" in log_of(repository, job)  # at once, before any result
     slurm.run("scancel", "--batch", "--signal=USR1", job)  # as Slurm does 120 seconds before the limit
     slurm.wait_for(lambda: slurm.job(job)["Restarts"] == "1")
     assert not (repository / "run/lease.json").exists()
     wait_for_end(slurm, repository, job)
-    assert f"gmoe_w1 reached its time limit; job {job} is requeued" in log_of(repository, job)
+    assert f"job {job}: requeued: the job reached its time limit" in log_of(repository, job)
     assert 0 < num_resumed(log) < UPDATES
     same_rows(rows_without_seconds(repository / "run"), reference)
     provenance = json.loads((repository / "run/provenance.json").read_text())
     assert provenance["machine"]["job_id"] == job
-    assert not list((repository / "run").glob(".requeues*"))
 
 
 @pytest.mark.slow
@@ -127,6 +125,35 @@ def test_a_cancelled_row_leaves_no_lease_and_another_job_continues_it_on_the_oth
     wait_for_end(slurm, repository, again)
     assert 0 < num_resumed(log) < UPDATES
     same_rows(rows_without_seconds(repository / "run"), reference)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_images_at_its_time_limit_is_requeued_and_ends(slurm, repository):
+    words = ["dataset=digits", "learner=sm,ens", "wait=5,10", "epochs=20", "width=4", "mega_batches=10", "out=sweep"]
+    job = slurm.submit("--cpus-per-task=1", "--output=job-%j.log", "launch/sweep_images.sbatch", *words,
+                       folder=repository)  # fmt: skip
+    slurm.wait_for(lambda: list((repository / "sweep").rglob("*.done.json")))
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait_for(lambda: slurm.job(job)["Restarts"] == "1" or slurm.job(job)["JobState"] == "COMPLETED")
+    wait_for_end(slurm, repository, job)
+    assert len(list((repository / "sweep").glob("*/summary.json"))) == 4
+    assert "sorted by prequential validation error rate" in " ".join(log_of(repository, job).split())
+
+
+@pytest.mark.slow
+def test_a_corpus_is_prepared_by_jobs_of_a_job(slurm, repository):
+    (repository / "data_prep").symlink_to(ROOT / "data_prep")
+    (repository / "books").mkdir()
+    for number in range(12):
+        words = " ".join(f"word{number * word % 97}" for word in range(400))
+        (repository / "books" / f"{number}.txt").write_text(f"{words}.\n")
+    job = slurm.submit(
+        "--output=job-%j.log", "launch/prepare_corpus.sbatch", "made", "books:books", "--mega-batches", "2",
+        "--vocab-size", "300", "--workers", "2", "--slurm-memory", "1G", folder=repository,
+    )  # fmt: skip
+    wait_for_end(slurm, repository, job)
+    assert (repository / "made/stream.json").exists()
+    assert not slurm.run("squeue", "-h")
 
 
 HOLD = """

@@ -1,5 +1,6 @@
 """Forks of one process that has imported modules: they are like processes of `python -m`. All are real."""
 
+import itertools
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import pytest
 
 from launch import local, warm
 from launch.local import Job, run_processes, start_process
-from launch.warm import Fork, Server, warm_start
+from launch.warm import Fork, warm_start
 from tests.commands import ROOT
 from tests.launch.test_local import is_alive, wait_until
 
@@ -25,6 +26,26 @@ number = 0
 print("imported")
 """
 """A module that the server imports. It counts how often its process was used."""
+
+
+class Server:
+    """A server of this test process, which imports some modules."""
+
+    def __init__(self, modules):
+        # With a name of its own, so that no other test uses the same server.
+        modules = (*modules, f"no_such_module_{next(NUMBERS)}")
+        self.start = warm_start(modules)
+        self._server = warm._server(os.getpid(), modules)
+        self.pid = self._server._forkserver_pid
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self):
+        warm.end_server(self._server, os.getpid())
+
+
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +108,7 @@ def test_a_fork_has_the_imports_of_the_server_and_its_own_values(run, server):
     code = "import os, sys\nprint('slow_import' in sys.modules)\n"
     code += "import slow_import; slow_import.number += 1; print(slow_import.number, os.getppid())"
     for _ in range(2):
-        assert run(code) == (0, ["True", f"1 {server.process.pid}"])
+        assert run(code) == (0, ["True", f"1 {server.pid}"])
 
 
 def test_a_fork_runs_a_module_as_python_m_does(run_with_torch, folder, tmp_path, monkeypatch):
@@ -180,7 +201,7 @@ print(os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), len(os.listdir
 
 def test_the_server_has_one_thread_and_sees_no_gpu(run_with_torch, torch_server):
     assert run_with_torch("pass")[0] == 0  # the imports are done
-    folder = Path(f"/proc/{torch_server.process.pid}")
+    folder = Path(f"/proc/{torch_server.pid}")
     assert len(list((folder / "task").iterdir())) == 1
     assert b"CUDA_VISIBLE_DEVICES=\0" in (folder / "environ").read_bytes()
     code = "import os, torch; print(os.environ.get('CUDA_VISIBLE_DEVICES'), torch.cuda._is_in_bad_fork())"
@@ -198,7 +219,6 @@ def test_a_server_whose_modules_start_threads_forks_nothing(folder, tmp_path):
     command = [sys.executable, "-m", "parent_of"]
     assert run_processes([Job(command, tmp_path / "log", lines.append, start=server.start)]) == [0]
     assert lines == [str(os.getpid())]  # it was started by `subprocess`
-    assert server.process.wait(20) == 1
     server.close()
 
 
@@ -212,12 +232,13 @@ def test_each_fork_has_its_own_random_state(run_with_torch):
 def test_a_fork_inherits_no_files(run, tmp_path):
     code = """
 import os
-names = [name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
-print(sorted(map(int, names)), os.readlink("/proc/self/fd/1") == os.readlink("/proc/self/fd/2"))
+names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+print([path for path in map(os.readlink, filter(os.path.exists, names)) if path.endswith("held")])
+print(os.readlink("/proc/self/fd/1") == os.readlink("/proc/self/fd/2"))
 """
     with open(tmp_path / "held", "w") as held:
         os.set_inheritable(held.fileno(), True)
-        assert run(code) == (0, ["[0, 1, 2] True"])
+        assert run(code) == (0, ["[]", "True"])
 
 
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -274,7 +295,7 @@ def test_ctrl_c_reaches_the_fork_and_not_the_server(folder, server, run):
     def on_line(line):
         lines.append(line)
         if len(lines) == 1:
-            for pid in (server.process.pid, int(line)):
+            for pid in (server.pid, int(line)):
                 os.kill(pid, signal.SIGINT)
 
     assert run(code, on_line=on_line) == (0, [])
@@ -283,14 +304,14 @@ def test_ctrl_c_reaches_the_fork_and_not_the_server(folder, server, run):
 
 
 PARENT = """
-import sys
+import os, sys
 from pathlib import Path
 from launch.local import Job, run_processes
-from launch.warm import Server
-server = Server(["slow_import"])
-print(server.process.pid, flush=True)
+from launch import warm
+start = warm.warm_start(["slow_import"])
+print(warm._server(os.getpid(), ("slow_import",))._forkserver_pid, flush=True)
 jobs = [Job([sys.executable, "-m", name], Path(sys.argv[1]) / name, lambda line: print(line, flush=True),
-            start=server.start) for name in sys.argv[2:]]
+            start=start) for name in sys.argv[2:]]
 run_processes(jobs, [{}] * len(jobs))
 """
 
@@ -314,7 +335,8 @@ def test_forks_are_killed_with_their_parent_and_with_the_server(folder, tmp_path
 
 
 def test_the_server_ends_with_its_parent_also_while_it_imports(folder):
-    code = 'from launch.warm import Server; print(Server(["slow_import"]).process.pid)'
+    code = 'from launch import warm; warm.warm_start(["slow_import"]); '
+    code += 'import os; print(warm._server(os.getpid(), ("slow_import",))._forkserver_pid)'
     server = int(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
     wait_until(lambda: not is_alive(server))
 
@@ -322,8 +344,7 @@ def test_the_server_ends_with_its_parent_also_while_it_imports(folder):
 def test_if_the_server_was_killed_a_process_is_started_without_it(folder, tmp_path):
     (folder / "late.py").write_text("import os; print(os.getppid())")
     server = Server([])
-    server.process.kill()
-    server.process.wait()
+    server.kill()
     lines: list[str] = []
     job = Job([sys.executable, "-m", "late"], tmp_path / "log", lines.append, start=server.start)
     assert run_processes([job]) == [0]
@@ -339,7 +360,7 @@ def test_a_killed_server_means_that_its_fork_was_killed(folder, tmp_path):
     assert isinstance(fork, Fork)
     with pytest.raises(subprocess.TimeoutExpired):
         fork.wait(timeout=0.01)
-    server.process.kill()
+    server.kill()
     assert fork.wait() == fork.wait(timeout=0) == -signal.SIGKILL
     fork.terminate()  # does nothing, because it has ended
     server.close()
@@ -363,55 +384,47 @@ NESTING = """
 import os, sys
 from pathlib import Path
 from launch.local import Job, run_processes
-from launch.warm import nested_server, warm_start
+from launch.warm import warm_start
 import slow_import
-server = getattr(nested_server, "process", None)
-print(os.getppid(), os.getpid(), getattr(server, "pid", None), slow_import.number, flush=True)
+print(os.getppid(), os.getpid(), slow_import.number, flush=True)
 slow_import.number += 1
-if server and sys.argv[2:]:
+if sys.argv[2:]:
     job = Job([sys.executable, "-m", "nesting", *sys.argv[1:-1]], Path(sys.argv[1]) / f"log_{len(sys.argv)}",
               lambda line: print(line, flush=True), start=warm_start(["slow_import"]))
     assert run_processes([job, job]) == [0, 0]
-    assert warm_start(["json"]).__self__ is not nested_server  # these modules need another server
 """
 
 
-@pytest.mark.parametrize("generations", [0, 1, 2])
-def test_a_fork_has_a_server_of_its_own_for_each_generation(folder, tmp_path, generations):
+def test_a_fork_starts_its_processes_as_forks_of_its_server(folder, tmp_path):
     (folder / "nesting.py").write_text(NESTING)
-    server = Server(["slow_import"], generations)
+    server = Server(["slow_import"])
     lines: list[str] = []
-    job = Job([sys.executable, "-m", "nesting", str(tmp_path), "1", "2", "3"], tmp_path / "log", lines.append,
+    job = Job([sys.executable, "-m", "nesting", str(tmp_path), "1", "2"], tmp_path / "log", lines.append,
               start=server.start)  # fmt: skip
     assert run_processes([job]) == [0]
     processes = [line.split() for line in lines]
-    assert len(processes) == 2 ** (generations + 1) - 1
+    assert len(processes) == 7
     assert {number for *_, number in processes} == {"0"}, "no process shares the imported modules of another one"
-    owned = {pid: nested for _, pid, nested, _ in processes}
-    servers = {str(server.process.pid), *owned.values()} - {"None"}
-    assert all(parent in servers for parent, *_ in processes)
-    assert sum(nested == "None" for nested in owned.values()) == 2**generations
-    wait_until(lambda: not any(is_alive(int(pid)) for pid in {*owned, *servers} - {str(server.process.pid)}))
+    assert {parent for parent, *_ in processes} == {str(server.pid)}
     server.close()
 
 
-@pytest.mark.parametrize("victim", ["fork", "nested server"])
-def test_a_nested_server_and_its_forks_end_with_the_fork_that_owns_it(folder, tmp_path, victim):
-    (folder / "sleeping.py").write_text(SLEEP)
+def test_the_forks_of_a_fork_end_with_it(folder, tmp_path):
+    (folder / "stubborn.py").write_text(STUBBORN)
     (folder / "owner.py").write_text(
-        PARENT.replace('Server(["slow_import"])', "nested_server").replace("import Server", "import nested_server")
+        PARENT.replace('print(warm._server(os.getpid(), ("slow_import",))._forkserver_pid, flush=True)', "")
     )
-    server = Server(["slow_import"], generations=1)
+    server = Server(["slow_import"])
     log = tmp_path / "log"
     with log.open("wb") as file:
-        arguments = [sys.executable, "-m", "owner", str(tmp_path), "sleeping"]
+        arguments = [sys.executable, "-m", "owner", str(tmp_path), "stubborn"]
         fork = server.start(arguments, file.fileno(), os.environ)
     assert isinstance(fork, Fork)
-    wait_until(lambda: len(log.read_text().splitlines()) == 2)
-    nested, sleeping = map(int, log.read_text().split())
-    os.kill(fork.pid if victim == "fork" else nested, signal.SIGKILL)
-    assert fork.wait(20) == (-signal.SIGKILL if victim == "fork" else 0)
-    wait_until(lambda: not is_alive(nested) and not is_alive(sleeping))
+    wait_until(lambda: log.read_text().endswith("\n"))
+    fork.kill()
+    assert fork.wait(20) == -signal.SIGKILL
+    wait_until(lambda: not is_alive(int(log.read_text())))
+    assert is_alive(server.pid)
     server.close()
 
 
@@ -422,14 +435,6 @@ def test_the_errors_of_a_command_can_be_kept_apart(folder, server, tmp_path):
         with open(tmp_path / "out", "wb") as output, open(tmp_path / "err", "wb") as errors:
             assert start(command, output.fileno(), os.environ, errors.fileno()).wait() == 0
         assert ((tmp_path / "out").read_text(), (tmp_path / "err").read_text()) == ("out\n", "err\n")
-
-
-def test_one_server_serves_all_callers(folder):
-    start = warm_start(["slow_import"])
-    assert start == warm_start(("slow_import",)) != warm_start(["json"])
-    for modules in (("slow_import",), ("json",)):
-        warm._server(os.getpid(), modules, 0).close()
-    warm._server.cache_clear()
 
 
 SPAWN = """

@@ -98,7 +98,11 @@ def test_curves_are_arrays_of_the_ledger(tmp_path):
 
 def test_presets(tmp_path):
     run = vision.run(preset="paper_v1", out=str(tmp_path), learner="gmoe", **{**SMALL, "wait": 2})
-    assert (run.settings.own.grow_every, run.settings.own.hard_gates, run.settings.cer_from) == (5, True, 0)
+    assert (
+        run.settings.learner_settings.grow_every,
+        run.settings.learner_settings.hard_gates,
+        run.settings.cer_from,
+    ) == (5, True, 0)
     assert run.settings.epochs == SMALL["epochs"]  # what is given wins
     with pytest.raises(
         SettingError, match=r"preset='papr' is not one of anytime, original_code, paper, paper_v1, quickstart"

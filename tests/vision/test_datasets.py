@@ -107,7 +107,7 @@ def test_mnist_is_read_from_its_four_files(tmp_path, no_network):
 
 def test_emnist_letters_are_numbered_from_1_and_become_classes_from_0(tmp_path, no_network):
     train, test = write_emnist(tmp_path, "letters", train=[1, 26, 2, 3], test=[3, 1])
-    dataset = load_dataset("emnist", tmp_path, "letters")
+    dataset = load_dataset("emnist_letters", tmp_path)
     assert dataset.training.labels.tolist() == [0, 25, 1, 2]
     assert dataset.test.labels.tolist() == [2, 0]
     assert dataset.num_classes == 26
@@ -118,16 +118,16 @@ def test_emnist_letters_are_numbered_from_1_and_become_classes_from_0(tmp_path, 
 def test_other_splits_of_emnist_are_numbered_from_0(tmp_path, no_network):
     write_emnist(tmp_path, "balanced", train=[0, 46, 5], test=[7])
     write_emnist(tmp_path, "digits", train=[9, 0], test=[0])
-    balanced, digits = (load_dataset("emnist", tmp_path, split) for split in ("balanced", "digits"))
+    balanced, digits = (load_dataset(name, tmp_path) for name in ("emnist", "emnist_digits"))
     assert balanced.training.labels.tolist() == [0, 46, 5]
     assert (balanced.num_classes, digits.num_classes) == (47, 10)
 
 
 def test_an_unknown_dataset_or_split_is_refused_with_a_list_of_the_known_ones(tmp_path):
-    with pytest.raises(SettingError, match="dataset='svhn' is not one of digits, mnist, emnist, cifar10, cifar100"):
+    with pytest.raises(SettingError, match="dataset='svhn' is not one of digits, mnist, emnist, emnist_letters"):
         load_dataset("svhn", tmp_path)
-    with pytest.raises(SettingError, match="split='capitals' of emnist is not one of byclass, bymerge, balanced"):
-        load_dataset("emnist", tmp_path, "capitals")
+    with pytest.raises(SettingError, match="dataset='emnist_capitals' is not one of digits, mnist, emnist"):
+        load_dataset("emnist_capitals", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("emnist", "EMNIST")])
@@ -170,7 +170,7 @@ def test_a_label_out_of_range_is_reported(tmp_path, no_network):
         load_dataset("mnist", tmp_path)
     write_emnist(tmp_path, "letters", train=[1, 0], test=[3])
     with pytest.raises(SettingError, match=r"labels are in 0..1, but must be in 1..26"):
-        load_dataset("emnist", tmp_path, "letters")
+        load_dataset("emnist_letters", tmp_path)
 
 
 def test_the_real_mnist(alma_data):

@@ -21,8 +21,8 @@ IMAGES = TEST.images.view(-1, 8, 8).numpy()
 LEARNERS = [
     ("sm", {}),
     *(("ens", {"combine": combine}) for combine in Combine.__args__),
-    ("umix", {"umix": "mean"}),
-    ("umix", {"umix": "sum"}),
+    ("umix", {"combine": "logit"}),
+    ("umix", {"combine": "logit_sum"}),
     ("gens", {"combine": "logit"}),
     ("moe", {"experts": 2}),
     ("gmoe", {"hard_gates": True}),

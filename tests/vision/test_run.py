@@ -255,6 +255,12 @@ def test_a_gpu_that_is_not_there_is_told(tmp_path, alma_vision):
     assert "give device=auto, cpu or cuda" in said.err
 
 
+def test_cuda_graphs_need_a_gpu(tmp_path, alma_vision):
+    said = alma_vision(*as_arguments(backbone="vgg", cuda_graphs=True, device="cpu"), f"out={tmp_path}")
+    assert said.status == 2
+    assert "cuda_graphs=true needs a CUDA device, but device=cpu: give cuda_graphs=false" in said.err
+
+
 def test_full_memory_is_told(alma_vision, tmp_path):
     """Two million units: a matrix of 16 terabytes."""
     said = alma_vision(*as_arguments(width=2_000_000), f"out={tmp_path}")
@@ -406,8 +412,8 @@ def test_a_bad_value_in_a_sweep_is_told_and_the_others_are_run_and_ranked(tmp_pa
     said = alma_vision("-m", *as_arguments(epochs=1), "wait=1,99,2", f"out={tmp_path / 'sweep'}")
     assert "wait=99 must lie between" in said.err
     assert said.status == 1
-    (error,) = (tmp_path / "sweep").rglob("error.txt")
-    assert error.read_text() == "wait=99 must lie between 1 and 4 mega-batches\n"
+    assert "wait=99 must lie between 1 and 4 mega-batches\n" in said.err
+    assert "wait=99" in said.err.partition("failed, with a message above")[2]
     runs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert len(runs) == 2
     assert "CER" in said.out[said.out.index("best first") :]
@@ -611,7 +617,7 @@ class Many(SingleModel):
 
     @property
     def networks_per_seed(self):
-        return self.own.networks
+        return self.learner_settings.networks
 '''
 
 
@@ -650,7 +656,9 @@ def test_a_plugin_whose_source_has_changed_does_not_return_the_old_result(tmp_pa
     words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
     assert alma_vision(*words).status == 0
     assert alma_vision(*words).status == 0  # unchanged, it is finished
-    plugin.write_text(PLUGIN.replace("return self.own.networks", "return self.own.networks + 1"))
+    plugin.write_text(
+        PLUGIN.replace("return self.learner_settings.networks", "return self.learner_settings.networks + 1")
+    )
     sys.modules.pop("plugin_of_a_test")
     said = alma_vision(*words)
     assert said.status == 2

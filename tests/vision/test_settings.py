@@ -53,10 +53,10 @@ def test_the_paper_appendix_b():
     paper = preset("paper")
     assert (paper.optimizer, paper.lr, paper.batch_size, paper.epochs) == ("adadelta", 1.0, 128, 100)
     assert (paper.select_by, VALIDATION_SHARE, paper.cer_from) == ("validation_loss", 0.1, 1)
-    assert preset("paper", "learner=ens").own == EnsembleSettings(5, "probability", bagging=False)
-    assert preset("paper", "learner=umix").own == UnionMixSettings(5, "logit")
-    assert preset("paper", "learner=gens").own == GrowingEnsembleSettings(1, "random", "probability")
-    mixture = preset("paper", "learner=gmoe").own
+    assert preset("paper", "learner=ens").learner_settings == EnsembleSettings(5, "probability", bagging=False)
+    assert preset("paper", "learner=umix").learner_settings == UnionMixSettings(5, "logit")
+    assert preset("paper", "learner=gens").learner_settings == GrowingEnsembleSettings(1, "random", "probability")
+    mixture = preset("paper", "learner=gmoe").learner_settings
     assert (mixture.split_by, mixture.grow_every, mixture.hard_gates) == ("validation_loss", 1, False)
 
 
@@ -79,10 +79,10 @@ def test_cifar_has_a_recipe_of_its_own():
     assert (paper.optimizer, paper.lr, paper.weight_decay) == ("sgd", 0.01, 1e-4)
     assert (paper.epochs, paper.batch_size, paper.crop_padding) == (100, 128, 4)
     v1 = preset("paper_v1", "dataset=cifar100", "learner=gmoe")
-    assert (v1.own.hard_gates, v1.own.experts) == (False, 2)
+    assert (v1.learner_settings.hard_gates, v1.learner_settings.experts) == (False, 2)
     assert (v1.epochs, v1.num_mega_batches, v1.cer_from) == (200, 100, 0)
     mnist = preset("paper_v1", "dataset=mnist", "learner=gmoe")
-    assert (mnist.own.hard_gates, mnist.own.experts) == (True, 2)
+    assert (mnist.learner_settings.hard_gates, mnist.learner_settings.experts) == (True, 2)
     assert (mnist.epochs, mnist.num_mega_batches, mnist.optimizer) == (100, 50, "adadelta")
     # Another optimizer has defaults of its own.
     assert made(dataset="cifar10", optimizer="adadelta").lr == 1.0
@@ -96,7 +96,7 @@ def test_quickstart_is_the_paper_on_digits():
 
 def test_what_is_given_overrules_a_preset():
     settings = preset("paper_v1", "learner=gmoe", "grow_every=1")
-    assert (settings.own.grow_every, settings.mega_batches) == (1, 50)
+    assert (settings.learner_settings.grow_every, settings.mega_batches) == (1, 50)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,7 @@ def test_each_seed_has_a_folder_of_its_own():
         ({"label_smoothing": 1.0}, "label_smoothing=1.0 must be at least 0 and below 1"),
         ({"schedule": "wavy"}, "schedule='wavy' is not one of constant, cosine"),
         ({"precision": "tf32"}, "precision=tf32 cannot be used with backbone=mlp"),
+        ({"cuda_graphs": True}, "cuda_graphs=true cannot be used with backbone=mlp"),
         ({"select_by": "luck"}, "select_by='luck' is not one of validation_loss, validation_accuracy"),
         ({"learner": "ens", "combine": "sum"}, "combine='sum' is not one of probability, logit, vote"),
         ({"learner": "gens", "combine": "sum"}, "combine='sum'"),

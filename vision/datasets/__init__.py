@@ -1,19 +1,16 @@
 """Load datasets of labelled images, and normalise the pixels of images.
 
-loading.py               loads what `dataset=` names; `register_dataset` adds datasets of the user's own
-examples.py              labelled images, the normalisation of pixels, datasets
-checks.py                checks of datasets, with messages that say what is wrong
-arrays.py                datasets from arrays, and .npz files
-folders.py               folders of images with one folder per class
-decoding.py              decodes images to the pixels that a viewer shows
-image_cache.py           decodes image files once, into a file that is read like memory
-resizing.py              changes the size of images
-library_images.py        copies the examples of torchvision and Hugging Face datasets into arrays
-known.py                 digits, MNIST and EMNIST
-cifar.py                 CIFAR-10 and CIFAR-100
-downloading.py           downloads the files of MNIST, EMNIST and CIFAR
-torchvision_datasets.py  classes of torchvision
-hugging_face.py          datasets of the Hugging Face hub
+loading.py      loads what `dataset=` names; `register_dataset` adds datasets of the user's own
+examples.py     labelled images, the normalisation of pixels, datasets, another size of images
+checks.py       checks of datasets, with messages that say what is wrong
+arrays.py       datasets from arrays, and .npz files
+folders.py      folders of images with one folder per class
+decoding.py     decodes images to the pixels that a viewer shows
+image_cache.py  decodes image files once, into a file that is read like memory
+known.py        digits, MNIST and EMNIST
+cifar.py        CIFAR-10 and CIFAR-100
+downloading.py  downloads the files of MNIST, EMNIST and CIFAR
+libraries.py    classes of torchvision, datasets of the Hugging Face hub
 """
 
 from fairseq_alma.core.datasets import DatasetEntry, entry_of

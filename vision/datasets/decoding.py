@@ -9,7 +9,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets.resizing import scaled
+from vision.datasets.examples import scaled
 
 GREY_MODES = ("1", "L", "LA", "La")
 """Pillow's modes of grey images with at most 8 bits."""

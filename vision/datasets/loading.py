@@ -12,10 +12,9 @@ from fairseq_alma.core.errors import SettingError
 from vision.dataset_names import kind_of
 from vision.datasets.arrays import read_npz
 from vision.datasets.checks import check_all_classes_are_trained, check_dataset
-from vision.datasets.examples import Dataset
+from vision.datasets.examples import Dataset, resized_dataset
 from vision.datasets.folders import read_folder
-from vision.datasets.hugging_face import read_hugging_face
-from vision.datasets.resizing import resized_dataset
+from vision.datasets.libraries import read_hugging_face, read_torchvision
 
 Load = TypeVar("Load", bound=Callable[..., Dataset])
 
@@ -71,9 +70,6 @@ def load_dataset(
     if kind == "folder":
         return read_folder(path, name, data_root, image_size, order)
     if kind == "torchvision":
-        # Import torchvision only when it is needed, because the import takes longer than the training of a stage.
-        from vision.datasets.torchvision_datasets import read_torchvision
-
         return read_torchvision(name, data_root, image_size)
     if kind == "hugging face":
         return read_hugging_face(name, data_root, image_size)

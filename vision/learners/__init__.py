@@ -2,8 +2,7 @@
 
 A learner decides which networks a stage trains, from which parameters the training starts, and which networks predict.
 
-base.py       the base class
-registry.py   the registry, in which each learner has a name
+base.py       the base class, and the registry, in which each learner has a name
 average.py    the predictor of the setting `average`
 files.py      the files of a learner: its networks at each save, and predictor.json
 ensembles.py  SM, Ens, UMix, gEns
@@ -15,11 +14,10 @@ Names and settings of the learners are listed in `fairseq_alma.core.catalogue`. 
 """
 
 from fairseq_alma.core.learner_settings import LearnerSettings
-from vision.learners.base import VisionLearner
+from vision.learners.base import LEARNERS, VisionLearner, register_learner
 from vision.learners.ensembles import Ensemble, GrowingEnsemble, SingleModel, UnionMix
 from vision.learners.firefly import Firefly
 from vision.learners.mixtures import EnsembleOfMixtures, GrowingFlatMixture, GrowingMixture, Mixture, worst_experts
-from vision.learners.registry import LEARNERS, register_learner
 
 __all__ = [
     "LEARNERS",

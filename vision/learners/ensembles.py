@@ -9,9 +9,8 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import StageData
 from vision.checkpoints import read_checkpoint
-from vision.learners.base import VisionLearner
+from vision.learners.base import VisionLearner, register_learner
 from vision.learners.files import NETWORKS
-from vision.learners.registry import register_learner
 from vision.networks import Stack
 from vision.training import JointLoss, OwnLoss
 
@@ -25,19 +24,19 @@ class SingleModel(VisionLearner):
 class Ensemble(VisionLearner):
     """Ens: N networks that are trained separately and predict together. Bagging and majority vote are options."""
 
-    own: EnsembleSettings
+    learner_settings: EnsembleSettings
 
     @property
     def networks_per_seed(self) -> int:
-        return self.own.members
+        return self.learner_settings.members
 
     @property
     def combine(self) -> Combine:
-        return self.own.combine
+        return self.learner_settings.combine
 
     @property
     def bagging(self) -> bool:
-        return self.own.bagging
+        return self.learner_settings.bagging
 
 
 @register_learner("umix")
@@ -47,11 +46,11 @@ class UnionMix(VisionLearner):
     The logits of the model are the mean of the networks' logits. The authors' code uses the sum instead of the mean.
     """
 
-    own: UnionMixSettings
+    learner_settings: UnionMixSettings
 
     @property
     def networks_per_seed(self) -> int:
-        return self.own.members
+        return self.learner_settings.members
 
     @property
     def combine(self) -> Combine:
@@ -59,10 +58,10 @@ class UnionMix(VisionLearner):
 
     @property
     def predictor_combine(self) -> str:
-        return self.own.combine
+        return self.learner_settings.combine
 
     def loss(self) -> OwnLoss:
-        is_mean = self.own.combine == "logit"
+        is_mean = self.learner_settings.combine == "logit"
         return JointLoss(len(self.seeds), self.networks_per_seed, is_mean, self.settings.label_smoothing)
 
 
@@ -74,7 +73,7 @@ class GrowingEnsemble(VisionLearner):
     change any more, but still predict.
     """
 
-    own: GrowingEnsembleSettings
+    learner_settings: GrowingEnsembleSettings
     needs_networks_of_all_stages = True
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -85,11 +84,11 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def networks_per_seed(self) -> int:
-        return self.own.members
+        return self.learner_settings.members
 
     @property
     def combine(self) -> Combine:
-        return self.own.combine
+        return self.learner_settings.combine
 
     @property
     def members(self) -> list[tuple[str | None, Stack]]:
@@ -121,7 +120,7 @@ class GrowingEnsemble(VisionLearner):
         frozen.append((f"stage {self.stage_index}", last))
         self._num_frozen = len(frozen)
         self.stack = self.new_stack(stage.index)
-        if self.own.new_members_from == "copy":
+        if self.learner_settings.new_members_from == "copy":
             for new, old in zip(self.stack.tensors, last.tensors, strict=True):
                 new.flat.copy_(old.flat)
         return super().grow(stage)

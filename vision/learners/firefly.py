@@ -20,8 +20,7 @@ from vision.firefly import (
     grow_width,
     stack_from_chain,
 )
-from vision.learners.base import VisionLearner
-from vision.learners.registry import register_learner
+from vision.learners.base import VisionLearner, register_learner
 from vision.training import smoothed
 
 
@@ -36,7 +35,7 @@ class Firefly(VisionLearner):
     """
 
     stacks_seeds = False
-    own: FireflySettings
+    learner_settings: FireflySettings
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
@@ -51,7 +50,7 @@ class Firefly(VisionLearner):
         As in the authors' code, the loss is computed on the training data of the stage that follows the growth, without
         augmentation. The validation data of one mega-batch would contain too few examples.
         """
-        own = self.own
+        own = self.learner_settings
         if (stage.index - 1) % own.grow_every:
             return super().grow(stage)
         began, stack = time.perf_counter(), self.stack
@@ -70,19 +69,21 @@ class Firefly(VisionLearner):
 
         A candidate is a possible change of the network (see `grow`).
         """
-        if self.own.grow_by == "width":
+        if self.learner_settings.grow_by == "width":
             # As in the authors' code: if the network grows before every stage, its width is about c (1 + g (t - 1)) in
             # stage t, and about c (1 + g t) in stage t + 1. Here c is the width in the first stage, and g is
             # grow_ratio. So the growth between these stages must increase the width by the fraction
             # (1 + g t) / (1 + g (t - 1)) - 1.
-            t, g = stage_index - 1, self.own.grow_ratio
+            t, g = stage_index - 1, self.learner_settings.grow_ratio
             return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
         return count_by_num_params(chain, self._target_params(stage_index))
 
     def _target_params(self, stage_index: int) -> int:
         """Return the number of parameters that the network should have when stage `stage_index` starts."""
         first = chain_from_stack(self.new_stack(1)).num_params()
-        return first + round(self.own.grow_ratio * first) * ((stage_index - 1) // self.own.grow_every)
+        return first + round(self.learner_settings.grow_ratio * first) * (
+            (stage_index - 1) // self.learner_settings.grow_every
+        )
 
 
 def _chain_batches(batches: Batches, label_smoothing: float) -> Iterator[tuple[Tensor, Tensor]]:

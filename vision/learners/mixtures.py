@@ -16,9 +16,8 @@ from fairseq_alma.core.learner_settings import (
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import StageData
-from vision.learners.base import VisionLearner
+from vision.learners.base import VisionLearner, register_learner
 from vision.learners.ensembles import GrowingEnsemble
-from vision.learners.registry import register_learner
 from vision.networks import GatedStack, Stack
 
 # Shapes: S seeds, M networks (one per seed, so M = S), E experts, b examples per batch, n examples, C classes.
@@ -30,11 +29,13 @@ class _MixtureLearner(VisionLearner):
     In a multilayer perceptron, both hidden layers are mixtures of experts. In a VGG, blocks 2 to 5 are mixtures.
     """
 
-    own: GatedSettings
+    learner_settings: GatedSettings
     stack: GatedStack
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
-        return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
+        return self.backbone.mixture(
+            self.learner_settings.experts, self.learner_settings.hard_gates, generators, self.device
+        )
 
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
         scores = super()._validate(data)
@@ -55,14 +56,14 @@ class _MixtureLearner(VisionLearner):
 class Mixture(_MixtureLearner):
     """MoE: mixtures with a constant number of experts, E (version 1 of the paper)."""
 
-    own: MixtureSettings
+    learner_settings: MixtureSettings
 
 
 @register_learner("gmoe")
 class GrowingMixture(_MixtureLearner):
     """gMoE: mixtures that grow between stages. In each mixture, the expert with the largest loss is split in two."""
 
-    own: GrowingMixtureSettings
+    learner_settings: GrowingMixtureSettings
     flat = False
     """Whether each mixture has one softmax gate over all experts, instead of a tree of gates."""
 
@@ -71,10 +72,10 @@ class GrowingMixture(_MixtureLearner):
 
         `worst_experts` chooses the experts, using the validation data of the previous stage.
         """
-        if (stage.index - 1) % self.own.grow_every:
+        if (stage.index - 1) % self.learner_settings.grow_every:
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
-        worst = worst_experts(stack, data.parts(stack.examples_at_once), data.labels, self.own.split_by)
+        worst = worst_experts(stack, data.parts(stack.examples_at_once), data.labels, self.learner_settings.split_by)
         split = stack.split_flat if self.flat else stack.split
         self.stack = split(worst, self.generators("growth", stage.index))
         return [Spent(validation_flops=stack.flops.forward * data.num_examples) for _ in self.seeds]
@@ -98,11 +99,13 @@ class EnsembleOfMixtures(GrowingEnsemble):
     Each stage adds new networks and trains only these. The networks of earlier stages are frozen.
     """
 
-    own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # the settings of MoE and of gEns
+    learner_settings: EnsembleOfMixturesSettings  # type: ignore[assignment]  # the settings of MoE and of gEns
     stack: GatedStack
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
-        return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
+        return self.backbone.mixture(
+            self.learner_settings.experts, self.learner_settings.hard_gates, generators, self.device
+        )
 
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
         # Append the load of the new networks. Each network has the load on the validation data of its own stage.

@@ -18,7 +18,6 @@ resnet.py              ResNet-20
 conv_block.py          a block of the VGG, computed by narrow.c if this is faster, else by torch
 narrow.py              convolutions and pooling for few channels on a CPU, computed by the C code in narrow.c
 module_stack.py        stacks of any torch modules
-streams.py             networks that a GPU computes at the same time
 gated_module_stack.py  stacks of torch modules whose blocks are mixtures of experts, which can grow
 
 To add a layer type, write a torch module and use it in an architecture. No other file changes.

@@ -115,6 +115,10 @@ class GatedModuleStack(ModuleStack, GatedStack):
         self._uniforms = self._draw(x.shape[1]) if self.gates[0].hard else None
         super().compute_gradient(x, one_hot_UbC, loss, unit)
 
+    @property
+    def can_be_graphed(self) -> bool:
+        return not self.gates[0].hard  # the random numbers of hard gates are drawn on the CPU
+
     def _draw(self, num_examples: int) -> list[Tensor]:
         """Return the random numbers with which the hard gates choose branches, [M, b, nodes] for each mixture."""
         device, drawn = self.parameters.device, []

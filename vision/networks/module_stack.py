@@ -9,8 +9,9 @@ group read the same examples.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +22,42 @@ from vision.networks.architectures import CHANNELS_LAST, PerStructure, Structure
 from vision.networks.conv_block import ConvBlock
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
-from vision.networks.streams import SideStreams
+
+NUM_STREAMS = 4
+"""Number of networks that a GPU computes at the same time. Their activations are in memory at the same time."""
+
+
+class SideStreams:
+    """Lets a GPU compute independent parts of a step at the same time. On a CPU, it changes nothing.
+
+    Args:
+        device: the device that computes.
+        num_parts: number of parts. A single part is computed in the current stream.
+    """
+
+    def __init__(self, device: torch.device, num_parts: int):
+        is_used = device.type == "cuda" and num_parts > 1
+        self._streams = _streams(device)[:num_parts] if is_used else []
+
+    @contextmanager
+    def forked(self) -> Iterator[None]:
+        """Let the streams wait for the operations before this context; let later operations wait for the streams."""
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        yield
+        for stream in self._streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def of_part(self, number: int) -> AbstractContextManager[object]:
+        """Return a context in which the operations of one part are started, inside of `forked`."""
+        return torch.cuda.stream(self._streams[number % len(self._streams)]) if self._streams else nullcontext()
+
+
+@lru_cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Return the same streams in each call, because each new stream would reserve memory of its own."""
+    return [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)]
+
 
 PIXELS_AT_ONCE = 40_000 * 1024
 """Largest number of pixels times channels in one forward pass of `logits_of_many`. It limits the memory of the pass."""
@@ -166,6 +202,14 @@ class ModuleStack(Stack):
                 with streams.of_part(number):
                     outputs = self._outputs_of(networks, x, training=True)
                     self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
+
+    @property
+    def can_be_graphed(self) -> bool:
+        return True
+
+    @property
+    def has_replaced_buffers(self) -> bool:
+        return any(module.get_buffer(name) is not view for module, name, view in self._buffers)
 
     def _outputs_of(self, networks: range, x: Tensor, training: bool, with_graph: bool = True) -> list[Tensor]:
         """Return the logits of some networks, each [b, classes]; in training mode with their graph. See `logits`."""

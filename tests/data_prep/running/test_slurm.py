@@ -14,10 +14,9 @@ import pytest
 
 from data_prep.errors import PrepError
 from data_prep.running import slurm as executor
-from data_prep.running import slurm_arrays
 from data_prep.running.tasks import Step
 from data_prep.settings.cluster import Cluster
-from launch.slurm import max_array_size, queue
+from launch.slurm import queue
 from tests.data_prep.running.slurm_tasks import Misbehave
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -47,7 +46,7 @@ def process_of(job: str) -> int | None:
             is_of_job = {f"SLURM_ARRAY_JOB_ID={array}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()} <= {
                 *variables
             }
-            if is_of_job and b"data_prep.running.slurm_job" in (path.parent / "cmdline").read_bytes():
+            if is_of_job and b"data_prep.running.slurm" in (path.parent / "cmdline").read_bytes():
                 return int(path.parent.name)
     return None
 
@@ -151,50 +150,39 @@ def test_a_job_that_hangs_is_cancelled_and_its_task_tried_again(tmp_path):
 def test_a_task_whose_process_dies_is_tried_again_also_if_slurm_has_forgotten_its_job(tmp_path, monkeypatch, is_known):
     """Slurm forgets jobs that have ended, at once on some clusters (MinJobAge)."""
     if not is_known:
-        monkeypatch.setattr(slurm_arrays, "queue", lambda with_ended, is_patient: queue(is_patient=is_patient))
-        monkeypatch.setattr(slurm_arrays, "_ABSENT_SECONDS", 8.0)
+        monkeypatch.setattr(executor, "queue", lambda with_ended=False, is_patient=True: queue(is_patient=is_patient))
+        monkeypatch.setattr(executor, "_ABSENT_SECONDS", 8.0)
     starts = str(tmp_path / "starts")
     assert run_tasks(tmp_path, [Misbehave(0, starts), Misbehave(1, starts, "die", times=1)]) == [1, 2]
 
 
 @pytest.mark.slow
-def test_several_arrays_run_no_more_jobs_than_allowed_and_all_are_cancelled(tmp_path, monkeypatch):
-    """As with more tasks than Slurm's MaxArraySize."""
-    assert max_array_size() == 1001  # the default of Slurm
-    monkeypatch.setattr(executor, "MAX_ARRAY", 3)
-    starts, running = str(tmp_path / "starts"), []
-    monkeypatch.setattr(
-        executor.StepJobs,
-        "_take_marks",
-        watched(executor.StepJobs._take_marks, lambda: running.append(jobs("RUNNING"))),
-    )
-    assert run_tasks(tmp_path, [Misbehave(number, starts, seconds=4) for number in range(8)], workers=2) == [1] * 8
-    assert 1 <= max(map(len, running)) <= 2
-    arrays = [{job.partition("_")[0] for job in found} for found in running]
-    assert len(set().union(*arrays)) >= 3
-    # The second array began with one place, and got the other when the first array was done.
-    first = min(set().union(*arrays), key=int)
-    assert any(len(found) == 2 and len(ids) == 1 and ids != {first} for found, ids in zip(running, arrays, strict=True))
-    # Ctrl-C while several arrays are in the queue.
-    tasks = [Misbehave(number, starts, seconds=100) for number in range(8)]
+def test_more_tasks_than_slurm_accepts_are_several_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr(executor, "MAX_ARRAY", 5000)  # the cluster accepts arrays of 1,000 jobs
+    numbers, submit = [], executor.Slurm._submit
 
-    def interrupt():
-        if len({job.partition("_")[0] for job in jobs()}) >= 2:
+    def submit_few(slurm, step, batch, num_cores):
+        array = submit(slurm, step, [*batch, *range(1001 if len(batch) > 4 else 0)], num_cores)
+        numbers.append(len(batch))
+        return array
+
+    monkeypatch.setattr(executor.Slurm, "_submit", submit_few)
+    starts = str(tmp_path / "starts")
+    assert run_tasks(tmp_path, [Misbehave(number, starts) for number in range(8)], workers=2) == [1] * 8
+    assert numbers == [4, 4]
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_all_jobs(tmp_path, monkeypatch):
+    def interrupt(*_):
+        if jobs():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(executor.StepJobs, "_take_marks", watched(executor.StepJobs._take_marks, interrupt))
+    monkeypatch.setattr(executor._StepWork, "_take_failures", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(tmp_path, tasks, workers=7)
-
-
-def watched(method, watch):
-    """A method that calls `watch` first."""
-
-    def call(self):
-        watch()
-        return method(self)
-
-    return call
+        run_tasks(
+            tmp_path, [Misbehave(number, str(tmp_path / "starts"), seconds=100) for number in range(8)], workers=7
+        )
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def test_a_run_whose_jobs_are_killed_requeued_and_preempted_ends_with_the_right_
     print(f"seed {seed}")
     books = write_corpus(tmp_path / "books", num_files=NUM_BOOKS)
     subprocess.run(command(tmp_path / "here", books), check=True, capture_output=True)
-    there = command(tmp_path / "there", books, "--executor", "slurm", "--workers", "6", "--slurm-memory-gb", "1")
+    there = command(tmp_path / "there", books, "--executor", "slurm", "--workers", "6", "--slurm-memory", "1G")
     argv = [sys.executable, "-c", SMALL_TASKS, *there[3:]]
     began = time.monotonic()
     with Mischief(slurm, seed) as mischief:

@@ -84,7 +84,7 @@ def test_values_before_a_limit_are_yielded_and_a_stream_that_is_left_does_no_har
 
 
 def test_a_child_that_the_system_kills_is_no_fault_of_the_page(monkeypatch):
-    with pytest.raises(Passing, match=r"killed twice at the same page.*--workers, or on a cluster.*--slurm-memory-gb"):
+    with pytest.raises(Passing, match=r"killed twice at the same page.*--workers, or on a cluster.*--slurm-memory"):
         called(["killed"], monkeypatch)
     parse(f"{HERE}:act", "a", no_report)
     bounded._child._process.kill()

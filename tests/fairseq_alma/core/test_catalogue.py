@@ -28,20 +28,20 @@ from tests.commands import ROOT
 from vision.learners import LEARNERS as VISION_LEARNERS
 from vision.settings import VisionSettings
 
-HALVES = {
+PROGRAMS = {
     "vision": (VISION_LEARNERS, VisionSettings),
     "language model": (LANGUAGE_MODEL_LEARNERS, LanguageModelSettings),
 }
 
 
-@pytest.mark.parametrize("half", list(HALVES))
-def test_every_entry_is_implemented_and_documented(half):
-    implemented, settings = HALVES[half]
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_every_entry_is_implemented_and_documented(program):
+    implemented, settings = PROGRAMS[program]
     common = {one.name for one in describe(settings)}
-    assert {entry.name for entry in learners(half)} == set(implemented)
-    for entry in learners(half):
+    assert {entry.name for entry in learners(program)} == set(implemented)
+    for entry in learners(program):
         assert entry.label and entry.summary.endswith(".")
-        for one in describe(entry.settings(half)):
+        for one in describe(entry.settings(program)):
             assert one.text, f"{one.name} of {entry.name} has no documentation"
             assert one.name not in common
     for one in describe(settings):
@@ -124,7 +124,9 @@ def source_files():
 
 def test_no_other_source_file_names_a_label_or_the_settings_of_a_learner():
     labels = {entry.label for entry in learners()}
-    settings = {name for half in HALVES for entry in learners(half) for name in own_settings(entry.name, half)}
+    settings = {
+        name for program in PROGRAMS for entry in learners(program) for name in own_settings(entry.name, program)
+    }
     settings -= {entry.name for entry in learners()}
     found = {}
     for path in source_files():
@@ -135,12 +137,12 @@ def test_no_other_source_file_names_a_label_or_the_settings_of_a_learner():
 
 
 @pytest.mark.parametrize(
-    ("half", "config"),
+    ("program", "config"),
     [("vision", "vision/configs/alma_vision.yaml"), ("language model", "fairseq_alma/lm/configs/alma_lm.yaml")],
 )
-def test_the_folders_of_a_sweep_are_not_named_after_settings_that_may_change(half, config):
+def test_the_folders_of_a_sweep_are_not_named_after_settings_that_may_change(program, config):
     """So the sweep continues with another value. Those that change the ledger may be what is swept."""
     excluded = OmegaConf.load(ROOT / config).hydra.job.config.override_dirname.exclude_keys
-    assert set(settings_that_are("free", half)) - {*excluded} == {"preset", "last_group"} | (
-        {"arrivals"} if half == "vision" else {"seeds", "mega_batches"}
+    assert set(settings_that_are("free", program)) - {*excluded} == {"preset", "last_group"} | (
+        {"arrivals"} if program == "vision" else {"seeds", "mega_batches"}
     )

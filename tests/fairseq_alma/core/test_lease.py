@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma.app.jobs import cancel_runs
 from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.holder import Holder, process_start
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.lm.jobs import cancel_runs
 from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
 from tests.leases import beating
 

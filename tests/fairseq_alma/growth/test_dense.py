@@ -180,6 +180,6 @@ def test_settings_that_do_not_fit_a_dense_model_are_refused(stream, tmp_path, ch
 
 def test_from_scratch_no_router_is_copied_so_any_number_of_experts_can_be_added():
     values = {"stream": "s", "out": "o", "updates": 1, "learner": "gmoe", "grow_experts": 3, "from_scratch": True}
-    assert LanguageModelSettings.from_mapping({**values, "experts": 1}).own.grow_experts == 3
+    assert LanguageModelSettings.from_mapping({**values, "experts": 1}).learner_settings.grow_experts == 3
     with pytest.raises(SettingError, match="Set grow_router=tree"):
         LanguageModelSettings.from_mapping({**values, "experts": 1, "from_scratch": False})

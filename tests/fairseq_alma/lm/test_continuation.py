@@ -91,7 +91,7 @@ def test_a_grown_model_warms_up_because_its_optimizer_begins_again(stream, tmp_p
     """The stage of this helper is the second one, with 80 updates."""
     config = config_of_stage(
         stream, tmp_path, new=(2,), past=(1,), replay=False, updates=80, schedule="constant", optimizer_state="keep",
-        learner="gmoe", own=LanguageModelGrowingMixtureSettings(grow_experts=added),
+        learner="gmoe", learner_settings=LanguageModelGrowingMixtureSettings(grow_experts=added),
     )  # fmt: skip
     assert config.lr_scheduler.warmup_updates == warmup
 

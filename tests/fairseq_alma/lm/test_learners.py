@@ -519,8 +519,8 @@ def test_settings_that_fit_no_learner_are_refused(values, message):
 
 def test_in_a_list_of_growths_the_last_number_is_for_all_further_growths():
     listed = settings(learner="gmoe", grow_experts=[1, 0, 4])
-    assert [listed.own.added_at(k) for k in (2, 3, 4, 5, 6)] == [1, 0, 4, 4, 4]
-    assert [settings(learner="gmoe", grow_experts=2).own.added_at(k) for k in (2, 3)] == [2, 2]
+    assert [listed.learner_settings.added_at(k) for k in (2, 3, 4, 5, 6)] == [1, 0, 4, 4, 4]
+    assert [settings(learner="gmoe", grow_experts=2).learner_settings.added_at(k) for k in (2, 3)] == [2, 2]
 
 
 def test_the_papers_mixtures_have_4_6_8_and_12_experts(stream, tmp_path):

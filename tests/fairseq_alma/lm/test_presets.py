@@ -30,7 +30,7 @@ ROWS = {
     "ens_w3_3x": ("ens", 3, [4], 2, MEGA_BATCH),
     "ens_w4": ("ens", 4, [4], 2, STAGE),
     "ens_w4_4x": ("ens", 4, [4], 2, MEGA_BATCH),
-    "gens_w1": ("gens", 1, [4, 4, 4, 4], None, STAGE),
+    "gens_w1": ("gens", 1, [4, 4, 4, 4], 1, STAGE),
     "gmoe_w1": ("gmoe", 1, [4, 6, 8, 12], None, STAGE),
 }
 
@@ -51,14 +51,16 @@ def mega_batches_of_stages(settings: LanguageModelSettings, num_mega_batches: in
 def experts_of_stages(settings: LanguageModelSettings, num_stages: int) -> list[int]:
     experts = [settings.experts]
     for k in range(2, num_stages + 1):
-        experts.append(experts[-1] + (settings.own.added_at(k) if settings.learner == "gmoe" else 0))
+        experts.append(experts[-1] + (settings.learner_settings.added_at(k) if settings.learner == "gmoe" else 0))
     return experts
 
 
 def total_updates(settings: LanguageModelSettings, num_mega_batches: int) -> int:
     """Of all members, over a stream of so many mega-batches."""
     stages = mega_batches_of_stages(settings, num_mega_batches)
-    return (getattr(settings.own, "members", None) or 1) * sum(settings.updates_of_stage(n, t=1) for n in stages)
+    return (getattr(settings.learner_settings, "members", None) or 1) * sum(
+        settings.updates_of_stage(n) for n in stages
+    )
 
 
 def test_every_row_has_one_preset():
@@ -72,7 +74,7 @@ def test_a_preset_is_its_row_at_any_arch(row, arch):
     settings = settings_of(f"preset=table2/{row}", f"arch={arch}")
     assert (settings.preset, settings.arch) == (f"table2/{row}", arch)
     assert (settings.learner, settings.wait, settings.replay) == (learner, wait, False)
-    assert getattr(settings.own, "members", None) == members
+    assert getattr(settings.learner_settings, "members", None) == members
     assert learner in LEARNERS
     assert {STAGE: settings.updates, MEGA_BATCH: settings.updates_per_mega_batch} == {
         STAGE: None,
@@ -100,7 +102,11 @@ def test_in_sequence_and_iid_spend_equal_updates_on_equal_models(arch, k, iid):
     """Table 1."""
     in_sequence, at_once = (settings_of(f"preset=table2/{row}", f"arch={arch}") for row in ("ens_w1_4at2", iid))
     assert mega_batches_of_stages(at_once, num_mega_batches=4) == [k]
-    assert (in_sequence.experts, in_sequence.own.members) == (at_once.experts, at_once.own.members) == (4, 2)
+    assert (
+        (in_sequence.experts, in_sequence.learner_settings.members)
+        == (at_once.experts, at_once.learner_settings.members)
+        == (4, 2)
+    )
     # In sequence the ledger of one run over all four says both: what was spent when k had arrived is k stages.
     assert total_updates(in_sequence, k) == total_updates(at_once, k) == 2 * k * UPDATES[arch]
 
@@ -115,7 +121,7 @@ def test_what_is_given_beside_a_preset_wins():
     assert settings_of("preset=table2/sm_w3_3x", "mega_batches=null").mega_batches is None
     assert settings_of("preset=table2/sm_w3_3x", "table_updates=7").updates_per_mega_batch == 7
     instead = settings_of("preset=table2/sm_w1_4", "updates=null", "updates_per_mega_batch=7")
-    assert instead.updates_of_stage(2, t=2) == 14
+    assert instead.updates_of_stage(2) == 14
 
 
 @pytest.mark.parametrize(

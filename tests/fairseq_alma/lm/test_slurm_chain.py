@@ -4,33 +4,30 @@ import json
 import shlex
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
+from fairseq_alma.app import jobs as app_jobs
+from fairseq_alma.app.jobs import RunJobs
 from fairseq_alma.checkpoints import BEST, LAST
-from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
-from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.lm import slurm_chain, slurm_job, slurm_settings
-from fairseq_alma.lm.jobs import JobFolder
+from fairseq_alma.lm import slurm_chain
 from fairseq_alma.lm.member import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_settings import SlurmSettings
-from launch.slurm import QueuedJob
+from launch.slurm import QueuedJob, SlurmSettings
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
-from tests.fairseq_alma.report.ledgers import text_rows
 from tests.fairseq_alma.test_checkpoints import state_of, write
 from tests.slurm import NODES
 from tests.streams import make_stream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-SLURM = ("launch=slurm", "launch.partition=main", "launch.cpus_per_task=1", "launch.time=10")
+SLURM = ("launch=slurm", "launch.partition=main", "launch.cpus=1", "launch.time=10")
 UPDATES = 40
 SMALL = (*RUN, f"updates={UPDATES}", "validations=1", "checkpoint_minutes=1000")
 GMOE = (*SMALL, "learner=gmoe", "grow_experts=2")
@@ -54,15 +51,15 @@ def whole(stream: Path, out: Path, *settings: str) -> list[dict]:
     return rows_without_seconds(out)
 
 
-def wait_until_no_job_is_left(slurm, out: Path, seconds: float = 300) -> None:
-    slurm.wait_for(lambda: not JobFolder(out).queued(), seconds)
+def wait_until_no_job_is_left(slurm, out: Path, seconds: float = 600) -> None:
+    slurm.wait_for(lambda: not RunJobs(out).queued(), seconds)
     assert not list(out.rglob("lease.json"))
 
 
 def states(out: Path) -> dict[str, str]:
     """Return what each job of a run did, and how it ended."""
     return {record.step if record.step != "run" else f"run {n}": record.state
-            for n, record in enumerate(JobFolder(out).records(), start=1)}  # fmt: skip
+            for n, record in enumerate(RunJobs(out).records(), start=1)}  # fmt: skip
 
 
 def logs(out: Path) -> str:
@@ -90,10 +87,10 @@ def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_ru
     provenance = json.loads((out / "provenance.json").read_text())
     assert provenance["command"][0] == "alma-lm"
     assert [p["machine"]["job_id"] for p in [provenance, *provenance["continued"]]] == [
-        record.id for record in JobFolder(out).records()
+        record.id for record in RunJobs(out).records()
     ]
     shown = run_command("alma-lm", "logs", out).stdout
-    assert "the run is finished" in shown
+    assert f"job {RunJobs(out).records()[-1].id}: done" in shown
     assert f"stage_00{stages}/member_1/log.txt <==" in shown
 
 
@@ -101,8 +98,8 @@ def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_ru
 @pytest.mark.parametrize(("stages", "more"), [(1, ()), (2, ()), (2, AVERAGE)], ids=["1", "2", "2, averaged"])
 def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(slurm, stream, tmp_path, stages, more):
     settings, out = (*ENS, *more, f"mega_batches={stages}"), tmp_path / "run"
-    assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
-    slurm.wait_for(lambda: {job.nodes for job in JobFolder(out).queued() if job.state == "RUNNING"} == set(NODES), 120)
+    assert submit(stream, out, *settings, "launch.options=--exclusive").returncode == 0
+    slurm.wait_for(lambda: {job.nodes for job in RunJobs(out).queued() if job.state == "RUNNING"} == set(NODES), 120)
     shown = run_command("alma-lm", "status", out).stdout
     assert "the queued jobs continue the run" in shown
     assert shown.count("running") == 2
@@ -155,29 +152,30 @@ def test_a_stage_that_fails_ends_the_chain_and_status_says_why(slurm, stream, tm
 
 def test_while_jobs_are_queued_other_settings_and_other_ways_to_continue_are_refused(slurm, stream, tmp_path):
     out = tmp_path / "run"
-    held = "launch.sbatch=--hold"
+    held = "launch.options=--hold"
     assert submit(stream, out, *GMOE, held).returncode == 0
-    (job,) = JobFolder(out).queued()
+    (job,) = RunJobs(out).queued()
     again = submit(stream, out, *GMOE, held)
     expected = f"{out} has jobs already: {job.id} (pending, JobHeldUser); the queued jobs continue the run"
     assert (again.returncode, again.stdout.splitlines()[0]) == (0, expected)
     other = submit(stream, out, *SMALL, "lr=0.1")
     assert other.returncode == 2
     assert "which were submitted with other settings" in other.stderr
-    for line in ("learner: was 'gmoe', is 'sm'", "lr: was 0.005, is 0.1", "launch.sbatch: was '--hold', is ''"):
-        assert line in other.stderr
+    assert "Differences:" in other.stderr
+    for word in ("learner=gmoe", "lr=0.1", held):
+        assert word in other.stderr.partition("Differences:")[2]
     here = run_command("alma-lm", f"stream={stream}", f"out={out}", *GMOE)
     assert here.returncode == 2
     assert f"To continue it here, first run: alma-lm cancel {out}" in here.stderr
     assert run_command("alma-lm", "cancel", out).returncode == 0
-    assert not JobFolder(out).queued()
+    assert not RunJobs(out).queued()
 
 
 def test_a_job_whose_set_up_fails_does_not_train(slurm, stream, tmp_path):
     out = tmp_path / "run"
     assert submit(stream, out, *SMALL, "launch.setup=module-that-does-not-exist load cuda").returncode == 0
     wait_until_no_job_is_left(slurm, out)
-    assert "alma-lm: launch.setup failed" in logs(out)
+    assert "launch.setup failed" in logs(out)
     assert not (out / "stages").exists()
     shown = " ".join(run_command("alma-lm", "status", out).stdout.split())
     assert "not started" in shown
@@ -186,9 +184,7 @@ def test_a_job_whose_set_up_fails_does_not_train(slurm, stream, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["launch.time=2"], "launch.time=2 must be more than 2 minutes"),
-        (["launch.time=00:01:30"], "must be more than 2 minutes"),
-        (["launch.nodes=2", "expert_parallel=2", "launch.gpus_per_node=1"], "is not a multiple of 2 x batch_size=8"),
+        (["launch.nodes=2", "expert_parallel=2", "launch.gpus=1"], "is not a multiple of 2 x batch_size=8"),
         (["expert_parallel=5"], "expert_parallel=5 needs at least 5 experts, but experts=4"),
     ],
 )
@@ -200,33 +196,26 @@ def test_what_cannot_run_is_refused_when_it_is_submitted(stream, tmp_path, setti
     assert (result.returncode, expected in result.stderr) == (2, True), result.stderr
 
 
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("30", 1800),
-        ("1:30", 90),
-        ("1:00:00", 3600),
-        ("1-12", 129600),
-        ("0-00:05", 300),
-        ("2-01:02:03", 176523),
-        ("x", None),
-    ],
-)
-def test_time_limits_are_read_as_slurm_reads_them(time, seconds):
-    assert slurm_settings._seconds(time) == seconds
+def train_member(folder: Path, stream: Path, monkeypatch, do=lambda: None, **values):
+    """Train the member of a folder as its job does, but do something else in place of the training.
+
+    Return the commands of the training, and the settings.
+    """
+    run, commands = folder.parents[2], []
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save({"optimization": {"max_update": values["updates"]}, "dataset": {"batch_size": 1}}, folder / CONFIG)
+    settings = LanguageModelSettings.from_mapping({"stream": str(stream), "out": str(run), **values})
+    monkeypatch.setattr(slurm_chain, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda words, _: words))
+    monkeypatch.setattr(slurm_chain, "run_processes", lambda jobs: (commands.extend(jobs), do(), [0])[2])
+    stage, number = int(folder.parent.name.removeprefix("stage_")), int(folder.name.removeprefix("member_"))
+    slurm_chain.train_member(settings, SlurmSettings(), stage, number)
+    return commands, settings
 
 
 def test_a_member_job_trains_with_the_average_and_the_optimizer_of_the_run(stream, tmp_path, monkeypatch):
     folder = tmp_path / "stages/stage_002/member_1"
-    folder.mkdir(parents=True)
-    OmegaConf.save({"optimization": {"max_update": 4}, "dataset": {"batch_size": 1}}, folder / CONFIG)
-    values = {"stream": str(stream), "out": str(tmp_path), "learner": "ens", "members": 2, "updates": 4}
-    settings = LanguageModelSettings.from_mapping({**values, **dict(word.split("=") for word in AVERAGE)})
-    jobs = []
-    monkeypatch.setattr(slurm_job, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda command, _: command))
-    monkeypatch.setattr(slurm_job, "run_processes", lambda of_call: (jobs.extend(of_call), [0])[1])
-    slurm_job.train_member(SimpleNamespace(jobs=JobFolder(tmp_path), settings=settings), 2, 1)
-    (command,) = jobs
+    values = {"learner": "ens", "members": 2, "updates": 4, **dict(word.split("=") for word in AVERAGE)}
+    (command,), settings = train_member(folder, stream, monkeypatch, **values)
     assert command[command.index("--average") + 1] == settings.average
     assert command[-1] == "--keep-optimizer"
     assert str(folder / CONFIG) in command
@@ -236,83 +225,79 @@ def test_a_member_job_repairs_what_a_killed_one_left(stream, tmp_path, monkeypat
     """The last checkpoint is the best one, but was not linked yet."""
     folder = tmp_path / "stages/stage_001/member_1"
     folder.mkdir(parents=True)
-    OmegaConf.save({"optimization": {"max_update": 9}, "dataset": {"batch_size": 1}}, folder / CONFIG)
     write(folder / BEST, 2, val_loss=5.0, best=5.0)
     write(folder / LAST, 4, val_loss=4.0, best=4.0)
     found = []
-    monkeypatch.setattr(slurm_job, "Lease", lambda _: SimpleNamespace(wait=lambda: found.append(state_of(folder))))
-    monkeypatch.setattr(slurm_job, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda *_: None))
-    monkeypatch.setattr(slurm_job, "run_processes", lambda _: (found.append(state_of(folder)), [0])[1])
-    settings = LanguageModelSettings.from_mapping({"stream": str(stream), "out": str(tmp_path), "updates": 9})
-    slurm_job.train_member(SimpleNamespace(jobs=JobFolder(tmp_path), settings=settings), 1, 1)
+    monkeypatch.setattr(slurm_chain, "Lease", lambda _: SimpleNamespace(wait=lambda: found.append(state_of(folder))))
+    train_member(folder, stream, monkeypatch, lambda: found.append(state_of(folder)), updates=9)
     # Nothing is changed before the process that was training the member counts as ended.
     assert found == [{BEST: 2, LAST: 4}, {BEST: 4, LAST: 4}]
 
 
-def test_a_run_whose_last_mega_batches_wait_is_submitted_to_train_on_them(stream, tmp_path, monkeypatch, capsys):
-    submitted = []
-    monkeypatch.setattr(slurm_chain.Chain, "submit_run", lambda chain: submitted.append(chain.settings) or "1")
-    monkeypatch.setattr(JobFolder, "queued", lambda _: [])
-    values = {"stream": str(stream), "out": str(tmp_path), "updates": 4, "wait": 3, "last_group": "wait"}
+def finish(run: Path, num_arrivals: int = 4) -> None:
+    """Write what a finished run contains that `submit_runs` reads."""
+    write_json(run / "settings.json", {})
+    write_json(run / "arrivals.json", {"digests": ["a"] * num_arrivals, "decisions": {}})
+    write_json(run / "summary.json", {"final": 9.0, "num_arrivals": num_arrivals})
+
+
+@pytest.fixture
+def submit_here(stream, tmp_path, monkeypatch):
+    """A function that submits runs to a queue that never starts them. It returns the submitted run folders."""
+    queued: list[QueuedJob] = []
+
+    def submit(command, settings, options, comment):
+        queued.append(QueuedJob(str(len(queued) + 1), "PENDING", "", "", comment))
+        return queued[-1].id
+
+    monkeypatch.setattr(app_jobs, "submit", submit)
+    monkeypatch.setattr(app_jobs, "queue", lambda: queued)
 
     def submit_with(**more):
-        slurm_chain.submit_runs(LanguageModelSettings.from_mapping({**values, **more}), SlurmSettings())
-        return "is finished" in capsys.readouterr().out
+        before = len(queued)
+        values = {"stream": str(stream), "out": str(tmp_path / "run"), "updates": 4, **more}
+        monkeypatch.setattr(sys, "argv", ["alma-lm", *(f"{name}={value}" for name, value in values.items())])
+        slurm_chain.submit_runs(LanguageModelSettings.from_mapping(values), SlurmSettings())
+        return [Path(job.comment.partition("#")[0]) for job in queued[before:]]
 
-    (tmp_path / "settings.json").write_text(json.dumps(LanguageModelSettings.from_mapping(values).to_json()))
-    write_json(tmp_path / "summary.json", {"num_arrivals": 4})
-    ledger = Ledger(tmp_path / "ledger.jsonl", durable=False)
-    for row in text_rows([900.0, 900.0, 900.0, 50.0]):
-        ledger.append(replace(row, updated=row.t == 3))
-    ledger.append(replace(text_rows([50.0] * 5)[4], updated=False))  # the fourth mega-batch waits
-    (tmp_path / "stages/stage_001").mkdir(parents=True)
-    (tmp_path / "stages/stage_001/train.done.json").write_text("{}")
-    assert submit_with() and not submitted
-    assert not submit_with(last_group="train") and len(submitted) == 1
-    assert not submit_with(last_group="train", fork=True, updates=8) and len(submitted) == 2
-    ledger.remove_from(4)
-    ledger.append(text_rows([50.0] * 5)[4])  # now all stages are trained
-    assert submit_with(last_group="train") and len(submitted) == 2
-    with pytest.raises(RunError, match="updates"):
-        submit_with(last_group="train", fork=True, updates=8)
-    write_json(tmp_path / "summary.json", {"num_arrivals": 3})  # a job was killed after the row, before the summary
-    assert not submit_with(last_group="train") and len(submitted) == 3
+    submit_with.queued = queued
+    return submit_with
 
 
-def test_the_summary_has_all_seeds_also_of_a_later_command(stream, tmp_path, monkeypatch):
+def test_a_finished_run_is_submitted_only_with_other_settings_or_more_mega_batches(submit_here, tmp_path):
+    run = tmp_path / "run"
+    assert submit_here() == [run]
+    assert submit_here() == []  # it has a job
+    submit_here.queued.clear()
+    finish(run)
+    assert submit_here() == []
+    assert submit_here(last_group="train") == [run]  # perhaps the last mega-batches have waited so far
+    submit_here.queued.clear()
+    finish(run, num_arrivals=3)  # since then, a mega-batch was added to the stream
+    assert submit_here(last_group="train") == [run]
+
+
+def test_the_summary_has_all_seeds_also_of_a_later_command(submit_here, tmp_path):
     """While the jobs of two seeds are queued, two more are submitted; and a summary that is missing is made."""
-    out = tmp_path / "run"
-    queued: dict[Path, list] = {}
-    monkeypatch.setattr(JobFolder, "queued", lambda jobs: queued.get(jobs.run, []))
-    monkeypatch.setattr(slurm_chain, "what_they_do", lambda *_: "they continue the run")
-    monkeypatch.setattr(
-        slurm_chain.Chain, "submit_run",
-        lambda chain: queued.setdefault(chain.jobs.run, [QueuedJob("1", "PENDING", "", "", "run")]) and "1",
-    )  # fmt: skip
-    monkeypatch.setattr(slurm_job, "run_seeds", lambda settings, _: finish(Path(settings.out)))
-
-    def finish(run: Path) -> None:
-        write_json(run / "settings.json", {})
-        write_json(run / "arrivals.json", {"digests": ["a"], "decisions": {}})
-        write_json(run / "summary.json", {"final": 9.0, "num_arrivals": 1})
+    run = tmp_path / "run"
 
     def seeds_in_summary() -> int:
-        return len(json.loads((out / "summary.json").read_text())["per_seed"])
+        return len(json.loads((run / "summary.json").read_text())["per_seed"])
 
-    values = {"stream": str(stream), "out": str(out), "updates": 4}
-    for seeds in (2, 4):
-        slurm_chain.submit_runs(LanguageModelSettings.from_mapping({**values, "seeds": seeds}), SlurmSettings())
+    assert submit_here(seeds=2) == [run / "seed_0", run / "seed_1"]
+    assert submit_here(seeds=4) == [run / "seed_2", run / "seed_3"]
     for seed in (2, 3, 0, 1):
-        slurm_job.continue_run(slurm_chain.Chain.load(out / f"seed_{seed}"))
+        finish(run / f"seed_{seed}")
+        slurm_chain.summarize_seeds(run)
     assert seeds_in_summary() == 4
-    (out / "summary.json").unlink()
-    slurm_chain.submit_runs(LanguageModelSettings.from_mapping({**values, "seeds": 4}), SlurmSettings())
+    (run / "summary.json").unlink()
+    assert submit_here(seeds=4) == []
     assert seeds_in_summary() == 4
 
 
-def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs():
-    config = OmegaConf.load(ROOT / "fairseq_alma/lm/configs/alma_lm.yaml")
-    excluded = config.hydra.job.config.override_dirname.exclude_keys
+@pytest.mark.parametrize("config", ["fairseq_alma/lm/configs/alma_lm.yaml", "vision/configs/alma_vision.yaml"])
+def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs(config):
+    excluded = OmegaConf.load(ROOT / config).hydra.job.config.override_dirname.exclude_keys
     assert {"launch", *(f"launch.{field.name}" for field in fields(SlurmSettings))} <= {*excluded}
 
 
@@ -321,10 +306,10 @@ def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs():
 def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm, stream, tmp_path, how):
     settings = [setting for setting in ENS if not setting.startswith("updates=")] + ["updates=150", "mega_batches=2"]
     out = tmp_path / "run"
-    assert submit(stream, out, *settings, f"launch.sbatch=--exclusive --nodelist={NODES[0]}").returncode == 0
+    assert submit(stream, out, *settings, f"launch.options=--exclusive --nodelist={NODES[0]}").returncode == 0
     log = out / "stages/stage_002/member_2/log.txt"
-    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 300)
-    (job,) = [job.id for job in JobFolder(out).queued() if job.state == "RUNNING"]
+    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 900)
+    (job,) = [job.id for job in RunJobs(out).queued() if job.state == "RUNNING"]
     assert job.endswith("_2")
     if how == "time limit":
         slurm.run("scancel", "--batch", "--signal=USR1", job)
@@ -336,7 +321,7 @@ def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm
     else:
         result = run_command("alma-lm", "cancel", out)
         assert (result.returncode, result.stdout) == (0, f"cancelled: {out}\n")
-        assert not JobFolder(out).queued()
+        assert not RunJobs(out).queued()
         assert "cancelled" in run_command("alma-lm", "status", out).stdout
         assert submit(stream, out, *settings).returncode == 0
     wait_until_no_job_is_left(slurm, out)
@@ -350,10 +335,10 @@ def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm
 def test_a_member_moves_to_the_other_node_when_its_node_is_drained(slurm, stream, tmp_path):
     settings = [setting for setting in ENS if not setting.startswith("updates=")] + ["updates=150", "mega_batches=1"]
     out = tmp_path / "run"
-    assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
+    assert submit(stream, out, *settings, "launch.options=--exclusive").returncode == 0
     log = out / "stages/stage_001/member_2/log.txt"
-    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 300)
-    (job,) = [job for job in JobFolder(out).queued() if job.id.endswith("_2")]
+    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 900)
+    (job,) = [job for job in RunJobs(out).queued() if job.id.endswith("_2")]
     (node,) = {job.nodes} & {*NODES}
     (other,) = {*NODES} - {node}
     slurm.drain(node)
@@ -376,7 +361,7 @@ def test_a_stage_on_two_nodes_saves_when_it_is_stopped_and_continues(slurm, stre
     assert submit(stream, out, *settings, "launch.nodes=2").returncode == 0
     log = out / "stages/stage_001/member_1/log.txt"
     slurm.wait_for(lambda: log.exists() and log.read_bytes().count(b'"num_updates"') > 2, 120)
-    (job,) = [job.id for job in JobFolder(out).queued()]
+    (job,) = [job.id for job in RunJobs(out).queued()]
     if how == "time limit":
         slurm.run("scancel", "--batch", "--signal=USR1", job)
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.lm.jobs import JobFolder
+from fairseq_alma.app.jobs import RunJobs
 from launch.slurm import SlurmError
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows, trainings
 from tests.fairseq_alma.lm.test_slurm_chain import ENS, logs, stream, submit, whole
@@ -22,6 +22,7 @@ __all__ = ["stream"]
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.slow]
 
 NUM_KILLS = 20
+JOB = "fairseq_alma.lm.run"
 SETTINGS = (*(setting for setting in ENS if not setting.startswith("updates=")), "updates=800")
 
 
@@ -52,7 +53,7 @@ def test_a_chain_that_is_killed_everywhere_at_random_ends_with_the_right_ledger(
     choose.seed(seed)
 
     def running() -> list[str]:
-        return [job.id for job in JobFolder(out).queued() if job.state == "RUNNING"]
+        return [job.id for job in RunJobs(out).queued() if job.state == "RUNNING"]
 
     def requeue() -> bool:
         jobs = running()
@@ -78,8 +79,8 @@ def test_a_chain_that_is_killed_everywhere_at_random_ends_with_the_right_ledger(
 
     ways = {
         # The training processes are forks of a server process of their job.
-        "training": lambda: kill_one([t for job in processes_of(out, "slurm_job") for t in trainings(job)], choose),
-        "job": lambda: kill_one(processes_of(out, "slurm_job"), choose),
+        "training": lambda: kill_one([t for job in processes_of(out, JOB) for t in trainings(job)], choose),
+        "job": lambda: kill_one(processes_of(out, JOB), choose),
         "requeued": requeue,
         "cancelled": cancel,
         "node drained": drain,
@@ -91,12 +92,12 @@ def test_a_chain_that_is_killed_everywhere_at_random_ends_with_the_right_ledger(
 
     def is_finished() -> bool:
         summary = out / "summary.json"
-        return summary.exists() and len(rows_without_seconds(out)) == 5 and not JobFolder(out).queued()
+        return summary.exists() and len(rows_without_seconds(out)) == 5 and not RunJobs(out).queued()
 
     while not is_finished():
         assert time.monotonic() < end, (done, logs(out)[-5000:])
         with suppress(SlurmError):
-            if not JobFolder(out).queued():
+            if not RunJobs(out).queued():
                 result = submit(stream, out, *SETTINGS)
                 assert result.returncode == 0, result.stderr
                 submissions += 1
@@ -112,5 +113,5 @@ def test_a_chain_that_is_killed_everywhere_at_random_ends_with_the_right_ledger(
     assert done["training"] > 0
     same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *SETTINGS))
     assert not list(out.rglob("lease.json"))
-    assert not JobFolder(out).queued()
-    assert not processes_of(out, "slurm_job", "train_member")
+    assert not RunJobs(out).queued()
+    assert not processes_of(out, JOB, "train_member")

@@ -74,7 +74,7 @@ def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream,
 ])  # fmt: skip
 def test_a_stage_from_scratch_starts_from_new_weights_of_the_grown_size(stream, tmp_path, learner, own, experts):
     """It is the second stage."""
-    given = {"learner": learner, "own": own, "updates": 4, "from_scratch": True}
+    given = {"learner": learner, "learner_settings": own, "updates": 4, "from_scratch": True}
     config = config_of_stage(stream, tmp_path, new=(2,), past=(1,), replay=False, **given)
     start = tmp_path / "stage/scratch/member_1/checkpoint_untrained.pt"
     assert config.checkpoint.finetune_from_model == str(start)
