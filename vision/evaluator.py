@@ -5,7 +5,6 @@ first mixture of a network chooses for test images. If the run has an error matr
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.ledger import Scores
+from fairseq_alma.core.run_folder import RunFolder
 from vision.datasets import Dataset
 from vision.held_out import CachedOutputs, HeldOutEvaluator, error_by_class
 from vision.inputs import Inputs
@@ -39,7 +39,7 @@ class ErrorRateEvaluator:
         dataset: the dataset that contains the test set.
         inputs: converts images to network inputs.
         device: device on which the test set is stored.
-        stages: for each seed, the folder RUN/stages. The routing.npz of a stage is written to its subfolder.
+        runs: the run folder of each seed. The routing.npz of a stage is written to it.
         last_arrival: arrival of the last stage of the complete run. A routing.npz is written after this stage, even if
             the number of experts is the same as in the file before.
         held_out: scores learners on the validation data of the mega-batches: for the error matrix, and for learners
@@ -52,7 +52,7 @@ class ErrorRateEvaluator:
         dataset: Dataset,
         inputs: Inputs,
         device: torch.device,
-        stages: list[Path],
+        runs: list[RunFolder],
         last_arrival: int,
         held_out: HeldOutEvaluator | None = None,
         has_matrix: bool = False,
@@ -62,9 +62,9 @@ class ErrorRateEvaluator:
         self._outputs = CachedOutputs(rows)
         self._routed_1n = rows.between(0, min(ROUTING_EXAMPLES, rows.num_examples))
         self._y_1n = rows.labels
-        self._stages, self._last_arrival = stages, last_arrival
+        self._runs, self._last_arrival = runs, last_arrival
         self._held_out = held_out
-        self._error_files = [ErrorFile(folder.parent) for folder in stages] if has_matrix else []
+        self._error_files = [ErrorFile(run.path) for run in runs] if has_matrix else []
         self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
         self._num_experts_written: int | None = None
         """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
@@ -121,14 +121,13 @@ class ErrorRateEvaluator:
         if not k:
             return
         if self._num_experts_written is None:
-            self._num_experts_written = _num_experts_before(self._stages[0], k)
+            self._num_experts_written = _num_experts_before(self._runs[0], k)
         if stack.num_experts <= self._num_experts_written and not is_last:
             return
         self._num_experts_written = stack.num_experts
         routings = stack.routing(self._routed_1n)[::networks_per_seed]
-        for folder, routing in zip(self._stages, routings, strict=True):
-            path = folder / f"stage_{k:03d}" / "routing.npz"
-            with written_aside(path, durable=False) as temporary:
+        for run, routing in zip(self._runs, routings, strict=True):
+            with written_aside(run.routing(k), durable=False) as temporary:
                 np.savez_compressed(
                     temporary,
                     images=_pictures(self._images[:ROUTING_EXAMPLES], self._image_shape),
@@ -146,9 +145,9 @@ def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
     return pictures[..., 0] if shape[0] == 1 else pictures
 
 
-def _num_experts_before(stages: Path, k: int) -> int:
+def _num_experts_before(run: RunFolder, k: int) -> int:
     """Return the number of experts in the newest routing.npz of the stages before k. If there is no file, return 0."""
-    written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
+    written = [path for index in range(k) if (path := run.routing(index)).exists()]
     if not written:
         return 0
     try:

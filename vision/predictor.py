@@ -13,11 +13,11 @@ from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.predictors import (
     VisionPredictor,
     checked_file,
-    predictor_file,
     read_predictor,
     stages_with_predictor,
 )
 from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.run_folder import RunFolder
 from vision.checkpoints import read_checkpoint
 from vision.image_format import ImageFormat
 from vision.networks.architectures import backbone_names, find_architecture
@@ -129,8 +129,8 @@ def load_predictor(
             stack = read_checkpoint(path, torch.device(device), settings.get("backbone") or backbone)
             if not checkpoint["networks"] or max(checkpoint["networks"]) >= len(stack):
                 raise RunError(
-                    f"{folder / predictor_file(stage)} names the networks {checkpoint['networks']} of {path}, which "
-                    f"has {len(stack)}: restore the file from a backup"
+                    f"{RunFolder(folder).predictor(stage)} names the networks {checkpoint['networks']} of {path}, "
+                    f"which has {len(stack)}: restore the file from a backup"
                 )
             modules += [stack.to_module(number).to(device) for number in checkpoint["networks"]]
         takes_vectors = len(stack.module_input_shape) == 1
@@ -166,10 +166,10 @@ def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None
 
 def _description(folder: Path, stage: int | None) -> VisionPredictor:
     """Return the content of predictor.json, or of that of a stage. For the errors, see `load_predictor`."""
-    path = folder / predictor_file(stage)
+    path = RunFolder(folder).predictor(stage)
     if path.exists():
         return read_predictor(folder, stage, VisionPredictor)
-    if stage is not None and (folder / "predictor.json").exists():
+    if stage is not None and RunFolder(folder).predictor().exists():
         raise RunError(
             f"{folder} has no predictor of stage {stage}: {stages_with_predictor(folder)}. alma-vision keeps the "
             f"networks of all stages with keep_stages=true"

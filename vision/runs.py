@@ -22,6 +22,7 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import run_stream
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from vision.backbones import backbone_for
@@ -139,7 +140,7 @@ def _open(
             {**settings.to_json(), **identity, "seed": settings.seed + number, "stacked_from": settings.seed},
             [arrival.digest for arrival in streams[number]],
             settings_that_are("free", "vision"),
-            stages=Path(settings.out) / "stages",
+            shared=Path(settings.out),
             durable=False,
             cer_from=settings.cer_from,
             on_rows=scalars[number].rows,
@@ -200,8 +201,8 @@ def _evaluator(
     planned = settings.stream_settings().arrivals_of_stages
     # With wait=auto, it is not known yet whether a stage will train on the last mega-batch.
     last_arrival = settings.num_arrivals if settings.wait == "auto" or not planned else planned[-1]
-    stages = [folder / "stages" for folder in settings.seed_folders]
-    return ErrorRateEvaluator(dataset, inputs, device, stages, last_arrival, held_out, settings.order != "random")
+    folders = [RunFolder(folder) for folder in settings.seed_folders]
+    return ErrorRateEvaluator(dataset, inputs, device, folders, last_arrival, held_out, settings.order != "random")
 
 
 def _warn_if_it_never_grows(settings: VisionSettings) -> None:
@@ -278,8 +279,8 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
 def _refuse_other_seeds(settings: VisionSettings) -> None:
     """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now."""
     out, folders = Path(settings.out), settings.seed_folders
-    settings_files = [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))]
-    if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
+    found = [run.path for run in (RunFolder(out), *RunFolder(out).of_seeds()) if run.settings.exists()]
+    if others := [folder for folder in found if folder not in folders]:
         raise RunError(
             f"{out} contains a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
             f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, set "

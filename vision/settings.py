@@ -11,6 +11,7 @@ from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, setting
 from fairseq_alma.core.waiting import Wait
 from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
@@ -261,7 +262,8 @@ class VisionSettings(RunSettings):
     def seed_folders(self) -> list[Path]:
         """The run folder of each seed: `out`, or with several seeds its subfolders seed_SEED."""
         seeds = range(self.seed, self.seed + self.seeds)
-        return [Path(self.out)] if self.seeds == 1 else [Path(self.out) / f"seed_{seed}" for seed in seeds]
+        out = RunFolder(Path(self.out))
+        return [out.path] if self.seeds == 1 else [out.of_seed(seed).path for seed in seeds]
 
     def of_one_seed(self, number: int) -> "VisionSettings":
         """Return a copy of these settings for a run of only one of the seeds, in its own run folder.

@@ -183,7 +183,7 @@ def submit_run(
     jobs = RunJobs(run)
     before = read_json(jobs.command, list[str]) if jobs.command.exists() else []
     differing = sorted({*before} ^ {*words})
-    runs = [run] if RunFolder(run).settings.exists() else sorted(run.glob("seed_*"))
+    runs = [run] if RunFolder(run).settings.exists() else [seed.path for seed in RunFolder(run).of_seeds()]
     if (
         runs
         and all(word.startswith("launch") for word in differing)
@@ -334,7 +334,7 @@ def status(folder: Path) -> int:
             if (run / "ledger.jsonl").exists():
                 console.print(f"{run} has a ledger, but no {missing[0]}: restore the file from a backup")
                 continue
-            if list(run.glob("seed_*/settings.json")):
+            if RunFolder(run).of_seeds():
                 continue  # the jobs of a run whose seeds have folders of their own
             left = "the run has not started yet"
         else:
@@ -482,7 +482,7 @@ def follow_logs(folder: Path) -> int:
 def _logs(run: Path) -> Iterator[Path]:
     """Return the logs of the jobs and the logs of all members of a run."""
     yield from sorted((run / FOLDER).glob("*.log"))
-    yield from sorted((run / "stages").glob("stage_*/member_*/log.txt"))
+    yield from (log for stage in RunFolder(run).stage_folders() for log in sorted(stage.glob("member_*/log.txt")))
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar, overload
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, sha256_once
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import NonNegative
 
 T = TypeVar("T")
@@ -41,21 +42,21 @@ class VisionPredictor(TypedDict):
 
 
 @overload
-def read_predictor(folder: Path, stage: int | str | None = None) -> Predictor: ...
+def read_predictor(folder: Path, stage: int | None = None) -> Predictor: ...
 @overload
-def read_predictor(folder: Path, stage: int | str | None, kind: type[T]) -> T: ...
-def read_predictor(folder: Path, stage: int | str | None = None, kind: Any = Predictor) -> Any:
+def read_predictor(folder: Path, stage: int | None, kind: type[T]) -> T: ...
+def read_predictor(folder: Path, stage: int | None = None, kind: Any = Predictor) -> Any:
     """Return which checkpoints predict in a run.
 
     Args:
         folder: the run folder.
-        stage: the stage, see `predictor_file`.
+        stage: the stage after which they predicted; None for the current predictor.
         kind: the declared type of the content.
 
     Raises:
         RunError: if the file that says so is damaged.
     """
-    path = folder / predictor_file(stage)
+    path = RunFolder(folder).predictor(stage)
     found = read_json(path, kind, advice="restore the file from a backup")
     if not found["checkpoints"]:
         raise RunError(f"{path} names no checkpoint: restore the file from a backup")
@@ -77,20 +78,7 @@ def checked_file(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def predictor_file(stage: int | str | None) -> str:
-    """Return the path in a run folder of the file that lists the checkpoints of a predictor.
-
-    Args:
-        stage: index of the stage after which it predicted, or the name of the stage's folder; None for the current one.
-    """
-    if stage is None:
-        return "predictor.json"
-    return f"predictors/{stage if isinstance(stage, str) else f'stage_{stage:03d}'}.json"
-
-
 def stages_with_predictor(folder: Path) -> str:
     """Return the stages of a run whose predictors can be used, for messages."""
-    names = sorted(
-        path.stem.removeprefix("stage_").lstrip("0") for path in (folder / "predictors").glob("stage_*.json")
-    )
-    return f"predictors of these stages are stored: {', '.join(names)}" if names else "no earlier predictor is stored"
+    stages = ", ".join(map(str, RunFolder(folder).stages_with_predictor()))
+    return f"predictors of these stages are stored: {stages}" if stages else "no earlier predictor is stored"

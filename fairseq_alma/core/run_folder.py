@@ -16,6 +16,7 @@ RUN/seed_0/ ...         if the command has several seeds: the run folder of each
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,10 @@ class RunFolder:
         """Return the path of the done mark of a step ("grow" or "train"). The learner is saved beside it."""
         return self.stage(k) / f"{step}.done.json"
 
+    def routing(self, k: int) -> Path:
+        """Return the path of the file that says which experts test images use after stage k."""
+        return self.stage(k) / "routing.npz"
+
     def marks(self) -> Iterator[Path]:
         """Return the paths of all done marks."""
         return self.stages.glob("stage_*/*.done.json")
@@ -91,9 +96,18 @@ class RunFolder:
         """Return the folders of all seeds that have started, if the command had several seeds."""
         return [RunFolder(path.parent) for path in sorted(self.path.glob("seed_*/settings.json"))]
 
+    @property
+    def is_of_one_of_several_seeds(self) -> bool:
+        """Whether the folder has the name of the folder of one of several seeds."""
+        return re.fullmatch(r"seed_\d+", self.path.name) is not None
+
 
 def index_of_stage(path: Path) -> int:
-    """Return the index of a stage from the path of its folder, or of a file that is named after the stage."""
+    """Return the index of a stage from the path of its folder, or of a file that is named after the stage.
+
+    Raises:
+        ValueError: if the path has another name.
+    """
     return int(path.stem.removeprefix("stage_"))
 
 

@@ -50,7 +50,7 @@ class RunRecord:
     yet. A finished step is not run again, and the learner is loaded only if something must be computed after it.
 
     Args:
-        seeds: one SeedRecord per seed. All of them must use the same `stages` folder.
+        seeds: one SeedRecord per seed. All of them share the same stages.
         save_seconds: minimum time between two saves of the learner, in seconds. It is also the most time that a kill
             costs, in addition to the step that was being computed. By default, each step is saved.
         delete_old: function that deletes what the learner saved before its last but one save after a training, as far
@@ -64,8 +64,8 @@ class RunRecord:
         self, seeds: Sequence[SeedRecord], save_seconds: float = 0.0, delete_old: Callable[[], None] | None = None
     ):
         self.seeds, self._save_seconds, self._delete_old = list(seeds), save_seconds, delete_old
-        self._stages = self.seeds[0].stages
-        self._marks = set(self._stages.glob("stage_*/*.done.json"))
+        self._run = self.seeds[0].shared
+        self._marks = set(self._run.marks())
         """The done marks that may be deleted later."""
         self._saved: SaveStep = max(map(_step_of, self._marks), default=(0, "train"))
         """The step after which the learner was saved last; stage 0 if it was never saved."""
@@ -93,7 +93,7 @@ class RunRecord:
 
     def _restore(self) -> None:
         """Add the rows and decisions in the done mark of the last save that the files lack."""
-        mark = self._mark(*self._saved)
+        mark = self._run.mark(*self._saved)
         for record in self.seeds:
             compressed = record.ledger.path.with_name(f"{record.ledger.path.name}.gz")
             if compressed.exists() and not record.ledger.path.exists():
@@ -106,10 +106,7 @@ class RunRecord:
 
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k, which may not exist. All seeds share this folder."""
-        return self._stages / f"stage_{k:03d}"
-
-    def _mark(self, k: int, name: str) -> Path:
-        return self.stage_folder(k) / f"{name}.done.json"
+        return self._run.stage(k)
 
     def step(self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]) -> list[Spent]:
         """Grow or train the learner in stage k, for all seeds together, or return the cost if this is finished.
@@ -160,8 +157,8 @@ class RunRecord:
         if rows := self._known.get(k):
             # A row has the cost of the whole stage. So all of it is returned for the training, and nothing for growth.
             return [row.spent if name == "train" else Spent() for row in rows]
-        if k <= self._saved[0] and self._mark(k, name).exists():
-            return [Spent(**cost) for cost in _read_mark(self._mark(k, name), len(self.seeds))["result"]]
+        if k <= self._saved[0] and self._run.mark(k, name).exists():
+            return [Spent(**cost) for cost in _read_mark(self._run.mark(k, name), len(self.seeds))["result"]]
         # The done mark of the training includes the cost of growth, unless growth has a done mark.
         return [Spent() for _ in self.seeds] if (k, name) == (self._saved[0], "grow") else None
 
@@ -175,9 +172,9 @@ class RunRecord:
             return
         if self._learner is None or self._last != self._saved:
             raise RunError(
-                f"the networks in {self._stages} are those of stage {self._saved[0]}, but {self._stages.parent} "
+                f"the networks in {self._run.stages} are those of stage {self._saved[0]}, but {self._run.path} "
                 f"does not contain exactly the results up to this stage: restore ledger.jsonl, "
-                f"decisions.jsonl and the folder {self._stages.name} from a backup, or choose another out="
+                f"decisions.jsonl and the folder {self._run.stages.name} from a backup, or choose another out="
             )
         k, name = self._saved
         self._learner.load(self.stage_folder(k) / name)
@@ -190,7 +187,7 @@ class RunRecord:
         """Save the learner, and then write the rows and decisions that are only in memory."""
         assert self._learner is not None and self._unsaved is not None
         k, name = self._last
-        mark = self._mark(k, name)
+        mark = self._run.mark(k, name)
         self._learner.save(self.stage_folder(k) / name)
         sync_unsynced()  # the mark vouches for all files that were written until now
         log = [record.unwritten() for record in self.seeds]

@@ -29,8 +29,7 @@ class SeedRecord:
         settings: setting name -> value, for all settings. The values must be JSON values.
         digests: digest (hash of the content) of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued, for example file locations.
-        stages: folder that contains the folders of all stages. The default is RUN/stages. Runs with different seeds
-            that are trained together share one such folder.
+        shared: the run folder with the stages, if several seeds are trained together. They share the stages.
         durable: if True, the disk must have stored each row before the next step begins. Use False if a stage takes
             only milliseconds. With False, the disk must have stored the rows when the next done mark is written, and
             summary.json is written at most once a second.
@@ -54,7 +53,7 @@ class SeedRecord:
         settings: Mapping[str, Any],
         digests: Sequence[str],
         free: Sequence[str] = (),
-        stages: Path | None = None,
+        shared: Path | None = None,
         durable: bool = True,
         cer_from: int = 1,
         forkable: Sequence[str] = (),
@@ -65,7 +64,7 @@ class SeedRecord:
         self.folder = self.paths.path
         self.ledger = Ledger(self.paths.ledger, durable)
         self.durable = durable
-        self.stages = stages or self.paths.stages
+        self.shared = RunFolder(shared) if shared else self.paths
         self._cer_from, self._on_rows = cer_from, on_rows
         self._started = self._summary_written = time.monotonic()
         settings_file = self.paths.settings
@@ -174,7 +173,7 @@ class SeedRecord:
         row = replace(row, spent=replace(row.spent, train_seconds=known.spent.train_seconds))
         if known != row:
             raise RunError(
-                f"{self.ledger.path}, arrival t={row.t} does not match the results in {self.stages}: "
+                f"{self.ledger.path}, arrival t={row.t} does not match the results in {self.shared.stages}: "
                 f"one of these files was changed by hand; restore it or start a new run"
             )
 
@@ -249,12 +248,12 @@ class SeedRecord:
                 f"{self.folder} has {found} but no settings.json, so the run cannot be continued: choose another out="
             )
         differing = differing_settings(self.folder, settings, free)
-        if differing and not self._rows and not any(self.stages.glob("*/*.done.json")):
+        if differing and not self._rows and not any(self.shared.marks()):
             # No step was finished with the old settings, so accept the new settings. The user may have corrected a
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
-            remove(self.stages)
+            remove(self.shared.stages)
         elif differing:
-            k = 1 + len(list(self.stages.glob("*/train.done.json")))
+            k = 1 + len([mark for mark in self.shared.marks() if mark.match("train.*")])
             before = read_settings(self.folder)
             changed = {name: [before.get(name), settings.get(name)] for name in forkable}
             changed = {name: values for name, values in changed.items() if values[0] != values[1]}

@@ -22,9 +22,10 @@ import torch
 import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
-from fairseq_alma.core.predictors import checked_file, predictor_file, read_predictor, stages_with_predictor
+from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
 from fairseq_alma.evaluation.by_source import tokens_by_source
 from fairseq_alma.evaluation.devices import parse_devices
@@ -307,8 +308,7 @@ def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> t
     """
     if len(paths) == 1 and paths[0].is_dir():
         run = paths[0]
-        predictor = run / "predictor.json"
-        if not predictor.is_file():
+        if not RunFolder(run).predictor().is_file():
             runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
             if runs:
                 raise StreamError(f"{run} contains several runs. Score one of them: {', '.join(runs)}")
@@ -316,7 +316,7 @@ def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> t
                 f"{run} has no predictor.json, so it is not a run with a finished stage: "
                 f"give another folder, or let alma-lm finish a stage of this run"
             )
-        if not (run / predictor_file(stage)).is_file():
+        if not RunFolder(run).predictor(stage).is_file():
             raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
         checkpoints = [checked_file(run, entry) for entry in read_predictor(run, stage)["checkpoints"]]
         if not (run / "settings.json").is_file():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairseq_alma.checkpoints import AVERAGE, BEST, CONTINUATION, LAST, link, require_checkpoint, write_checkpoint
 from fairseq_alma.core.files import remove
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 
@@ -36,16 +37,16 @@ def finish_stage(folder: Path, settings: LanguageModelSettings) -> None:
         link(folder / LAST, folder / CONTINUATION)
 
 
-def remove_old_continuations(stages: Path, stage_index: int) -> None:
+def remove_old_continuations(run: RunFolder, stage_index: int) -> None:
     """Remove the checkpoints CONTINUATION of all stages before a finished stage: only the newest are needed.
 
     A killed or forked run continues at its first unfinished stage, and therefore from the CONTINUATION of the last
     finished stage.
 
     Args:
-        stages: the folder RUN/stages.
+        run: the run folder.
         stage_index: index of the last finished stage.
     """
-    for path in stages.glob(f"stage_*/member_*/{CONTINUATION}"):
-        if int(path.parents[1].name.removeprefix("stage_")) < stage_index:
+    for folder in run.stage_folders():
+        for path in folder.glob(f"member_*/{CONTINUATION}") if index_of_stage(folder) < stage_index else ():
             remove(path)

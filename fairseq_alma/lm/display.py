@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import SafeConsole, seed_text
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
 
@@ -85,16 +86,16 @@ class StageDisplay:
         return self._members[number]
 
 
-def record_trained_members(stages: Path, scalars: RunScalars) -> None:
+def record_trained_members(run: RunFolder, scalars: RunScalars) -> None:
     """Write the perplexities in the logs of all members whose training has ended to TensorBoard files.
 
     A run that is continued writes its TensorBoard files again from the beginning.
 
     Args:
-        stages: the folder RUN/stages.
+        run: the run folder.
         scalars: writes the TensorBoard files.
     """
-    for stage in sorted(stages.glob("stage_*")):
+    for stage in run.stage_folders():
         logs = {int(path.parent.name.removeprefix("member_")): path for path in stage.glob("member_*/log.txt")}
         for number, log in sorted(logs.items()):
             points = list(_points_in(log))
@@ -105,7 +106,7 @@ def record_trained_members(stages: Path, scalars: RunScalars) -> None:
             if last >= updates:
                 for point in points:
                     name = f"{point.name}{_suffix(logs, number)}"
-                    scalars.during_stage(name, point.perplexity, int(stage.name[6:]), point.update / updates)
+                    scalars.during_stage(name, point.perplexity, index_of_stage(stage), point.update / updates)
 
 
 def _suffix(members: Collection[int], number: int) -> str:

@@ -18,8 +18,9 @@ from fairseq_alma.core.learner_settings import (
     LanguageModelGrowingMixtureSettings,
 )
 from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.predictors import Checkpoint, checked_file, predictor_file
+from fairseq_alma.core.predictors import Checkpoint, checked_file
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
@@ -126,9 +127,10 @@ class LanguageModelLearner:
         state = {"predictor": predictor, "continuations": continuations, "num_stored": self.num_stored}
         write_json(folder / "learner.json", sealed(state))
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
-        write_json(self.run_folder / "predictor.json", deployed)
+        paths = RunFolder(self.run_folder)
+        write_json(paths.predictor(), deployed)
         if folder.name == "train":
-            write_json(self.run_folder / predictor_file(folder.parent.name), deployed)
+            write_json(paths.predictor(index_of_stage(folder.parent)), deployed)
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`.
@@ -147,7 +149,7 @@ class LanguageModelLearner:
 
     def remove_old_continuations(self, stage_index: int) -> None:
         """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
-        remove_old_continuations(self.run_folder / "stages", stage_index)
+        remove_old_continuations(RunFolder(self.run_folder), stage_index)
 
     def _check_files(self, checkpoints: Iterable[Path], needed_by: str) -> None:
         """Raise StageError if a checkpoint file is missing, and RunError if it has changed since it was recorded."""
@@ -190,7 +192,7 @@ class LanguageModelLearner:
             stage_index: the stage whose members are initialised.
             folder: the folder of the checkpoints; by default the folder of stage 0.
         """
-        folder = folder or self.run_folder / "stages" / "stage_000"
+        folder = folder or RunFolder(self.run_folder).stage(0)
         numbers = range(1, self.num_members + 1)
         return {number: self._training.untrained(self._member(number, stage_index), folder) for number in numbers}
 

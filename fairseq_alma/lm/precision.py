@@ -1,6 +1,5 @@
 """The setting `precision`: what `auto` means on this machine and for this run."""
 
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.lm.settings import LanguageModelSettings, Precision
 
 SPEEDUP = 1.2
@@ -34,8 +34,8 @@ def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettin
 
 def _of_other_seed(out: Path) -> Precision | None:
     """Return the recorded precision of another seed of a run with several, RUN/seed_i; None if there is none."""
-    others = sorted(out.parent.glob("seed_*/settings.json")) if re.fullmatch(r"seed_\d+", out.name) else []
-    return read_settings(others[0].parent, ("precision",))["precision"] if others else None
+    others = RunFolder(out.parent).of_seeds() if RunFolder(out).is_of_one_of_several_seeds else []
+    return read_settings(others[0].path, ("precision",))["precision"] if others else None
 
 
 def fastest_precision() -> Precision:

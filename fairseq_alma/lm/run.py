@@ -34,6 +34,7 @@ from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from fairseq_alma.core.printing import log_to_stderr
 from fairseq_alma.core.protocol import run_stream
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -73,7 +74,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     more_will_follow = stream_folder.is_extended or len(stream) < stream_folder.num_mega_batches
     stream_settings = settings.stream_settings(len(stream), more_will_follow)
 
-    record_trained = partial(record_trained_members, Path(settings.out) / "stages")
+    record_trained = partial(record_trained_members, RunFolder(Path(settings.out)))
     scalars = RunScalars(settings.out, at_first=record_trained)
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
     # below, because then both processes import fairseq at the same time, which saves seconds.
@@ -151,10 +152,11 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
     out, summaries = Path(settings.out), []
     with Lease(out):
         for seed in range(settings.seed, settings.seed + settings.seeds):
-            one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(out / f"seed_{seed}")}
+            folder = RunFolder(out).of_seed(seed).path
+            one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(folder)}
             run_seeds(LanguageModelSettings.from_mapping(one))
-            summaries.append(read_summary(out / f"seed_{seed}"))
-            write_json(out / "summary.json", mean_and_standard_error(summaries))
+            summaries.append(read_summary(folder))
+            write_json(RunFolder(out).summary, mean_and_standard_error(summaries))
     summary = read_summary(out)["mean"]
     return summary[score_key([summary])]
 
@@ -166,8 +168,8 @@ def _refuse_other_layout(settings: LanguageModelSettings) -> None:
     both have the same path, and runs inside another run are not found.
     """
     out = Path(settings.out)
-    others = [out] if settings.seeds > 1 else sorted(out.glob("seed_*"))
-    if found := [str(folder) for folder in others if (folder / "settings.json").exists()]:
+    others = [RunFolder(out)] if settings.seeds > 1 else RunFolder(out).of_seeds()
+    if found := [str(folder.path) for folder in others if folder.settings.exists()]:
         raise RunError(
             f"{out} contains a run of other seeds ({', '.join(found)}).\n"
             f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, set "

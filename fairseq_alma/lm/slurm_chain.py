@@ -172,7 +172,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
         own = ("out", "seed", "seeds")
         words = [word for word in sys.argv[1:] if word.partition("=")[0] not in own]
         for seed in seeds:
-            out = Path(settings.out) / f"seed_{seed}"
+            out = RunFolder(Path(settings.out)).of_seed(seed).path
             one = {**settings.to_json(), "out": str(out), "seed": seed, "seeds": 1}
             _check_same_settings(LanguageModelSettings.from_mapping(one))
             submit_run(out, MODULE, [*words, f"out={out}", f"seed={seed}", "seeds=1"], slurm, num_arrivals)
@@ -191,7 +191,7 @@ def summarize_seeds(folder: Path) -> None:
     """
     if (folder / SEEDS).exists():
         with Lease(folder):
-            runs = [folder / f"seed_{seed}" for seed in read_json(folder / SEEDS, list[int])]
+            runs = [RunFolder(folder).of_seed(seed).path for seed in read_json(folder / SEEDS, list[int])]
             if summaries := [read_summary(run) for run in runs if is_finished(run)]:
                 write_json(folder / "summary.json", mean_and_standard_error(summaries))
 

@@ -12,7 +12,6 @@ the mean over the seeds of one group.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +24,7 @@ from fairseq_alma.core import catalogue
 from fairseq_alma.core.catalogue import Program, settings_that_are
 from fairseq_alma.core.presets import ANYTIME, anytime_settings, is_anytime
 from fairseq_alma.core.printing import printable
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 
 Array = np.ndarray
 MAX_CHARACTERS = 60
@@ -110,11 +110,8 @@ class Run:
 
     def routing_files(self) -> list[tuple[int, Path]]:
         """Return (stage, path of routing.npz) for every stage that wrote this file, in the order of the stages."""
-        files = []
-        for path in sorted((self.folder / "stages").glob("stage_*/routing.npz")):
-            if number := re.fullmatch(r"stage_(\d+)", path.parent.name):
-                files.append((int(number[1]), path))
-        return files
+        folders = RunFolder(self.folder).stage_folders()
+        return [(index_of_stage(path), path / "routing.npz") for path in folders if (path / "routing.npz").exists()]
 
 
 CONTINUED = ("arrivals", "mega_batches", "last_group")

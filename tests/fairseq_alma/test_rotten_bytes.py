@@ -70,7 +70,7 @@ def continued(run: Path, **changes) -> list:
     return [*content_of(run), predict(run)]
 
 
-VISION = {"learner": "gmoe", "wait": 1, "width": 4, "epochs": 1, "grow_every": 1, "error_matrix": True}  # fmt: skip
+VISION = {"learner": "gmoe", "wait": 1, "width": 4, "epochs": 1, "grow_every": 1, "order": "classes"}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.core.run_folder import RunFolder
 from tests.fairseq_alma.core.test_protocol import reachable_from
 from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, networks, small_run, taken
 from vision import evaluator
@@ -82,7 +83,7 @@ def test_no_reference_leads_from_a_learner_to_the_test_set(met, tmp_path, learne
 
 def test_the_walk_would_find_a_learner_that_cheats(met, tmp_path):
     dataset = load_dataset("digits", ".")
-    evaluate = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], 1)
+    evaluate = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [RunFolder(tmp_path)], 1)
     for cheat in (
         dataset.test.images[3:4],  # a view
         dataset.pixels.normalise(dataset.test.images),  # a copy
@@ -110,7 +111,7 @@ def test_frozen_members_are_asked_once_and_their_sums_are_kept(met, tmp_path, le
     learner, (rows,) = met(tmp_path, dataset, **taken(learner, experts=2))
     # Untrained; then each stage's new member alone: 1 + 1 + 1 + 1 + 1, and not 1 + 1 + 2 + 3 + 4.
     assert learner.passes.count(TESTED_ON) == 1 + B
-    (anew,) = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], B)(learner)
+    (anew,) = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [RunFolder(tmp_path)], B)(learner)
     assert learner.passes.count(TESTED_ON) == 1 + B + B
     # This evaluator has no validation data of the mega-batches.
     assert anew == replace(rows[-1].scores, validation_loss=None, validation_error_rate=None)

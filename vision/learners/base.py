@@ -21,8 +21,9 @@ from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
 from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
 from fairseq_alma.core.learner_settings import Combine, LearnerSettings
 from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.predictors import checked_file, predictor_file
+from fairseq_alma.core.predictors import checked_file
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import describe
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
@@ -89,7 +90,7 @@ class VisionLearner:
         out, folders = Path(settings.out), settings.seed_folders
         # If the run had keep_stages=true before, what it stored then is not deleted.
         names = (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
-        self._saved_files = SavedFiles(out / "stages", names, kept=saved.files_of_predictors(folders[0]))
+        self._saved_files = SavedFiles(RunFolder(out), names, kept=saved.files_of_predictors(folders[0]))
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._average: AveragedPredictor | None = None
         """The networks of the predictor, if their parameters are an average."""
@@ -329,9 +330,9 @@ class VisionLearner:
 
     def _write_predictor(self, stage_index: int | None) -> None:
         """Write predictor.json, or the file that describes the predictor after a stage."""
-        name, files = predictor_file(stage_index), self.predictor_files()
+        files = self.predictor_files()
         saved.check_files_of_members(self.settings.learner, files, len(self.members))
-        self._predictor_file.write(name, files, self.predictor_combine, self.settings.dataset)
+        self._predictor_file.write(stage_index, files, self.predictor_combine, self.settings.dataset)
 
     def delete_old(self) -> None:
         """Delete the files of earlier calls of `save` that are not needed. With keep_stages=true, keep all networks."""

@@ -7,6 +7,7 @@ from typing import Any
 from fairseq_alma.core.learner_settings import Combine, EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.run_folder import RunFolder
 from vision.batches import StageData
 from vision.checkpoints import read_checkpoint
 from vision.learners.base import VisionLearner, register_learner
@@ -140,4 +141,4 @@ class GrowingEnsemble(VisionLearner):
         return [self._file_of_stage(index) for index in range(1, self.stage_index + 1)]
 
     def _file_of_stage(self, index: int) -> Path:
-        return Path(self.settings.out) / "stages" / f"stage_{index:03d}" / "train" / NETWORKS
+        return RunFolder(Path(self.settings.out)).stage(index) / "train" / NETWORKS

@@ -15,7 +15,8 @@ import torch
 from fairseq_alma.core.declarations import Amount, Fraction, Loss
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import remove, sha256_once, write_json
-from fairseq_alma.core.predictors import Checkpoint, predictor_file, read_predictor
+from fairseq_alma.core.predictors import Checkpoint, read_predictor
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.core.settings import NonNegative
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.networks import Stack
@@ -89,15 +90,14 @@ class SavedFiles:
     predictor.json just before this save.
 
     Args:
-        stages: folder that contains the folders of all stages. It is searched only once, for files of earlier
-            processes.
+        run: the folder with the stages. It is searched only once, for files of earlier processes.
         names: names of the files that may be deleted.
         kept: normalised paths of files that are never deleted.
     """
 
-    def __init__(self, stages: Path, names: Collection[str], kept: Collection[Path] = ()):
+    def __init__(self, run: RunFolder, names: Collection[str], kept: Collection[Path] = ()):
         self._names = names
-        found = {path for path in stages.glob("stage_*/*/*") if path.name in names}
+        found = {path for stage in run.stage_folders() for path in stage.glob("*/*") if path.name in names}
         self._found = {path for path in found if Path(os.path.normpath(path)) not in kept}
         self._before: set[Path] = set()
         self._needed: set[Path] = set()
@@ -119,7 +119,7 @@ class SavedFiles:
         that process has taken over the lease.
         """
         for path in self._found - self._needed - self._before:
-            if int(path.parts[-3].removeprefix("stage_")) <= stage:
+            if index_of_stage(path.parents[1]) <= stage:
                 self._found.remove(path)
                 remove(path)
                 with suppress(OSError):  # a folder is not empty
@@ -132,8 +132,8 @@ def files_of_predictors(run_folder: Path) -> set[Path]:
     """Return the files with the networks of the predictors after single stages, which keep_stages=true has recorded."""
     return {
         Path(os.path.normpath(run_folder / entry["path"]))
-        for path in run_folder.glob(predictor_file("stage_*"))
-        for entry in read_predictor(run_folder, path.stem)["checkpoints"]
+        for stage in RunFolder(run_folder).stages_with_predictor()
+        for entry in read_predictor(run_folder, stage)["checkpoints"]
     }
 
 
@@ -160,11 +160,11 @@ class PredictorFile:
         self._run_folders, self._networks_per_seed = run_folders, networks_per_seed
         self._digests: list[str] = []
 
-    def write(self, name: str, paths: Sequence[Path], combine: str, dataset: str) -> None:
+    def write(self, stage: int | None, paths: Sequence[Path], combine: str, dataset: str) -> None:
         """Write the predictor.json of each seed.
 
         Args:
-            name: path of the file in the run folder (see `fairseq_alma.core.predictors.predictor_file`).
+            stage: the stage after which these checkpoints predict; None for the current predictor.
             paths: checkpoints, ordered by stage. The last one may have changed since the previous call. The others
                 must not have changed, because their digests are cached.
             combine: how the networks form one prediction (see `vision.predictor.Predictor`).
@@ -181,4 +181,4 @@ class PredictorFile:
                 for path, digest in zip(paths, self._digests, strict=True)
             ]
             description = {"combine": combine, "dataset": dataset, "checkpoints": checkpoints}
-            write_json(folder / name, description, durable=False)
+            write_json(RunFolder(folder).predictor(stage), description, durable=False)

@@ -38,8 +38,8 @@ const axis = (title, values) => {
     const range = high > 0 && high / low < 1.05 ? [0.9 * low, 1.1 * high] : undefined;
     return { ...settings, title: { text: wrapped(title) }, tickformat: high >= 1000 ? ".3~s" : ".3~r", range };
   }
-  // Ticks at 1, 2, 5, 10, ..., or only at powers of ten if these would be too many.
-  const dtick = high / low > 1e4 ? 1 : "D2";
+  // Ticks at 1, 2, 3, 4, ..., at 1, 2, 5, 10, ..., or at powers of ten, as many as can be read.
+  const dtick = high / low > 1e4 ? 1 : high / low > 8 ? "D2" : "D1";
   return { ...settings, title: { text: wrapped(`${title}, logarithmic`) }, type: "log", dtick, tickformat: ".3~s" };
 };
 

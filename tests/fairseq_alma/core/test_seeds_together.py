@@ -50,7 +50,7 @@ def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, p
     """Run, or run what is left."""
     stream = tiny_stream(num_mega_batches)
     records = [
-        SeedRecord(folder / f"seed_{seed}", {"seed": seed, "wait": wait}, stream.digests, stages=folder / "stages")
+        SeedRecord(folder / f"seed_{seed}", {"seed": seed, "wait": wait}, stream.digests, shared=folder)
         for seed in SEEDS
     ]
     settings = StreamSettings(num_mega_batches, wait)
@@ -315,7 +315,7 @@ def test_rows_are_reported_when_they_are_written_and_curves_survive_a_kill(tmp_p
 
     def run(learner, seen):
         record = SeedRecord(
-            tmp_path / "seed_5", {}, tiny_stream(6).digests, stages=tmp_path / "stages",
+            tmp_path / "seed_5", {}, tiny_stream(6).digests, shared=tmp_path,
             on_rows=lambda rows: seen.append(
                 (len(rows), len((tmp_path / "seed_5/ledger.jsonl").read_text().splitlines()))
             ),

@@ -10,6 +10,7 @@ import pytest
 
 from fairseq_alma.checkpoints import CONTINUATION
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.lm import train_member
 from fairseq_alma.lm.continuation import remove_old_continuations
 from fairseq_alma.lm.shared_stages import TRAINING_CODE
@@ -26,11 +27,11 @@ def continuations(out: Path) -> list[str]:
 def test_only_the_newest_continuations_are_kept(stream, tmp_path):
     for k in (1, 2, 3):
         for m in (1, 2):
-            path = tmp_path / f"stage_{k:03d}/member_{m}/{CONTINUATION}"
+            path = RunFolder(tmp_path).member(k, m) / CONTINUATION
             path.parent.mkdir(parents=True)
             path.touch()
-    remove_old_continuations(tmp_path, 2)
-    assert sorted(path.parents[1].name for path in tmp_path.glob("*/*/*")) == ["stage_002"] * 2 + ["stage_003"] * 2
+    remove_old_continuations(RunFolder(tmp_path), 2)
+    assert continuations(tmp_path) == ["stage_002"] * 2 + ["stage_003"] * 2
 
 
 @pytest.mark.slow
