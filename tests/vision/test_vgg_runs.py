@@ -41,7 +41,7 @@ def tiny_dataset():
 
 
 def small_run(out, learner="sm", **more):
-    values = {"epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16}
+    values = {"learner": learner, "epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16}
     if learner in ("ens", "umix"):
         values["members"] = 2
     if learner in ("moe", "ens_moe"):
