@@ -33,7 +33,7 @@ from fairseq_alma.criteria.switch_lm import SwitchLanguageModelCriterion
 from fairseq_alma.evaluation.devices import default_tokens_per_batch
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.scoring import score_tokens
-from fairseq_alma.lm.fairseq_train import member_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import member_config, write_untrained_checkpoint
 
 VOCABULARY = 50_264  # words of a fairseq dictionary for the 50,257 symbols of GPT-2
 LENGTH, NUM_EXPERTS = 512, 4

@@ -43,7 +43,7 @@ ORDER = (
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
 
 FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria", "fairseq_alma.data",
-           "fairseq_alma.optim", "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_train",
+           "fairseq_alma.optim", "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_config",
            "fairseq_alma.lm.train_member")  # fmt: skip
 """Packages and modules that may import fairseq."""
 

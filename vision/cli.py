@@ -22,8 +22,8 @@ import hydra
 from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, print_errors, slurm_settings
-from fairseq_alma.app.jobs import JOB, refuse_queued, submit_run
 from fairseq_alma.app.plugins import load_plugin
+from fairseq_alma.app.slurm_jobs import JOB, refuse_queued, submit_run
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory

@@ -34,9 +34,9 @@ from fairseq_alma.app.arguments import (
     version_text,
 )
 from fairseq_alma.app.help import help_text
-from fairseq_alma.app.jobs import cancel_runs, follow_logs, in_job, status
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.signals import stopped_by_signals
+from fairseq_alma.app.slurm_jobs import cancel_runs, follow_logs, in_job, status
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say

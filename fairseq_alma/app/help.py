@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from fairseq_alma.core.catalogue import RunSettings, learners
-from fairseq_alma.core.settings import Settings, describe
+from fairseq_alma.core.settings import SettingDescription, Settings, describe
 
 _WIDTH = 100
 
@@ -36,7 +36,7 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
     Args:
         cls: class of the command's settings.
     """
-    found = [SettingHelp(one.name, _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
+    found = [SettingHelp(one.name, _typed(one.default), _one_line(one), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}
     texts: dict[tuple[str, str], str] = {}
     for entry in learners(cls.program):
@@ -44,7 +44,7 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
         for one in describe(kind) if kind is not None else []:
             key = (one.name, _typed(one.default))
             own.setdefault(key, []).append(entry.name)
-            texts.setdefault(key, _one_line(one.text))
+            texts.setdefault(key, _one_line(one))
     found += [SettingHelp(name, default, texts[name, default], tuple(own[name, default])) for name, default in own]
     return found
 
@@ -56,7 +56,7 @@ def group_reference(name: str, cls: type[Settings]) -> list[SettingHelp]:
         name: name of the group, for example "launch".
         cls: class of the settings.
     """
-    return [SettingHelp(f"{name}.{one.name}", _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
+    return [SettingHelp(f"{name}.{one.name}", _typed(one.default), _one_line(one), ()) for one in describe(cls)]
 
 
 def help_text(
@@ -109,5 +109,5 @@ def _typed(value: Any) -> str:
     return str(value) if value != "" else "''"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _one_line(one: SettingDescription) -> str:
+    return " ".join(f"{one.text}{' It may change at a fork.' if one.flags.forkable else ''}".split())

@@ -31,6 +31,7 @@ from fairseq_alma.core.metrics import (
 )
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.seed_record import is_finished
 
 FINAL_KEY = "final_validation"
 """Key of the validation score after the last arrival in summary.json."""
@@ -171,15 +172,3 @@ def _table(runs: list[dict[str, Any]]) -> Table:
             f"{run['comp'] / flops_of_unit:.4g}",
         )
     return table
-
-
-def is_finished(run: Path) -> bool:
-    """Return True if the run is finished, which means that all its mega-batches have arrived.
-
-    The table leaves out a job with an unfinished run, because scores after fewer arrivals may be misleading.
-    """
-    try:
-        read_settings(run)
-        return read_summary(run).get("num_arrivals") == len(read_arrivals(run)["digests"])
-    except FileNotFoundError:
-        return False

@@ -4,7 +4,7 @@ This package imports only the standard library and its own modules.
 
 errors.py            errors that the user can fix
 printing.py          print texts without the characters that a terminal interprets
-declarations.py      check values that were read from JSON against a declared type
+json_types.py        check values that were read from JSON against a declared type
 files.py             write files atomically, so that no reader sees an incomplete file
 lease.py             lock a run folder, so that only one process writes to it
 stream.py            the stream of mega-batches (classes MegaBatch and MegaBatchStream)

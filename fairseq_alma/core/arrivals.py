@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_whole
 from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.ledger import Prequential
 from fairseq_alma.core.settings import Count
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from fairseq_alma.core.declarations import Fraction
 from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.json_types import Fraction
 from fairseq_alma.core.settings import NonNegative
 
 logger = logging.getLogger(__name__)
@@ -84,8 +84,7 @@ class ErrorFile:
             kept = self._lines.keep_if(lambda before: before["stage"] < stage, _Line)
             if existed and stage and (not kept or kept[-1]["stage"] < stage - 1):
                 logger.warning(
-                    "%s has no line for stage %d: it is damaged, or error_matrix=true was off in this stage. The error "
-                    "rates there count as not measured",
+                    "%s has no line for stage %d: the file is damaged. The error rates there count as not measured",
                     self._lines.path,
                     stage - 1,
                 )

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of, held_fences
+from fairseq_alma.core.json_types import value_of
 
 _counter = itertools.count()
 
@@ -213,7 +213,7 @@ def read_json(path: str | Path, kind: Any = Any, *, advice: str = "restore the f
 
     Args:
         path: the file.
-        kind: the declared type of the value (see `fairseq_alma.core.declarations`). For a dataclass, an object of this
+        kind: the declared type of the value (see `fairseq_alma.core.json_types`). For a dataclass, an object of this
             class is returned.
         advice: what the user can do if the file is damaged, for the message.
 

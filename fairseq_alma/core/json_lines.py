@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of
 from fairseq_alma.core.files import file_named, parse_json, write_whole
+from fairseq_alma.core.json_types import value_of
 
 
 class JsonLines:
@@ -78,7 +78,7 @@ class JsonLines:
         """Return the objects of all complete lines, in order.
 
         Args:
-            kind: the declared type of each object (see `fairseq_alma.core.declarations`).
+            kind: the declared type of each object (see `fairseq_alma.core.json_types`).
 
         Raises:
             RunError: if a line is damaged. The message contains file and line number.

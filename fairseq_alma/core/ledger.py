@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from fairseq_alma.core.declarations import Amount, Fraction, Loss, Perplexity, value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.json_types import Amount, Fraction, Loss, Perplexity, value_of
 from fairseq_alma.core.settings import NonNegative
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fairseq_alma.core.declarations import Amount, Fraction, Perplexity
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
+from fairseq_alma.core.json_types import Amount, Fraction, Perplexity
 from fairseq_alma.core.ledger import Ledger, LedgerRow
 from fairseq_alma.core.settings import NonNegative
 

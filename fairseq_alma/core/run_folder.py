@@ -8,7 +8,7 @@ RUN/ledger.jsonl        one row per arrival
 RUN/summary.json        metrics of the run
 RUN/arrivals.json       digest of each mega-batch
 RUN/decisions.jsonl     for each arrival, whether a stage was trained, the reason (wait=auto), the prequential score
-RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
+RUN/errors.jsonl        images, if the stream drifts: error rate on each mega-batch and each class, for each stage
 RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 RUN/seed_0/ ...         if the command has several seeds: the run folder of each seed. alma-vision trains the seeds

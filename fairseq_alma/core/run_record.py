@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from fairseq_alma.core.arrivals import decision_of
-from fairseq_alma.core.declarations import value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync_unsynced, write_json
+from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.protocol import SavedLearner, StepName
 from fairseq_alma.core.run_folder import index_of_stage

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.core.arrivals import Arrivals, Decision
+from fairseq_alma.core.arrivals import Arrivals, Decision, read_arrivals
 from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import remove, write_json
@@ -296,3 +296,16 @@ class SeedRecord:
         path = self.paths.summary
         is_cut = not path.exists() or not path.read_bytes().strip(b"\0")
         return {} if is_cut else read_summary(self.folder)
+
+
+def is_finished(run: Path) -> bool:
+    """Return True if all mega-batches of the run in this folder have arrived.
+
+    Raises:
+        RunError: if a file of the run is damaged.
+    """
+    try:
+        read_settings(run)
+        return read_summary(run).get("num_arrivals") == len(read_arrivals(run)["digests"])
+    except FileNotFoundError:
+        return False

@@ -39,7 +39,7 @@ class Flags:
     """Whether it may change when a run is continued, such as a file location or a device. It does not affect the
     result of a stage."""
     forkable: bool = False
-    """Whether it may change at a fork of a run (see RunRecord): it controls how a stage is trained, but not the model
+    """Whether it may change at a fork of a run (see SeedRecord): it controls how a stage is trained, but not the model
     or the data."""
     seed: bool = False
     """Whether it selects random seeds. Runs that differ only in such settings repeat the same experiment."""

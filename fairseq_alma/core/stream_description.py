@@ -4,9 +4,9 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from fairseq_alma.core.declarations import fault_in, value_of
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.files import parse_json
+from fairseq_alma.core.json_types import fault_in, value_of
 from fairseq_alma.core.settings import Count, NonNegative
 
 FORMAT_VERSION = 1

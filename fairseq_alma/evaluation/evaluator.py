@@ -60,7 +60,7 @@ class PerplexityEvaluator:
     - `keep_in` contains the scores of frozen members, which are members that no later stage trains. Without these
       files, all earlier members of a growing ensemble would be scored again after every stage.
     - `shared` contains the scores of all checkpoints, for use by other runs. Two runs often have the same checkpoint,
-      because one has copied the trained member of the other (setting `share`), or because they start from the same
+      because one has copied the trained member of the other (setting `reuse_from`), or because they start from the same
       untrained model.
 
     Args:
@@ -195,7 +195,7 @@ class PerplexityEvaluator:
                     raise
                 # Only warn, because this run does not need the scores in the shared folder.
                 logger.warning(
-                    "cannot store the scores of %s in the share folder (%s): this run continues, but other runs must "
+                    "cannot store the scores of %s in the shared folder (%s): this run continues, but other runs must "
                     "compute these scores again",
                     checkpoint,
                     error,

@@ -32,9 +32,9 @@ from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.continuation import finish_stage
 from fairseq_alma.lm.failures import STOPPED, failure_message
-from fairseq_alma.lm.fairseq_train import identity_of_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.shared_stages import SharedStages, key_of
+from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from fairseq_alma.lm.stage_processes import training_command
 from fairseq_alma.lm.training_config import Member, Started, TrainingConfigs, updates_of_stage
 
@@ -44,7 +44,7 @@ STARTED, DONE = "started.json", "done.json"
 """Two files in the folder of a member. STARTED exists during the training of the member, DONE after it.
 
 STARTED contains the type and the number of devices, the number of sequences in a forward pass and, with the setting
-`share`, the key of the training (see SharedStages). DONE contains the cost of the training."""
+`share`, the key of the training (see SharedMembers). DONE contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
 
@@ -96,7 +96,7 @@ class MemberTraining:
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
         self.settings = settings
         self._stream = stream
-        self._shared = SharedStages(settings.reuse_from) if settings.reuse_from else None
+        self._shared = SharedMembers(settings.reuse_from) if settings.reuse_from else None
         self._processes = processes
         self._configs = TrainingConfigs(settings, stream, processes.memory, processes.num_nodes)
         self._flops: dict[tuple[int, int], tuple[RowFlops, RowFlops]] = {}
@@ -105,7 +105,7 @@ class MemberTraining:
         """Let fairseq check the options with which `member` is trained. Nothing is written to the run folder.
 
         Raises:
-            SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
+            SettingError: if fairseq refuses an option, or the shared folder (setting `reuse_from`) cannot be written.
         """
         num_devices = self._usable_devices(num_members)
         self._configs.of(member, num_devices)
@@ -134,7 +134,7 @@ class MemberTraining:
 
         If the stage was interrupted before, finished members are not trained again, and started members are resumed.
         A member that another process is training is left to that process; the others are trained.
-        With the setting `share`, members that another run has trained in the same way are copied.
+        With the setting `reuse_from`, members that another run has trained in the same way are copied.
 
         Args:
             stage: the data to train on and the folder to write to.
@@ -229,11 +229,11 @@ class MemberTraining:
     def _start(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
         """Write started.json, with the number of devices and the key of the member's training, and return the key.
 
-        The key is the name of the folder in which the share folder (setting `share`) stores the trained member, see
-        SharedStages. If the training was started before and can be resumed, started.json is not changed.
+        The key is the name under which the shared folder (setting `reuse_from`) stores the trained member, see
+        SharedMembers. If the training was started before and can be resumed, started.json is not changed.
 
         Returns:
-            The key; None without the setting `share`.
+            The key; None without the setting `reuse_from`.
         """
         path, config = folder / STARTED, self._configs.of(member, num_devices, stage)
         now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size,
@@ -254,10 +254,10 @@ class MemberTraining:
         return (folder / STARTED).exists() and (folder / LAST).exists()
 
     def _publish(self, folder: Path) -> None:
-        """Copy a trained member to the share folder, if the setting `share` is set.
+        """Copy a trained member to the shared folder, if the setting `reuse_from` is set.
 
         Nothing is done if an earlier call has finished with this member, which then has no started.json, or if its
-        training began without the setting `share`, because its started.json then contains no key.
+        training began without the setting `reuse_from`, because its started.json then contains no key.
         """
         if not self._shared or not (folder / STARTED).exists():
             return
@@ -277,7 +277,7 @@ class MemberTraining:
         return last is not None and num_updates(last) >= updates
 
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
-        """Return the key of a member's training in the share folder: a digest of all that influences the result.
+        """Return the key of a member's training in the shared folder: a digest of all that influences the result.
 
         The key depends on the digests of the data and of the initial weights, not on their paths. So runs in different
         folders can have the same key.

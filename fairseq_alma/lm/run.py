@@ -22,8 +22,8 @@ import hydra
 from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, slurm_settings, store_settings
-from fairseq_alma.app.jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.catalogue import settings_that_are

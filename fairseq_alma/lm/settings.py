@@ -125,10 +125,9 @@ class LanguageModelSettings(RunSettings):
     seeds: Count = setting(1, free=True)
     """Number of runs, with the seeds `seed`, `seed` + 1, ..."""
     fork: bool = setting(False, free=True)
-    """Whether to continue the run in `out` with other values of the settings that control how a stage is trained (lr,
-    warmup_updates, dropout, weight_decay, batch_size, sequences_per_update, updates, updates_per_mega_batch,
-    validations, precision, fairseq). They are used from the first unfinished stage on, which is started again.
-    Finished stages are kept. The ledger row of that stage, and settings.json, record the change."""
+    """Whether to continue the run in `out` with other values of those settings that may change at a fork, as it says
+    beside them: they control how a stage is trained. They are used from the first unfinished stage on, which is started
+    again. Finished stages are kept. The ledger row of that stage, and settings.json, record the change."""
     learner_settings: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has."""
 

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from fairseq_alma.app.jobs import RUN_STEP, HandedOver, RunJobs, submit_run
 from fairseq_alma.app.scalars import RunScalars
-from fairseq_alma.app.sweep import is_finished
+from fairseq_alma.app.slurm_jobs import RUN_STEP, HandedOver, RunJobs, submit_run
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
@@ -32,6 +31,7 @@ from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.seed_record import is_finished
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import failure_message

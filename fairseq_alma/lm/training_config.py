@@ -9,10 +9,11 @@ from omegaconf import DictConfig
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
-from fairseq_alma.lm.fairseq_train import member_config, shapes_of_model
+from fairseq_alma.lm.fairseq_config import member_config, shapes_of_model
 from fairseq_alma.lm.settings import CLIP_NORM, LanguageModelSettings
 
 MEMBER_SEED_STRIDE = 10_000_000
@@ -124,8 +125,8 @@ class TrainingConfigs:
     def check_fork(self, member: Member) -> None:
         """Raise SettingError if the run is forked with another `fairseq=` that changes the shape of its model."""
         out = Path(self.settings.out)
-        before = read_settings(out).get("fairseq", "") if (out / "settings.json").exists() else ""
-        is_trained = any(out.glob("stages/*/*.done.json"))
+        before = read_settings(out).get("fairseq", "") if RunFolder(out).settings.exists() else ""
+        is_trained = any(RunFolder(out).marks())
         if not self.settings.fork or not is_trained or before == self.settings.fairseq:
             return
         own, other = (

@@ -17,7 +17,7 @@ from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, 
 class Stream(NamedTuple):
     """Properties of a stream. The results of two runs can be compared only if all these properties are equal."""
 
-    half: Program
+    program: Program
     data: Any
     """The data of the stream.
 
@@ -55,7 +55,7 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
             number += 1
             slug = f"{base}_{number}"
         groups.sort(key=_sort_key)
-        comparisons.append(Comparison(stream.half, title, slug, stream.num_arrivals, tuple(groups)))
+        comparisons.append(Comparison(stream.program, title, slug, stream.num_arrivals, tuple(groups)))
     return comparisons
 
 
@@ -107,7 +107,7 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
         compared = {
             name: value
             for name, value in {**run.settings, "last_group": _last_group(run)}.items()
-            if name == "last_group" or (not not_compared(name) and takes(stream.half, learner, name))
+            if name == "last_group" or (not not_compared(name) and takes(stream.program, learner, name))
         }
         repeat = 0
         while any(run.seed == other.seed for other in runs_of.get((stream, hashable(compared), repeat), [])):
@@ -119,7 +119,7 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
     for key, members in runs_of.items():
         members.sort(key=lambda run: (run.seed is None, run.seed, str(run.folder)))
         stream = key[0]
-        group = RunGroup(stream.half, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
+        group = RunGroup(stream.program, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
         groups.setdefault(stream, []).append(group)
     return groups
 
@@ -169,7 +169,7 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
     count = f"B = {stream.num_arrivals}"
     if stream.num_mega_batches != stream.num_arrivals:
         count = f"first {stream.num_arrivals} of B = {stream.num_mega_batches}"
-    if stream.half == "language model":
+    if stream.program == "language model":
         path = Path(str(group.runs[0].settings.get("stream", "stream")))
         # Many stream folders have the name `stream`. For these, use the name of the parent folder.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name

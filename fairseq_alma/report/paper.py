@@ -67,7 +67,7 @@ def row_of(group: RunGroup) -> Row | None:
     for vision runs, for waits that change during a run, and for a stream that is too short to compare: with fewer than
     3 arrivals, or with fewer arrivals than the wait.
     """
-    is_comparable = group.half == "language model" and not group.replay and group.has_fixed_wait
+    is_comparable = group.program == "language model" and not group.replay and group.has_fixed_wait
     if not is_comparable or _departs_from_paper(group) or group.num_arrivals < max(3, group.wait):
         return None
     steps = group.wait if group.settings.get("updates_per_mega_batch") else 1

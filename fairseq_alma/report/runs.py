@@ -122,7 +122,7 @@ CONTINUED = ("arrivals", "mega_batches", "last_group")
 class RunGroup:
     """Runs with equal settings that differ only in the seed."""
 
-    half: Program
+    program: Program
     """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     num_arrivals: int
     """Number of mega-batches that a run has received when it is finished."""
@@ -198,7 +198,7 @@ class RunGroup:
     @cached_property
     def is_anytime(self) -> bool:
         """Whether the runs have the settings of preset=anytime."""
-        return is_anytime(self.half, self.settings)
+        return is_anytime(self.program, self.settings)
 
     @property
     def replay(self) -> Any:
@@ -244,7 +244,7 @@ class RunGroup:
 class Comparison:
     """Groups of runs whose results can be compared: they have the same command, stream and number of arrivals."""
 
-    half: Program
+    program: Program
     """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     name: str
     """Title of the comparison, such as `mnist, B = 500`."""
@@ -256,7 +256,7 @@ class Comparison:
     @property
     def is_vision(self) -> bool:
         """True for runs of alma-vision, False for runs of alma-lm."""
-        return self.half == "vision"
+        return self.program == "vision"
 
     @cached_property
     def varied_settings(self) -> list[str]:
@@ -268,7 +268,7 @@ class Comparison:
         def differs(name: str) -> bool:
             # A setting of some learners only, such as `members`, means something else for each. So it is compared
             # among the groups of one learner, and the learner names the rest of the difference.
-            is_own = bool(catalogue.learners_that_take(name, self.half))
+            is_own = bool(catalogue.learners_that_take(name, self.program))
             groups = [group for group in self.groups if name in group.settings]
             values = {(group.learner if is_own else None, hashable(group.settings[name])) for group in groups}
             return len(values) > len({learner for learner, _ in values})
@@ -331,7 +331,7 @@ def group_label(group: RunGroup, names: Sequence[str], with_learner: bool = True
     """
     words = [printable(catalogue.label_of(group.learner))] if with_learner else []
     if group.is_anytime:
-        recipe = anytime_settings(group.half)
+        recipe = anytime_settings(group.program)
         if with_learner or {*names} & {*recipe} - {"learner", "wait"}:
             words = [ANYTIME]
         names = [name for name in names if name not in recipe]
@@ -343,7 +343,7 @@ def setting_words(group: RunGroup, names: Sequence[str]) -> list[str]:
     words = []
     for name in names:
         value = group.settings.get(name)
-        is_off = catalogue.options(group.half).get(name) == value
+        is_off = catalogue.options(group.program).get(name) == value
         if name == "learner" or value is None or is_off:
             continue
         if name == "replay":
@@ -368,7 +368,7 @@ def _short_text(value: Any) -> str:
 
 def options_of(group: RunGroup) -> list[str]:
     """Return the names of the options (`catalogue.options`) that are on in a group of runs."""
-    off = catalogue.options(group.half)
+    off = catalogue.options(group.program)
     return [name for name in off if group.settings.get(name) not in (None, off[name])]
 
 

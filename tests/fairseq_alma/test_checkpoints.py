@@ -17,7 +17,7 @@ from fairseq_alma.checkpoints import (
     write_checkpoint,
 )
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import write_untrained_checkpoint
 from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of
 

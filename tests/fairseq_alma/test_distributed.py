@@ -12,7 +12,7 @@ from fairseq_alma.checkpoints import EXPERT_DIGESTS, num_updates, read_checkpoin
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.growth.checkpoint import grow_checkpoint
-from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import write_untrained_checkpoint
 from fairseq_alma.modules.expert_parallel import digests_of_experts
 from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of

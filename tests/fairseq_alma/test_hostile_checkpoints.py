@@ -23,7 +23,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.growth.checkpoint import main as alma_grow
-from fairseq_alma.lm.fairseq_train import member_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import member_config, write_untrained_checkpoint
 from fairseq_alma.models.switch_lm import SwitchLanguageModelConfig
 from tests.fairseq_alma.lm.test_learners import train_member_in_a_fork
 from tests.fairseq_alma.lm.test_train_member import prepared

@@ -12,9 +12,9 @@ from typing import NotRequired, TypedDict
 
 import torch
 
-from fairseq_alma.core.declarations import Amount, Fraction, Loss
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import remove, sha256_once, write_json
+from fairseq_alma.core.json_types import Amount, Fraction, Loss
 from fairseq_alma.core.predictors import Checkpoint, read_predictor
 from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.core.settings import NonNegative

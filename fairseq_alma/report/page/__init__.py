@@ -178,7 +178,7 @@ def curve(group: RunGroup, num_points: int) -> dict[str, list | None]:
     mean, error = values.mean(axis=0), standard_error(values)
     changes = np.flatnonzero((values[:, 1:] != values[:, :-1]).any(axis=0)) + 1
     times = np.unique([0, *changes, group.last_t]) if group.last_t > FEW_ARRIVALS else np.arange(group.last_t + 1)
-    if group.half != "vision":
+    if group.program != "vision":
         times = times[group.counted_runs[0].stage[times] > 0]
     if len(times) > num_points:
         times = times[np.unique(np.linspace(0, len(times) - 1, num_points).round().astype(int))]

@@ -5,9 +5,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from fairseq_alma.core.declarations import Fraction, Loss, value_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, sealed, write_json
+from fairseq_alma.core.json_types import Fraction, Loss, value_of
 from fairseq_alma.core.settings import NonNegative
 
 

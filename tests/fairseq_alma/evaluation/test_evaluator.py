@@ -24,7 +24,7 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import write_untrained_checkpoint
 from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of
 from tests.streams import make_stream

@@ -13,7 +13,7 @@ from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettin
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.lm import train_member
 from fairseq_alma.lm.continuation import remove_old_continuations
-from fairseq_alma.lm.shared_stages import TRAINING_CODE
+from fairseq_alma.lm.shared_members import TRAINING_CODE
 from tests.commands import run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, rows_without_seconds, same_run
 from tests.fairseq_alma.lm.test_average import SHORT, succeed

@@ -12,10 +12,10 @@ from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import load_member
-from fairseq_alma.lm import fairseq_train
+from fairseq_alma.lm import fairseq_config
 from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
-from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
+from fairseq_alma.lm.fairseq_config import identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.training_config import Member, TrainingConfigs
@@ -230,9 +230,9 @@ def test_options_that_vary_are_set_as_fairseq_would_set_them(stream, monkeypatch
         "warmup_updates": 3, "mega_batches": "3", "replay_mega_batches": "1-2", "replay_share": 0.5, "num_experts": 6,
         "seed": 10_000_003, "save_interval_updates": 4, "validate_interval_updates": 4, "log_interval": 2,
     }  # fmt: skip
-    assert values.keys() >= fairseq_train.VARYING
+    assert values.keys() >= fairseq_config.VARYING
     ours = [member_config({**values, "seed": seed}) for seed in (10_000_003, 4)]
-    monkeypatch.setattr(fairseq_train, "VARYING", set())
+    monkeypatch.setattr(fairseq_config, "VARYING", set())
     assert ours == [member_config({**values, "seed": seed}) for seed in (10_000_003, 4)]
     assert ours[0] != ours[1]
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from fairseq_alma.app import jobs as app_jobs
-from fairseq_alma.app.jobs import RunJobs
+from fairseq_alma.app import slurm_jobs as app_jobs
+from fairseq_alma.app.slurm_jobs import RunJobs
 from fairseq_alma.checkpoints import BEST, LAST
 from fairseq_alma.core.files import write_json
 from fairseq_alma.lm import slurm_chain

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.app.jobs import RunJobs
+from fairseq_alma.app.slurm_jobs import RunJobs
 from launch.slurm import SlurmError
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows, trainings
 from tests.fairseq_alma.lm.test_slurm_chain import ENS, logs, stream, submit, whole

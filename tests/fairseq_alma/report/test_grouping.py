@@ -51,11 +51,11 @@ def test_labels_leave_out_options_that_are_off_and_what_has_no_effect_without_th
     ]
 
 
-@pytest.mark.parametrize("half", ["language model", "vision"])
-def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_path, half):
+@pytest.mark.parametrize("program", ["language model", "vision"])
+def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_path, program):
     """Its name replaces the settings of the preset. Another setting follows it, and a changed one brings all back."""
-    recipe = dict(anytime_settings(half))
-    write, values = (write_text, PERPLEXITIES) if half == "language model" else (write_vision, ERRORS)
+    recipe = dict(anytime_settings(program))
+    write, values = (write_text, PERPLEXITIES) if program == "language model" else (write_vision, ERRORS)
     write(tmp_path / "sm", values)
     write(tmp_path / "anytime", values, preset="anytime", **recipe)
     write(tmp_path / "by hand", values, seed=1, **recipe)
@@ -64,7 +64,7 @@ def test_a_run_with_exactly_the_settings_of_the_recipe_is_called_anytime(tmp_pat
     assert "anytime" in labels_of(comparison)
     [group] = [group for group in comparison.groups if comparison.label_of(group) == "anytime"]
     assert [run.seed for run in group.runs] == [0, 1]
-    other = "lr" if half == "language model" else "width"
+    other = "lr" if program == "language model" else "width"
     write(tmp_path / "other", values, **recipe, preset="anytime", **{other: 8})
     assert f"anytime, {other} 8" in labels_of(only_comparison(tmp_path))
     write(tmp_path / "changed", values, preset="anytime", **recipe | {"average": "power:4"})

@@ -25,7 +25,6 @@ from typing import Literal
 
 from rich.table import Table
 
-from fairseq_alma.app.sweep import is_finished
 from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wide_console
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.errors import RunError, StageError, message_of
@@ -35,6 +34,7 @@ from fairseq_alma.core.metrics import checked_rows
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
+from fairseq_alma.core.seed_record import is_finished
 from launch.slurm import (
     WARNING_SECONDS,
     QueuedJob,

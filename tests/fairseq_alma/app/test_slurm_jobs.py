@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from fairseq_alma.app import jobs as module
-from fairseq_alma.app.jobs import JOB, HandedOver, JobRecord, RunJobs, in_job
+from fairseq_alma.app import slurm_jobs as module
+from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job
 from fairseq_alma.core.errors import StageError
 from vision.cli import COMMAND
 

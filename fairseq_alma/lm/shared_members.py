@@ -31,7 +31,7 @@ The key of a shared member is a digest that depends on this code. So members tha
 reused."""
 
 
-class SharedStages:
+class SharedMembers:
     """A store of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
 
     An entry has the files checkpoint_best.pt, log.txt and done.json (the cost of the training), and, if the next stage

@@ -8,7 +8,7 @@ import torch
 
 from fairseq_alma.checkpoints import CONTINUATION, digest_of_model, read_checkpoint, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.lm.shared_stages import SharedStages, key_of
+from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from tests.commands import RUN, run_command
 
 
@@ -24,19 +24,19 @@ def finished(trained, tmp_path):
 
 
 def test_a_member_that_one_run_publishes_is_copied_by_another(finished, tmp_path):
-    shared = SharedStages(tmp_path / "shared")
+    shared = SharedMembers(tmp_path / "shared")
     other = tmp_path / "other" / "member_2"
     assert not shared.copy_to(other, "key")
     assert not other.exists()
     shared.publish(finished, "key")
     assert shared.copy_to(other, "key")
-    assert {p.name for p in other.iterdir()} == set(SharedStages.FILES) - {CONTINUATION}
+    assert {p.name for p in other.iterdir()} == set(SharedMembers.FILES) - {CONTINUATION}
     assert (other / "checkpoint_best.pt").read_bytes() == (finished / "checkpoint_best.pt").read_bytes()
     assert "not trained here" in (other / "log.txt").read_text()
 
 
 def test_the_first_to_finish_counts_and_nothing_unfinished_is_left(finished, tmp_path):
-    shared = SharedStages(tmp_path / "shared")
+    shared = SharedMembers(tmp_path / "shared")
     shared.publish(finished, "key")
     (finished / "done.json").write_text("later\n")
     shared.publish(finished, "key")
