@@ -63,5 +63,5 @@ def test_learners_without_a_structure_of_their_own_train_any_network(tmp_path, l
     wrong = run.predictor(dataset.test.images).argmax(1) != dataset.test.labels.numpy()
     assert run.ledger[-1].scores.error_rate == float(wrong.mean())
     size = run.ledger[0].scores.num_params
-    assert size == (3 * 28 + 10 * 2701) * (2 if learner in ("ens", "umix") else 1)
+    assert size == (3 * 28 + 10 * 2701) * (1 if learner == "sm" else 2)
     assert run.ledger[-1].scores.num_params == (2 * size if learner == "gens" else size)

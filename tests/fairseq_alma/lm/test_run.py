@@ -13,6 +13,7 @@ from types import FunctionType, ModuleType
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import StreamError
@@ -336,10 +337,11 @@ def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
     assert len((out / "ledger.jsonl").read_text().splitlines()) == 3  # t = 0, 1, 2: no row is missing and none is added
 
 
-def test_the_untrained_learner_is_scored_on_a_sample_which_no_metric_uses(stream, tmp_path):
-    arguments = (f"stream={stream}", f"out={tmp_path}/out", *RUN, "mega_batches=1", "updates=3", "validations=1")
-    result = run_command("alma-lm", *arguments)
-    assert result.returncode == 0, result.stderr[-2000:]
+def test_the_untrained_learner_is_scored_on_a_sample_which_no_metric_uses(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(alma_lm, "UNTRAINED_TOKENS", 96)
+    given = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in RUN)}
+    given |= {"stream": str(stream), "out": f"{tmp_path}/out", "mega_batches": 1, "updates": 3, "validations": 1}
+    alma_lm.run(LanguageModelSettings.from_mapping(given))
     rows = rows_without_seconds(tmp_path / "out")
     assert [row.get("scored_tokens") for row in rows] == [96, None]
     assert "word_perplexity" not in rows[0]
