@@ -103,6 +103,18 @@ def test_a_stream_adds_the_tokens_of_what_a_share_left_out(tmp_path, corpus, alm
     assert encoded_share(cache, corpus, f"{more}@0.5", more=[*other, "--seed", 5]) == 0
 
 
+def test_a_second_stream_counts_what_a_tokenizer_loses(tmp_path, corpus, alma_prep, folder_bytes):
+    """sentencepiece may lose text, so the text is compared with the tokens, also if they are from the cache."""
+    cached, kind = ["--cache", tmp_path / "cache"], ["--tokenizer", "sentencepiece"]
+    assert alma_prep(tmp_path / "first", corpus, num_mega_batches=2, more=[*kind, *cached]) == 0
+    more = ["--tokenizer", tmp_path / "first" / "sentencepiece.model", "--seed", 7]
+    assert alma_prep(tmp_path / "wanted", corpus, num_mega_batches=2, more=more) == 0
+    assert alma_prep(tmp_path / "second", corpus, num_mega_batches=2, more=[*more, *cached]) == 0
+    assert folder_bytes(tmp_path / "second") == folder_bytes(tmp_path / "wanted")
+    assert splits(tmp_path / "second") == splits(tmp_path / "wanted")
+    assert splits(tmp_path / "second")["valid"]["lost"]["of_characters"] > 0
+
+
 def test_a_cache_that_cannot_be_written_is_noted(tmp_path, corpus, alma_prep, folder_bytes, capsys):
     assert alma_prep(tmp_path / "wanted", corpus, num_mega_batches=2) == 0
     (tmp_path / "cache").mkdir()
