@@ -22,6 +22,7 @@ IMPORTING = {
     "fairseq_alma/app/plugins.py": "plugin= and MODULE:FUNCTION of the user",
     "data_prep/cleaning/filters.py": "--filter of the user",
     "data_prep/running/tasks.py": "classes of tasks, which the same call of alma-prep has written to its work folder",
+    "core/catalogue.py": "two modules that our code names",
     "launch/warm_server.py": "modules that our code names when it starts the server",
     "data_prep/sources/bounded.py": "functions that our code sends to its child process",
 }

@@ -5,7 +5,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
@@ -88,6 +88,8 @@ class Command:
         self._data_setting = data_setting
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
+        self._folder: Path | None = None
+        """Folder of a sweep, between two of its jobs."""
 
     def main(self, hydra_main: Callable[[], Any]) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2.
@@ -99,6 +101,7 @@ class Command:
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
         self._failed.clear()
+        self._folder = None
         arguments = sys.argv[1:]
         with print_errors(self.name):
             if arguments and arguments[0] in SUBCOMMANDS:
@@ -120,6 +123,9 @@ class Command:
                 say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
                 sys.exit(1)
         except KeyboardInterrupt:
+            if self._folder is not None:
+                with suppress(KeyboardInterrupt), in_job(self._folder, self._signals):
+                    raise
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
 
     def _run_subcommand(self, name: str, *arguments: str) -> int:
@@ -259,10 +265,13 @@ class Command:
             sys.argv = [self.name, *map(self._texts.as_typed, words)]
             missing = missing_folders(out)
             folder = Path(hydra.sweep.dir) if hydra.mode == RunMode.MULTIRUN else out
+            self._folder = None
             try:
+                score = math.nan  # if other jobs continue the run
                 with in_job(folder, self._signals):
-                    return run({**values, "out": str(out)}, typed)
-                return math.nan  # other jobs continue the run
+                    score = run({**values, "out": str(out)}, typed)
+                self._folder = folder
+                return score
             except Exception as error:
                 remove_empty(missing)
                 is_of_system = isinstance(error, OSError) and error.errno in ADVICE
@@ -272,6 +281,7 @@ class Command:
                     traceback.print_exc()
                 say(f"{self.name}: {message_of(error)}", sys.stderr)
                 self._failed.append(out.name)
+                self._folder = folder
                 return math.inf
 
 

@@ -65,11 +65,6 @@ class LearnerEntry:
     """Name of the learner in figures and tables, for example "gMoE". This is the name that the paper uses."""
     summary: str
     """Description of the learner in one sentence, for `--help`."""
-    grows: bool = False
-    """Whether the learner adds capacity (members, experts or units) between stages."""
-    independent_members: bool = True
-    """Whether the members (networks) of the learner are trained independently of each other. If so, separate processes
-    can train them."""
     vision: type[LearnerSettings] | None = None
     """Class of the learner's settings in alma-vision; None if alma-vision does not have this learner."""
     language_model: type[LearnerSettings] | None = None
@@ -306,29 +301,29 @@ for _entry in (
     ),
     LearnerEntry(
         "umix", "UMix", "N networks trained as one network; their logits are averaged.",
-        independent_members=False, vision=UnionMixSettings,
+        vision=UnionMixSettings,
     ),
     LearnerEntry(
         "gens", "gEns", "An ensemble to which each stage adds new networks and trains only these.",
-        grows=True, vision=GrowingEnsembleSettings, language_model=LanguageModelGrowingEnsembleSettings,
+        vision=GrowingEnsembleSettings, language_model=LanguageModelGrowingEnsembleSettings,
     ),
     LearnerEntry(
         "gmoe", "gMoE", "A mixture of experts in which the experts with the largest loss are copied before a stage.",
-        grows=True, vision=GrowingMixtureSettings, language_model=LanguageModelGrowingMixtureSettings,
+        vision=GrowingMixtureSettings, language_model=LanguageModelGrowingMixtureSettings,
     ),
     LearnerEntry(
         "ff", "FF", "One network whose layers grow where the loss falls fastest (Firefly).",
-        grows=True, vision=FireflySettings,
+        vision=FireflySettings,
     ),
     LearnerEntry("moe", "MoE", "A mixture of experts that does not grow.", vision=MixtureSettings),
     LearnerEntry(
         "gmoe_flat", "gMoE (flat gate)",
         "A growing mixture with one softmax over all experts instead of a tree of gates.",
-        grows=True, vision=GrowingMixtureSettings,
+        vision=GrowingMixtureSettings,
     ),
     LearnerEntry(
         "ens_moe", "Ens of MoEs", "An ensemble to which each stage adds a new mixture of experts.",
-        grows=True, vision=EnsembleOfMixturesSettings,
+        vision=EnsembleOfMixturesSettings,
     ),
 ):  # fmt: skip
     add_learner(_entry)

@@ -134,7 +134,9 @@ def test_a_sweep_of_images_at_its_time_limit_is_requeued_and_ends(slurm, reposit
                        folder=repository)  # fmt: skip
     slurm.wait_for(lambda: list((repository / "sweep").rglob("*.done.json")))
     slurm.run("scancel", "--batch", "--signal=USR1", job)
-    slurm.wait_for(lambda: slurm.job(job)["Restarts"] == "1" or slurm.job(job)["JobState"] == "COMPLETED")
+    slurm.wait_for(
+        lambda: slurm.job(job)["Restarts"] == "1" or slurm.job(job)["JobState"] not in ("RUNNING", "PENDING")
+    )
     wait_for_end(slurm, repository, job)
     assert len(list((repository / "sweep").glob("*/summary.json"))) == 4
     assert "sorted by prequential validation error rate" in " ".join(log_of(repository, job).split())

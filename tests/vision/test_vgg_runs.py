@@ -8,7 +8,7 @@ import torch
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
-from tests.vision.tiny_runs import ledger, taken
+from tests.vision.tiny_runs import ledger
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
 from vision.firefly import chain_from_stack
@@ -41,7 +41,9 @@ def tiny_dataset():
 
 
 def small_run(out, learner="sm", **more):
-    values = {"epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16, **taken(learner, members=2)}
+    values = {"learner": learner, "epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16}
+    if learner in ("ens", "umix"):
+        values["members"] = 2
     if learner in ("moe", "ens_moe"):
         values["experts"] = 2
     settings = VisionSettings.from_mapping({"out": str(out), "dataset": "cifar10", **values, **more})

@@ -393,7 +393,6 @@ def register_learner(
     label: str | None = None,
     summary: str = "",
     settings: type[LearnerSettings] | None = None,
-    grows: bool = False,
 ) -> Callable[[type[VisionLearner]], type[VisionLearner]]:
     """Return a class decorator that makes a learner available as `learner=NAME`.
 
@@ -403,7 +402,6 @@ def register_learner(
             `fairseq_alma.core.catalogue` if the learner is listed there.
         summary: one sentence for `--help`. By default it is the first line of the learner class's docstring.
         settings: class of the settings that only this learner has. By default there are no such settings.
-        grows: whether the learner adds capacity between stages.
 
     Raises:
         ValueError: if a setting of the learner has the same name as a setting that all runs have, or if there is a
@@ -425,7 +423,7 @@ def register_learner(
         LEARNERS[name] = cls
         if has_new_entry:
             first_line = (cls.__doc__ or "").strip().partition("\n")[0]
-            add_learner(LearnerEntry(name, label or name, summary or first_line, grows, vision=own))
+            add_learner(LearnerEntry(name, label or name, summary or first_line, vision=own))
         return cls
 
     return register

@@ -9,6 +9,7 @@ import pytest
 from fairseq_alma.app import jobs as module
 from fairseq_alma.app.jobs import JOB, HandedOver, JobRecord, RunJobs, in_job
 from fairseq_alma.core.errors import StageError
+from vision.cli import COMMAND
 
 
 @pytest.fixture
@@ -86,4 +87,19 @@ def test_a_job_that_was_not_submitted_by_us_is_requeued_too_and_leaves_no_record
     assert not (run / "launch").exists()
     monkeypatch.delenv("SLURM_JOB_ID")
     stop(run, signal.SIGUSR1)
+    assert requeued == ["7"]
+
+
+def test_a_sweep_that_is_warned_between_two_of_its_jobs_is_requeued(tmp_path, requeued, monkeypatch):
+    monkeypatch.delenv(JOB)
+    (tmp_path / "checkpoint_last.pt").touch()
+
+    def between() -> None:
+        COMMAND._folder = tmp_path
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(10)
+
+    monkeypatch.setattr("sys.argv", ["alma-vision", "-m", "dataset=digits", f"out={tmp_path}"])
+    with pytest.raises(SystemExit):
+        COMMAND.main(between)
     assert requeued == ["7"]

@@ -10,12 +10,6 @@ from fairseq_alma.core.settings import Count, NonNegative, Settings, defaults_of
 
 
 @dataclass(frozen=True)
-class InnerSettings(Settings):
-    rate: float = 0.5
-    """Learning rate."""
-
-
-@dataclass(frozen=True)
 class OuterSettings(Settings):
     name: str
     """The name."""
@@ -26,19 +20,12 @@ class OuterSettings(Settings):
     kind: Literal["a", "b"] = "a"
     level: Literal[0, 1] = 1
     flag: bool = False
-    inner: InnerSettings = InnerSettings()
+    rate: float = 0.5
+    """Learning rate."""
 
 
 def made(**values):
     return OuterSettings.from_mapping({"name": "x", **values})
-
-
-def test_flat_keys_reach_the_groups_and_come_back_flat():
-    settings = made(rate=0.25, count=4)
-    assert settings.inner.rate == 0.25
-    assert settings.to_json() == {
-        "name": "x", "count": 4, "start": None, "kind": "a", "level": 1, "flag": False, "rate": 0.25,
-    }  # fmt: skip
 
 
 def test_each_setting_is_described_by_the_docstring_below_it():
@@ -81,7 +68,7 @@ def test_wrong_values_and_keys_are_refused(values, message):
 
 def test_none_is_accepted_where_the_type_says_so_and_an_integer_is_a_number():
     assert made(start=None).start is None
-    assert made(rate=1).inner.rate == 1
+    assert made(rate=1).rate == 1
 
 
 def test_the_nearest_key_is_found_or_none():

@@ -29,7 +29,6 @@ def test_a_new_run_gets_what_is_faster_here(tmp_path, monkeypatch):
     [
         ({"precision": "bfloat16", "batch_size": None}, ("bfloat16", None)),
         ({"precision": "float32", "batch_size": 4}, ("float32", 4)),
-        ({"batch_size": 8}, ("float32", 8)),  # written by a version without the setting
     ],
 )
 def test_a_continued_run_keeps_what_it_was_started_with(tmp_path, recorded, expected):
