@@ -87,7 +87,7 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
         symbols = check_vocabulary(settings, tokenizer_file)
         num_symbols = dictionary_size(len(symbols))
     names = [source_name(record) for record in spooled.records]
-    encoded = encode(index, tokenizer_file, num_symbols, names, spooled.source_of_shard, work)
+    encoded = encode(index, tokenizer_file, num_symbols, names, spooled.source_of_shard, work, settings.cache)
     described = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
     if periods is not None:
         described |= periods.described(encoded.splits)

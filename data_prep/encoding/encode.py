@@ -7,6 +7,7 @@ tokens of a split into the files of the split (see `JoinTask`).
 import collections
 import hashlib
 import itertools
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from data_prep.encoding.documents import write_documents
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
+from data_prep.encoding.stored_tokens import BATCH_BYTES, store_tokens, stored_tokens
 from data_prep.reading.facts import facts_digest
 from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges, is_training
 from data_prep.reading.spool import READ_BYTES, read_texts
@@ -215,8 +217,9 @@ TASK_BYTES = 16 << 20
 passages. For a large corpus, a task that encodes processes more (see _MAX_TASKS)."""
 _MAX_TASKS = 4000
 """Approximate largest number of tasks that encode, in addition to one for each split."""
-_BATCH_BYTES = 1 << 20
-"""Approximate number of bytes of text that a task encodes at a time."""
+_MIN_STORED_TASKS = 100
+"""A task that takes tokens from the cache opens the files of most spool files. So there are few such tasks, and each
+processes up to READ_BYTES bytes. But there are not fewer than about this number, so that workers have equal shares."""
 
 
 class Encoded(NamedTuple):
@@ -231,7 +234,7 @@ class Encoded(NamedTuple):
 
 def encode(
     index: Index, tokenizer_file: Path, num_symbols: int, sources: Sequence[str], source_of_shard: Sequence[int],
-    work: WorkFolder,
+    work: WorkFolder, cache: str | None = None,
 ) -> Encoded:  # fmt: skip
     """Encode all passages, and write the files of every split into the work folder.
 
@@ -242,10 +245,14 @@ def encode(
         sources: the name of each source.
         source_of_shard: index of the source of each spool file.
         work: the work folder.
+        cache: the folder in which tokens are kept for other streams (see `stored_tokens`); None: there is none.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
     num_bytes = int(passages["num_bytes"].sum(dtype=np.int64))
     task_bytes = max(TASK_BYTES, num_bytes // _MAX_TASKS)
+    if cache:
+        task_bytes = max(task_bytes, min(READ_BYTES, num_bytes // _MIN_STORED_TASKS))
+    tokens = work.folder / "tokens"
     tokenizer_sha256 = sha256_of(tokenizer_file)
     tasks: list[EncodeTask] = []
     weights: list[int] = []
@@ -255,7 +262,8 @@ def encode(
         tasks_of_split[name] = range(len(tasks), len(tasks) + len(ranges))
         for first, last in ranges:
             texts = index.texts(first, last)
-            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, texts, dtype, num_symbols))
+            stored = str(tokens) if cache else ""
+            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, texts, dtype, num_symbols, stored))
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     assert work.executor is not None
     step = Step(work.folder / "encode", tasks)
@@ -265,8 +273,11 @@ def encode(
     remove_outdated(join, joined)
     # The tokens of a split were removed when they were joined, so they are not encoded again.
     numbers = tasks_to_join(join, joined)
+    if cache and numbers:
+        store_tokens(index, tokenizer_file, tokenizer_sha256, dtype, cache, work)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(work.executor, lambda number: bar.advance(weights[number]), numbers=numbers)
+    shutil.rmtree(tokens, ignore_errors=True)
     splits = join_tokens(step, join, joined, index, work)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
@@ -297,6 +308,8 @@ class EncodeTask(TextsTask):
     texts: Texts
     dtype: str
     num_symbols: int
+    tokens: str = ""
+    """The folder with the tokens of all passages (see `stored_tokens`); "": this task encodes them."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         counts = np.zeros(self.num_symbols, np.int64)
@@ -323,7 +336,7 @@ class EncodeTask(TextsTask):
         return {"long": long, "lost": lost}
 
     def _batches(self, heartbeat: Heartbeat) -> Iterator[tuple[int, list[np.ndarray], dict]]:
-        """Yield the first index, the fairseq ids and the losses of batches of about _BATCH_BYTES bytes of passages."""
+        """Yield the first index, the fairseq ids and the losses of batches of about BATCH_BYTES bytes of passages."""
         tokenizer = cached_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         passages, spool = self.texts.entries(), Path(self.texts.spool)
 
@@ -331,12 +344,17 @@ class EncodeTask(TextsTask):
             heartbeat.beat("text encoding")
 
         for start, end in byte_ranges(passages["num_bytes"], 0, len(passages), READ_BYTES):
-            texts = read_texts(spool, passages[start:end], beat)
-            for first, last in byte_ranges(passages["num_bytes"], start, end, _BATCH_BYTES):
-                batch = texts[first - start : last - start]
+            entries = np.asarray(passages[start:end])
+            stored = stored_tokens(Path(self.tokens), self.dtype, entries, beat) if self.tokens else []
+            # With tokens, the text is needed only to count what they lose.
+            is_read = not stored or not tokenizer.is_lossless
+            texts = read_texts(spool, entries, beat) if is_read else [""] * len(entries)
+            for first, last in byte_ranges(passages["num_bytes"], start, end, BATCH_BYTES):
+                where = slice(first - start, last - start)
+                batch = texts[where]
                 beat()
                 with heartbeat.computing():  # a passage without white space can have 16 MB
-                    ids = tokenizer.encode(batch)
-                    lost = losses(tokenizer, batch, ids)
-                yield first, [each + NUM_SPECIAL for each in ids], lost
-            del texts  # before the next texts are read
+                    ids = stored[where] if stored else [each + NUM_SPECIAL for each in tokenizer.encode(batch)]
+                    lost = losses(tokenizer, batch, (each - NUM_SPECIAL for each in ids))
+                yield first, ids, lost
+            del texts, stored  # before the next texts are read

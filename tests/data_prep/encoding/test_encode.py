@@ -48,7 +48,7 @@ def test_a_task_beats_for_each_passage_that_it_reads(tmp_path, encoding_task, mo
 def test_passages_are_read_in_the_order_of_the_spool(tmp_path, encoding_task, monkeypatch):
     opened, found, open_shard = [], [], spool._open_shard
     monkeypatch.setattr(spool, "_open_shard", lambda *place: opened.append(place[1]) or open_shard(*place))
-    monkeypatch.setattr(encode, "_BATCH_BYTES", 120)
+    monkeypatch.setattr(encode, "BATCH_BYTES", 120)
     for num_bytes in (1, 500, 1 << 20):
         monkeypatch.setattr(encode, "READ_BYTES", num_bytes)
         opened.clear()
