@@ -24,7 +24,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 80])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 240])
 def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     def run(out):
         alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(out)}))
@@ -34,7 +34,7 @@ def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     assert statuses.total() > (30 if every == 1 else 0)
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 10])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     whole = tmp_path / "run"
     alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(whole)}))
