@@ -145,7 +145,12 @@ def check_free(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise PrepError(f"{out} is a file: choose a folder for the stream.")
     has_work = (out / WORK).is_dir()
-    foreign = [name for name in files_beside_work(out) if not (has_work and SHARD_NAME.fullmatch(name))]
+    # An earlier call may have been killed after it had made the folder of a shard, and before it moved the shard there.
+    foreign = [
+        name
+        for name in files_beside_work(out)
+        if not (has_work and (SHARD_NAME.fullmatch(name) or (out / name).is_dir()))
+    ]
     if foreign:
         names = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise PrepError(

@@ -391,8 +391,11 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
     extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
     If `resumes` is False, the file may belong to the user, and an error is raised.
     """
-    names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
-    if "extension" in settings:
+    found = files_beside_work(out)
+    names = list(filter(SHARD_NAME.fullmatch, found))
+    if "extension" not in settings:
+        names += [name for name in found if (out / name).is_dir()]  # folders that are empty
+    else:
         num_mega_batches = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))["num_mega_batches"]
         names = [name for name in names if not belongs_to_stream(name, num_mega_batches, settings["extension"] - 1)]
         if names and not resumes:

@@ -118,6 +118,29 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, unin
     assert kept == whole
 
 
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_run_killed_before_it_moves_a_shard_is_finished(
+    tmp_path, books, alma_prep, folder_bytes, monkeypatch, number
+):
+    """Before the first shard, there is the empty folder into which it would be moved."""
+    out, replace, moved = tmp_path / "out", os.replace, []
+
+    def killed(source, target):
+        inside = Path(target).is_relative_to(out) and not Path(target).relative_to(out).parts[0].startswith(".")
+        if inside and len(moved) == number:
+            raise KeyboardInterrupt
+        moved.extend([target] * inside)
+        return replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        assert alma_prep(out, f"books:{books}") == 130
+    assert len(moved) == number and not (out / "stream.json").exists()
+    assert alma_prep(out, f"books:{books}") == 0
+    assert alma_prep(tmp_path / "whole", f"books:{books}") == 0
+    assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_a_task_whose_shards_were_altered_or_lost_is_done_again(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
