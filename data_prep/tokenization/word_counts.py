@@ -68,7 +68,7 @@ def _starts(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
     for position, length in _other_spaces(data):
         for following in range(length):
             is_space[position + following] = True
-    # The first and the last bytes of white space. It does not go on from one text to the next.
+    # Where each run of white space begins and ends. A run ends at the end of its text.
     is_start, is_last = is_space.copy(), is_space.copy()
     is_start[1:] &= ~is_space[:-1]
     is_last[:-1] &= ~is_space[1:]

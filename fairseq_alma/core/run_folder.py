@@ -18,43 +18,25 @@ RUN/seed_0/ ...         if the command has several seeds: the run folder of each
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run, and the paths in it."""
+    """The folder of a run, and the paths in it. They need not exist.
 
-    path: Path
+    Args:
+        path: the folder.
+    """
 
-    @property
-    def settings(self) -> Path:
-        return self.path / "settings.json"
-
-    @property
-    def provenance(self) -> Path:
-        return self.path / "provenance.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def arrivals(self) -> Path:
-        return self.path / "arrivals.json"
-
-    @property
-    def decisions(self) -> Path:
-        return self.path / "decisions.jsonl"
-
-    @property
-    def stages(self) -> Path:
-        return self.path / "stages"
+    def __init__(self, path: Path):
+        self.path = path
+        self.settings = path / "settings.json"
+        self.provenance = path / "provenance.json"
+        self.ledger = path / "ledger.jsonl"
+        self.summary = path / "summary.json"
+        self.arrivals = path / "arrivals.json"
+        self.decisions = path / "decisions.jsonl"
+        self.stages = path / "stages"
 
     def stage(self, k: int) -> Path:
         """Return the folder of stage k, which may not exist. Stage 0 belongs to the untrained learner."""

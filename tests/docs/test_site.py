@@ -55,7 +55,8 @@ def test_the_search_box_works_on_a_page_that_is_opened_as_a_file(site):
         page.goto(f"file://{site}/api/launch.html")
         page.click("input.md-search__input")
         page.keyboard.type("renewed its lease")
-        page.wait_for_selector(".md-search-result__link[href*='troubleshooting.html']")
+        found = page.wait_for_selector(".md-search-result__link[href*='troubleshooting.html']")
+        assert found is not None and found.is_visible()
         browser.close()
 
 
