@@ -79,8 +79,7 @@ def our_words() -> Any:
 UNREADABLE = "unreadable characters"
 """The reason to remove documents of which more than `characters.MAX_UNREADABLE` of the characters are unreadable."""
 CLEANING_SECONDS = 20
-"""CPU time limit for the cleaning of one document, in seconds. Documents of 16 MB whose every line is a single letter
-need more with --rules. A filter of the user may need any time."""
+"""CPU time limit for the cleaning of one document, in seconds. A filter of the user may need any time."""
 TOO_SLOW = f"cleaning takes more than {CLEANING_SECONDS} s of CPU time"
 """The reason to remove documents that exceed this limit."""
 _LIMITED_CHARACTERS = 1 << 14

@@ -101,7 +101,7 @@ def _stream_of(run: Path) -> tuple:
     """Return what must be equal for two finished jobs, so that their scores can be compared."""
     seed = next(iter(find_runs(run)))
     settings, num_arrivals = read_settings(seed), len(read_arrivals(seed)["digests"])
-    names = ("dataset", "split", "order", "drift_overlap", "mega_batches", "cer_from", "test_digest", "evaluated_on")
+    names = ("dataset", "order", "mega_batches", "cer_from", "test_digest", "evaluated_on")
     return num_arrivals, *(json.dumps(settings.get(name)) for name in names)
 
 
@@ -127,8 +127,8 @@ def score_key(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return the key of the score by which runs are compared, as alma-report compares them. A lower score is better.
 
     For images, it is the prequential score if all summaries have it, except those of diverged runs. A run with only one
-    arrival has no prequential score, and neither has a run of an earlier version. Then it is the average validation
-    error, if a summary has it, and otherwise the final validation error. With one arrival, the two are equal.
+    arrival has no prequential score. Then it is the average validation error, if a summary has it, and otherwise the
+    final validation error. With one arrival, the two are equal.
 
     For language models, it is the prequential score if a summary has it. Runs without the chosen score come last.
 

@@ -39,7 +39,7 @@ class ErrorMatrix:
     """[arrivals + 1][mega-batches], where entry j - 1 of a row is the error rate on mega-batch j.
 
     NaN where the error rate was not measured: for mega-batches that were added to the run after the stage of the row,
-    and for all mega-batches of a stage that was trained while the matrix was switched off."""
+    and for all mega-batches of a stage whose line is damaged."""
     by_class: list[list[float]]
     """[arrivals + 1][classes], on the test set; NaN for a class without test examples."""
     class_names: list[str] | None

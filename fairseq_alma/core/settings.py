@@ -201,6 +201,8 @@ SUCCESSORS: Mapping[str, str] = {
     "split": "dataset=emnist_letters or another name of this kind",
     **dict.fromkeys(("data_seed", "initialisation_seed", "order_seed"), "seed="),
     "clip_norm": "fairseq='--clip-norm NUMBER'",
+    **{f"launch.{name}": f"launch.options='--{name}=...'" for name in ("account", "qos", "constraint")},
+    "launch.sbatch": "launch.options=",
 }
 """Name of a setting that does not exist any more -> what to write instead."""
 
@@ -214,7 +216,8 @@ def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     unknown = sorted(set(keys) - set(known))
     if not unknown:
         return
-    if replaced := [f"{key}= is now {SUCCESSORS[key]}" for key in unknown if key in SUCCESSORS]:
+    successors = {key: SUCCESSORS[key] for key in unknown if SUCCESSORS.get(key, "").partition("=")[0] in known}
+    if replaced := [f"{key}= is now {successor}" for key, successor in successors.items()]:
         raise SettingError(f"unknown settings {', '.join(unknown)}: {', '.join(replaced)}")
     near = {key: nearest_key(key, known) for key in unknown}
     hints = [f"did you mean {found}?" if len(unknown) == 1 else f"for {key}, did you mean {found}?"

@@ -64,9 +64,7 @@ def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, 
     """
     everything = {
         "model": digest_of_model(checkpoint),
-        # Use float32 if the checkpoint has no option `precision`, because an earlier version of ALMA wrote such a
-        # checkpoint, and that version used float32.
-        "options": {"precision": "float32", **require_checkpoint(checkpoint)["cfg"]["model"]},
+        "options": require_checkpoint(checkpoint)["cfg"]["model"],
         "splits": dict(splits),
         "dictionary": dictionary,
         "max_tokens": max_tokens,

@@ -35,7 +35,7 @@ class SharedMembers:
     """A store of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
 
     An entry has the files checkpoint_best.pt, log.txt and done.json (the cost of the training), and, if the next stage
-    continues from another checkpoint, checkpoint_trained.pt. Its key is a digest of everything on which the training
+    continues from another checkpoint, checkpoint_continuation.pt. Its key is a digest of everything on which the training
     depends (see key_of).
 
     Args:

@@ -180,7 +180,7 @@ class RunGroup:
 
     @property
     def wait_text(self) -> str:
-        """The setting `wait` as text: the number of mega-batches, "geometric" or "auto"."""
+        """The setting `wait` as text: the number of mega-batches, a rule such as "geometric:0.3", or "auto"."""
         return str(self.settings.get("wait", 1))
 
     @property

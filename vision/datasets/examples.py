@@ -156,7 +156,7 @@ def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) ->
         num_channels: number of channels.
         at_most: number of images to draw. If there are fewer, all of them are used.
     """
-    # RandomState(0) would draw the first mega-batches of data_seed=0, because `vision.orders` shuffles with it. This
+    # RandomState(0) would draw the first mega-batches of seed=0, because `vision.orders` shuffles with it. This
     # seed, a list of six numbers, is used for nothing else.
     drawn = np.sort(np.random.RandomState(list(b"pixels")).permutation(len(images))[:at_most])
     largest = 1.0 if images.is_floating_point() else 255.0

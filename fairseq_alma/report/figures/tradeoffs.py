@@ -137,7 +137,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
     waits = waits_of([group for group, _, _, _ in pairs])
-    kinds_of_replay = {tuple(repr(group.settings.get(name)) for name in ("replay",)) for _, _, group, _ in pairs}
+    kinds_of_replay = {repr(group.replay) for _, _, group, _ in pairs}
     unnamed = ("learner", "wait", *(("replay",) if len(kinds_of_replay) == 1 else ()))
     names = [name for name in comparison.varied_settings if name not in unnamed]
     texts = [group_label(replayed, names, with_learner=False) for _, _, replayed, _ in pairs]

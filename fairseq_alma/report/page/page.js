@@ -6,6 +6,7 @@ const showAnswer = () => {
   box.dataset.best = best ?? "";
   if (best === undefined) {
     box.replaceChildren("No run shown here is finished and has a score on validation data, so none can be chosen.");
+    byId("meaning").textContent = "";
     return;
   }
   const scoreText = (one) => `${shown(scoreOf(one))} (${plural(one.seeds.length, "seed")})`;
@@ -125,7 +126,7 @@ const showDetail = () => {
     small(`${group.folder}${group.commit ? ` · commit ${group.commit}` : ""}`),
     ...(group.commit.endsWith("-dirty") ? [small("The code of this run had changes that its commit does not contain. " +
       "Runs of a newer version record them in provenance.json.")] : []),
-    small("The command that repeats this run:"), element("pre", { id: "command", textContent: command }),
+    small("The command that made this run, with its commit:"), element("pre", { id: "command", textContent: command }),
     small("Settings in which the runs differ, and those of this learner:"), settingsList(group.settings),
     element("details", {}, element("summary", { className: "small", textContent: "Settings that all runs share" }),
       settingsList(comparison.common_settings)));
