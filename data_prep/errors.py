@@ -1,5 +1,7 @@
 """Exceptions whose messages alma-prep prints for its user."""
 
+import errno
+
 from fairseq_alma.core.errors import AlmaError
 
 
@@ -30,3 +32,11 @@ class Passing(PrepError):  # noqa: N818, the name needs no suffix
     On a cluster, the task is tried again, because another attempt or another node may succeed. On one machine, it ends
     the run as every PrepError does.
     """
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Return True if an error says that a disk is full, or that the user may not store more."""
+    if not isinstance(error, OSError):
+        return False
+    # NumPy raises an error without a number if it can write only a part of an array.
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or (error.errno is None and str(error).endswith(" written"))

@@ -4,9 +4,7 @@ The spool is a folder of plain text files (see `spool`). Skipped content and rem
 stream.json.
 """
 
-import hashlib
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +21,7 @@ from data_prep.reading.provenance import reading_digest
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, signature_files, stamp_of
 from data_prep.running.progress import Bar, note
-from data_prep.running.tasks import Step
+from data_prep.running.tasks import Step, key_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import (
@@ -39,6 +37,7 @@ from data_prep.sources import (
     split_into_parts,
 )  # fmt: skip
 from data_prep.sources.dates import date_text, groups_of
+from fairseq_alma.core.files import remove
 from fairseq_alma.core.store import Store
 
 MIN_SHARD_BYTES = 2 << 20
@@ -143,32 +142,33 @@ def read_sources(
 def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) -> list[dict]:
     """Do the reading tasks, except those whose results are stored already. Return the result of each task.
 
-    There are two stores: the folder that the option --cache names, and one in the work folder, so that a call with
-    changed settings continues with the text that an earlier call has read. A task is found by its description, which
-    contains everything that its result depends on.
+    There are two stores: the folder that the option --cache names, and one in the work folder, to which the results of
+    other tasks of an earlier call are moved. So a call with changed settings continues with the text that an earlier
+    call has read. A task is found by its description, which contains everything that its result depends on.
     """
-    step = Step(work.spool, tasks)
-    stores = [Store(folder, durable=False) for folder in (settings.cache, work.kept) if folder]
+    step, kept = Step(work.spool, tasks), Store(work.kept, durable=False)
+    cache = Store(settings.cache, durable=False) if settings.cache else None
     if step.lists_other_tasks():
-        shutil.rmtree(step.folder)  # their results are in a store
+        step.put_all(kept)
+        remove(step.folder)
     step.folder.mkdir(parents=True, exist_ok=True)
-    taken = {
-        number
-        for number, task in enumerate(tasks)
-        if step.mark(number) is None and any(step.take(number, store, key) for store in stores for key in _keys(task))
-    }
+    for number, task in enumerate(tasks):
+        if step.mark(number) is None:  # `any` ends at the first store that has the result
+            any(step.take(number, store, key) for store in (kept, cache) if store for key in _keys(task))
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
     finished = step.finished()
     with Bar("read sources", sum(weights), "bytes") as bar:
 
         def on_done(number: int) -> None:
+            nonlocal cache
             bar.advance(weights[number])
-            if stores and not (number in taken and number in finished):
+            # The digests of a result that was found were just compared. Do not read it again in the cache.
+            if cache and not (number in finished and _is_in(cache, tasks[number])):
                 try:
-                    step.put(number, stores[0], _keys(tasks[number])[0])
+                    step.put(number, cache)
                 except OSError as error:  # for example, the cache is full or read-only
-                    note(f"nothing more is stored in the cache {stores[0].folder}: {error}")
-                    stores.clear()
+                    note(f"nothing more is stored in the cache {cache.folder}: {error}")
+                    cache = None
 
         assert work.executor is not None
         return step.run(work.executor, on_done, finished=finished)
@@ -178,7 +178,12 @@ def _keys(task: SpoolTask) -> list[str]:
     """Return the keys of the stored results that serve a task: first its own."""
     # A result with signatures also serves a task without: the signatures are not read.
     tasks = [task] if task.sign else [task, replace(task, sign=True)]
-    return [hashlib.sha256(each.description().encode()).hexdigest() for each in tasks]
+    return [key_of(each.description()) for each in tasks]
+
+
+def _is_in(store: Store, task: SpoolTask) -> bool:
+    """Return True if a store has a result that serves a task, as far as the sizes of its files say."""
+    return any(store.take(key, check_digests=False) for key in _keys(task))
 
 
 def _spool_tasks(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict
 
-from data_prep.errors import PrepError
+from data_prep.errors import PrepError, is_full_disk
 from data_prep.running.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole, written_aside
@@ -227,29 +227,53 @@ class Step:
         except (OSError, ValueError):
             return False
 
-    def put(self, number: int, store: Store, key: str) -> None:
-        """Store the result of a finished task under a key, which must be a digest of all that the result depends on.
+    def put(self, number: int, store: Store, check_digests: bool = True) -> None:
+        """Store the result of the finished task `number` in the folder, under the key of its description.
+
+        Args:
+            number: number of the task. It need not be one of `tasks`.
+            store: the store.
+            check_digests: see `Store.put`.
+
+        Raises:
+            OSError: if the files cannot be stored.
+            RunError: if the done mark is damaged.
+        """
+        mark = read_json(self._path(number, "done"), DoneMark)
+        files = {name.partition(".")[2]: self.folder / name for name in mark["files"]}
+        known = {name.partition(".")[2]: digest for name, digest in mark["files"].items()}
+        key = key_of(json.dumps(mark["task"]))
+        store.put(key, files, mark["result"], link=True, known=known, check_digests=check_digests)
+
+    def put_all(self, store: Store) -> None:
+        """Store the results of all finished tasks in the folder, also of tasks of an earlier call.
 
         Raises:
             OSError: if the files cannot be stored.
         """
-        mark = self.mark(number)
-        if mark is not None:
-            files = {name.partition(".")[2]: self.folder / name for name in mark["files"]}
-            known = {name.partition(".")[2]: digest for name, digest in mark["files"].items()}
-            store.put(key, files, mark["result"], link=True, known=known)
+        for path in sorted(self.folder.glob("*.done")):
+            with suppress(FileNotFoundError, RunError):  # a damaged result is not stored
+                self.put(int(path.stem), store, check_digests=False)
 
     def take(self, number: int, store: Store, key: str) -> bool:
         """Copy the stored result of a task into the folder, as if the task had just finished. Return False if none is.
 
         The digests of the files are not checked here: `run` does it, and does the task again if one of them differs.
+
+        Raises:
+            OSError: if the disk is full.
         """
         entry = store.take(key, check_digests=False)
         if entry is None:
             return False
         names = {stored: f"{number:06d}.{stored}" for stored in entry.files}
-        for stored, name in names.items():
-            link_or_copy(entry.folder / stored, self.folder / name)
+        try:
+            for stored, name in names.items():
+                link_or_copy(entry.folder / stored, self.folder / name)
+        except OSError as error:  # for example, another process has just replaced a damaged entry
+            if is_full_disk(error):
+                raise
+            return False
         files = {names[stored]: digest for stored, digest in entry.files.items()}
         done = sealed({"task": json.loads(self.tasks[number].description()), "files": files, "result": entry.value})
         self._path(number, "done").write_text(json.dumps(done))
@@ -304,6 +328,11 @@ class Step:
 
     def _path(self, number: int, ending: str) -> Path:
         return self.folder / f"{number:06d}.{ending}"
+
+
+def key_of(description: str) -> str:
+    """Return the key under which the result of a task with this description is stored."""
+    return hashlib.sha256(description.encode()).hexdigest()
 
 
 def mark_of(folder: Path, number: int) -> dict:

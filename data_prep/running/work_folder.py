@@ -5,7 +5,6 @@ files of the stream) are complete, they are moved into OUT by renaming. stream.j
 OUT does not count as a stream.
 """
 
-import errno
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.errors import NothingNew, PrepError, Unworkable
+from data_prep.errors import NothingNew, PrepError, Unworkable, is_full_disk
 from data_prep.running.progress import Bar, interrupts_delayed, note
 from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
 from data_prep.running.tasks import Executor, Step, Task, digests_of
@@ -55,7 +54,7 @@ class WorkFolder(NamedTuple):
 
     @property
     def kept(self) -> Path:
-        """The store (`core.store`) with the results of the reading tasks of this call and of earlier ones."""
+        """The store (`core.store`) with the results of reading tasks of earlier calls, which had other tasks."""
         return self.folder / "kept"
 
     @property
@@ -211,9 +210,7 @@ def full_disk_reported(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # NumPy raises an error without a number if it can write only a part of an array.
-        is_numpy = error.errno is None and str(error).endswith(" written")
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not is_numpy:
+        if not is_full_disk(error):
             raise
         raise PrepError(
             f"no space left on the disk of {out}. Finished tasks are stored in {out / WORK}. Free some space and run "

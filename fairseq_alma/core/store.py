@@ -82,7 +82,7 @@ class Store:
 
     def put(
         self, key: str, source: Path | Mapping[str, Path], value: Any = None, link: bool = False,
-        known: Mapping[str, StoredFile] | None = None,
+        known: Mapping[str, StoredFile] | None = None, check_digests: bool = True,
     ) -> None:  # fmt: skip
         """Store a copy of a result. A result that is stored already, and not damaged, is not changed.
 
@@ -93,11 +93,12 @@ class Store:
             link: make hard links instead of copies, where the file system can. Use it only for files that are never
                 changed in place.
             known: the sizes and digests of the files, by name, if the caller knows them.
+            check_digests: how to look whether the result is stored already, see `take`.
 
         Raises:
             OSError: if the disk is full, or the folder cannot be written.
         """
-        if self.take(key) is not None:
+        if self.take(key, check_digests) is not None:
             return
         if isinstance(source, Path):
             below = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]

@@ -65,14 +65,29 @@ def test_text_that_was_read_survives_settings_that_do_not_fit_it(tmp_path, lines
     assert not work_of(tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_more_text_can_be_added_to_what_was_read(tmp_path, lines, alma_prep, folder_bytes):
-    a, b = f"text:{lines}/a", f"text:{lines}/b"
-    assert alma_prep(tmp_path / "wanted", a, b, num_mega_batches=12) == 0
-    assert alma_prep(tmp_path / "out", b, num_mega_batches=12) == 2  # 12 000 words are too few
+    a, b, more = f"text:{lines}/a", f"text:{lines}/b", ["--duplicates", "exact", "--cache"]
+    (tmp_path / "file").touch()  # a cache that cannot be written
+    assert alma_prep(tmp_path / "out", b, num_mega_batches=12, more=[*more, tmp_path / "file"]) == 2  # too few words
+    assert alma_prep(tmp_path / "wanted", a, b, num_mega_batches=12, more=more[:2]) == 0
     spoil(lines / "b")
-    assert alma_prep(tmp_path / "out", a, b, num_mega_batches=12) == 0
+    # What was read goes into the cache of a later call, too.
+    assert alma_prep(tmp_path / "out", a, b, num_mega_batches=12, more=[*more, tmp_path / "cache"]) == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+    assert num_entries(tmp_path / "cache") == 2
+
+
+def test_a_run_that_continues_does_not_read_its_cache_again(tmp_path, lines, alma_prep, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    arguments = {"num_mega_batches": 2, "more": ["--duplicates", "exact", "--cache", tmp_path / "cache"]}
+    monkeypatch.setattr("data_prep.pipeline.make_tokenizer", interrupt)
+    assert alma_prep(tmp_path / "out", f"text:{lines}/a", **arguments) == 130
+    read: list[Path] = []
+    monkeypatch.setattr(store, "sha256_of", lambda path: read.append(path) or sha256_of(path))
+    assert alma_prep(tmp_path / "out", f"text:{lines}/a", **arguments) == 130
+    assert read == []
 
 
 @pytest.mark.slow
@@ -134,7 +149,6 @@ def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, capsys
     spool = work_of(tmp_path / "out") / "spool"
     for path in (spool / "tasks.txt", *spool.glob("*.done")):
         path.write_text(path.read_text().replace(reading_digest(), "0" * 64))
-    shutil.rmtree(work_of(tmp_path / "out") / "kept")  # where the other versions have other keys
     for path in lines.rglob("*.txt"):  # the text of the new version
         status = path.stat()
         path.write_text(path.read_text().replace("ban", "yyy"))

@@ -8,8 +8,10 @@ import pytest
 
 from data_prep.errors import PrepError
 from data_prep.running.heartbeat import Heartbeat, StallWatch
-from data_prep.running.tasks import read_task, write_tasks
+from data_prep.running.tasks import Step, key_of, read_task, run_task, write_tasks
 from fairseq_alma.core.files import write_whole
+from fairseq_alma.core.store import Store
+from tests.data_prep.running.slurm_tasks import Misbehave
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -66,3 +68,22 @@ def test_a_worker_reads_its_task_without_reading_the_tasks_before_it(tmp_path):
         content[:row] + b"\n" * (1998 * row) + content[1999 * row : first] + b"\n" * (last - first) + content[last:]
     )
     assert read_task(tmp_path, 1999) == f"{descriptions[1999]}\n"
+
+
+def test_a_stored_result_that_disappears_while_it_is_taken_is_none(tmp_path, monkeypatch):
+    task = Misbehave(0, str(tmp_path / "starts"))
+    done, step = Step(tmp_path / "done", [task]), Step(tmp_path / "step", [task])
+    for folder in (done.folder, step.folder):
+        folder.mkdir()
+    write_tasks(done.folder, [task.description()])
+    run_task(str(done.folder), 0)
+    store, key, take = Store(tmp_path / "store"), key_of(task.description()), Store.take
+    done.put(0, store)
+    with monkeypatch.context() as context:
+        context.setattr(
+            store, "take", lambda *arguments, **more: take(store, *arguments, **more)._replace(folder=tmp_path)
+        )
+        assert not step.take(0, store, key)
+    assert step.mark(0) is None
+    assert step.take(0, store, key)
+    assert step.finished() == {0: {"number": 0}}
