@@ -15,7 +15,6 @@ from fairseq_alma.core.errors import AlmaError, message_of
 from fairseq_alma.core.printing import say
 
 REMOVED = {
-    "inspect": "stream.json counts what was read and removed, and documents/*.parquet names the documents",
     "--dry-run": "make a stream from a few of the files, and read the table of removed documents that it prints",
     "--block-urls": "give --filter a function that looks at document.id, which is the URL of a crawled page",
     "--rules": "give --filter a function that calls datatrove's C4QualityFilter or FineWebQualityFilter",
@@ -27,7 +26,9 @@ REMOVED = {
     "--slurm-memory-gb": "give --slurm-memory, with a unit: 4G",
     "--stall-seconds": "a worker counts as hung after 40 seconds without progress, with --executor slurm after 300",
 }
-"""What earlier versions had -> what to do instead."""
+"""Options of earlier versions -> what to do instead."""
+INSPECT = "stream.json counts what was read and removed, and documents/*.parquet names the documents"
+"""The same for the subcommand `inspect`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
     """
     argv = sys.argv[1:] if argv is None else argv
-    for word in ("inspect",) if argv[:1] == ["inspect"] else argv:
+    if argv[:1] == ["inspect"]:
+        return _fail(f"there is no inspect any more: {INSPECT}.")
+    for word in argv:
         if reason := REMOVED.get(word.partition("=")[0]):
             return _fail(f"there is no {word.partition('=')[0]} any more: {reason}.")
     parsed = _parser().parse_args(argv)

@@ -15,6 +15,7 @@ from data_prep.checks import (
     check_endings,
     check_filters,
     check_installed,
+    check_known_settings,
     check_out_is_not_a_source,
     check_same_stream,
     check_sizes,
@@ -103,7 +104,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         if extension["fingerprints"] == fingerprints:
             _check_finished_extension(settings, stream, extension, digests)
             return stream
-    _check_inherited_files(settings, stream, digests)
+    _check_inherited_benchmarks(settings, stream, digests)
     what_to_do = f"Restore it, or remove {out} and make it again."
     check_bytes(out, what_to_do)
     check_sizes(settings, files)
@@ -122,22 +123,14 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     return stream
 
 
-def _check_inherited_files(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
-    """Raise PrepError if a file of a setting that is taken from the stream has changed since the stream was made.
-
-    Such files are the benchmarks of --decontaminate-against and the modules of --filter.
-    """
-    recorded, changed = stream["settings"], []
-    for name, now in digests.items():
-        file = name.removeprefix("sha256 of ")
-        setting = file if file == "decontaminate_against" else "filters"
-        if setting not in settings.given and recorded.get(name, now) != now:
-            changed.append(f"{options_of(settings)[setting].flag} ({file})")
-    if changed:
+def _check_inherited_benchmarks(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
+    """Raise PrepError if the files of --decontaminate-against are those of the stream, and have changed since then."""
+    name = "sha256 of decontaminate_against"
+    is_changed = name in digests and stream["settings"].get(name, digests[name]) != digests[name]
+    if is_changed and "decontaminate_against" not in settings.given:
         raise PrepError(
-            f"files of settings that are taken from the stream have changed since it was made: {', '.join(changed)}. "
-            "Restore them, or give these options (--decontaminate-against together with --decontaminate) to use the "
-            "files as they are now."
+            "the files of --decontaminate-against, which is taken from the stream, have changed since it was made. "
+            "Restore them, or give --decontaminate-against and --decontaminate to use the files as they are now."
         )
 
 
@@ -186,7 +179,8 @@ def _check_finished_extension(
         f"{name} was {value} and is now {identity[name]}"
         for name, value in extension["given"].items()
         # A setting that is taken from the stream unless it is given is compared only if it is given.
-        if value != identity[name]
+        if name in identity
+        and value != identity[name]
         and not (name in options and options[name].is_inherited and name not in settings.given)
     ]
     for name, now in digests.items():
@@ -227,8 +221,8 @@ def prepare(settings: PrepSettings) -> dict:
     finished stream in this folder is only checked: it must be undamaged and must have been made with these settings.
     If the folder contains no finished stream, a new stream is made.
 
-    A script must call this function under `if __name__ == "__main__":`. Otherwise each worker process would call this
-    function again, because every worker process imports the script (multiprocessing's start method `spawn`).
+    A script must call this function under `if __name__ == "__main__":`. Otherwise each worker process calls it, too,
+    because it imports the script; then the worker says so on stderr and ends.
 
     Returns:
         The content of stream.json.
@@ -237,7 +231,9 @@ def prepare(settings: PrepSettings) -> dict:
         PrepError: if the stream cannot be made; the message says what to do.
     """
     if getattr(current_process(), "_inheriting", False):
-        sys.exit("alma-prep: the script calls prepare() when a worker process imports it")
+        # A fork of multiprocessing's server does not print the argument of sys.exit.
+        print("alma-prep: the script calls prepare() when a worker process imports it", file=sys.stderr, flush=True)
+        sys.exit(1)
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
         # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.
@@ -245,6 +241,8 @@ def prepare(settings: PrepSettings) -> dict:
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     finished = read_stream(settings.out)
+    if finished is not None:
+        check_known_settings(settings, finished.description)
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)

@@ -451,7 +451,7 @@ def words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
 def strata_of(files: Files, valid_source: str | None) -> tuple[np.ndarray, list[int] | None]:
     """Return the stratum of each source, and the strata from which the validation set is taken.
 
-    A stratum is spread evenly over the stream (see `layout.mixed`). A source with a share is a stratum of its own, so
+    A stratum is spread evenly over the stream (see `mixed`). A source with a share is a stratum of its own, so
     that it has this share in each part of the stream. Sources of one kind without a share are one stratum, so that the
     stream does not depend on how their files are divided into sources.
 

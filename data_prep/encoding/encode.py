@@ -7,7 +7,6 @@ tokens of a split into the files of the split (see `JoinTask`).
 import collections
 import hashlib
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from data_prep.running.tasks import Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.losses import added_losses, losses, losses_text
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, cached_tokenizer
-from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.files import remove, sha256_of
 from fairseq_alma.core.stream_folder import split_prefix
 
 _ROWS = 1 << 18
@@ -277,7 +276,7 @@ def encode(
         store_tokens(index, tokenizer_file, tokenizer_sha256, dtype, cache, work)
     with Bar("encode", sum(weights[number] for number in numbers), "bytes") as bar:
         step.run(work.executor, lambda number: bar.advance(weights[number]), numbers=numbers)
-    shutil.rmtree(tokens, ignore_errors=True)
+    remove(tokens)
     splits = join_tokens(step, join, joined, index, work)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)

@@ -21,7 +21,7 @@ from data_prep.reading.facts import documents_path
 from data_prep.reading.index import ENTRY, INDEX, Index, Texts, byte_ranges, is_training, write_index
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.read import Shard, make_entries
-from data_prep.reading.spool import SpoolTask
+from data_prep.reading.spool import SpoolTask, stamp_of
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
 from data_prep.running.tasks import Task
@@ -49,7 +49,7 @@ def read_benchmarks(settings: PrepSettings, work: WorkFolder) -> list[Texts]:
     for path in settings.decontaminate_against:
         source = Source("text", path)
         files = list_files(source)
-        stamp = hashlib.sha256(repr([(file.num_bytes, file.mtime_ns) for file in files]).encode()).hexdigest()
+        stamp = stamp_of((file.num_bytes, file.mtime_ns) for file in files)
         parts = split_into_parts(source, files, 1 << 40, settings.field_options())
         tasks.append(SpoolTask(parts, cleaning=None, sign=False, stamp=stamp, versions=reading_digest()))
     step = work.run("benchmarks", tasks)

@@ -39,10 +39,10 @@ _BATCH_BYTES = 1 << 16
 """Approximate number of bytes of text that are hashed together. Larger batches are not faster."""
 
 
-def divided(texts: Texts) -> list[Texts]:
-    """Divide texts into parts, one for each task."""
+def divided(texts: Texts, task_bytes: int | None = None) -> list[Texts]:
+    """Divide texts into parts of about `task_bytes` bytes of text, one for each task; None: TASK_BYTES."""
     num_bytes = texts.entries()["num_bytes"]
-    most = min(max(TASK_BYTES, int(num_bytes.sum(dtype=np.int64)) // _MANY_TASKS), _MAX_TASK_BYTES)
+    most = min(max(task_bytes or TASK_BYTES, int(num_bytes.sum(dtype=np.int64)) // _MANY_TASKS), _MAX_TASK_BYTES)
     # Each part begins at a multiple of `step`, so that together the parts contain the same texts.
     return [
         texts._replace(start=texts.start + first * texts.step, end=min(texts.start + last * texts.step, texts.end))
@@ -131,7 +131,9 @@ _MERGED_NGRAMS = 1 << 22
 _MAX_PARTS = 2000
 _TABLE_BITS = 25
 """Number of bits of a hash that are looked up first. The table takes 32 MB. Each sorted file fills up to an eighth of
-it. Of more than eight files, it leaves out few hashes."""
+it."""
+_TABLE_PARTS = 8
+"""Number of sorted files up to which a table is made. Of more files, it would leave out few hashes."""
 _TABLE_SHIFT = np.uint64(64 - _TABLE_BITS)
 
 
@@ -167,7 +169,9 @@ def find_overlaps(work: WorkFolder, size: int, held_out: Sequence[Texts], traini
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
     merging = [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)]
     merge = work.run("merge", merging)
-    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in divided(training)]
+    # Each task reads all sorted files. So the more files there are, the more text a task compares.
+    parts = divided(training, TASK_BYTES * max(1, num_parts // _TABLE_PARTS))
+    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in parts]
     scan = work.run("scan", scanning, "search for held-out text")
     found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scanning)))
     overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
@@ -242,13 +246,7 @@ class ScanTask(TextsTask):
     stamp: str
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        # Most hashes are not in the held-out text. A table says which first bits occur among the held-out hashes. Other
-        # hashes are left out at once, so that they take no memory and are not sorted.
-        is_possible = np.zeros(1 << _TABLE_BITS, bool)
-        for part in range(self.num_parts):
-            heartbeat.beat()
-            is_possible[load_part(self.folder, part) >> _TABLE_SHIFT] = True
-        hashes, text_of = ngrams_of(self.texts, self.size, heartbeat, lambda found: is_possible[found >> _TABLE_SHIFT])
+        hashes, text_of = ngrams_of(self.texts, self.size, heartbeat, self._is_possible(heartbeat))
         with heartbeat.computing():  # sorting takes long
             order = np.argsort(hashes)
         hashes, text_of = hashes[order], text_of[order]
@@ -262,6 +260,20 @@ class ScanTask(TextsTask):
                 distinct(hashes[of_part][is_found]).tofile(file)
         np.save(f"{prefix}.overlaps.npy", overlaps)
         return {}
+
+    def _is_possible(self, heartbeat: Heartbeat) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Return a function that says which hashes can be in the held-out text; None: it would leave out few.
+
+        Hashes that it leaves out take no memory and are not sorted.
+        """
+        if self.num_parts > _TABLE_PARTS:
+            return None
+        # A table says which first bits occur among the held-out hashes.
+        is_possible = np.zeros(1 << _TABLE_BITS, bool)
+        for part in range(self.num_parts):
+            heartbeat.beat()
+            is_possible[load_part(self.folder, part) >> _TABLE_SHIFT] = True
+        return lambda found: is_possible[found >> _TABLE_SHIFT]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ stream.json.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -119,8 +119,7 @@ def read_sources(
             of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
             shards.append(Shard(shard, number, of_shard))
     with Bar("order documents", sum(result["documents"] for result in all_results), "documents") as bar:
-        documents = make_entries(seed, shards, work.spool)
-        bar.advance(len(documents))
+        documents = make_entries(seed, shards, work.spool, bar.advance)
     _check_dates(settings, removed, all_results, len(documents))
     order_copies(work.spool, documents, chronological)
     for number, record in enumerate(records):
@@ -403,7 +402,9 @@ class Shard(NamedTuple):
     """Index of the snapshot of each part of the task that wrote the spool file. One number: the same for all parts."""
 
 
-def make_entries(seed: int, shards: Sequence[Shard], spool: Path) -> np.ndarray:
+def make_entries(
+    seed: int, shards: Sequence[Shard], spool: Path, advance: Callable[[int], None] = lambda count: None
+) -> np.ndarray:
     """Return the index entry (`index.ENTRY`) of each document in the spool files, in the order of `shards`.
 
     An index entry contains what depends on the settings of one stream: the sort key, which depends on the seed, and
@@ -414,6 +415,7 @@ def make_entries(seed: int, shards: Sequence[Shard], spool: Path) -> np.ndarray:
         seed: the seed of the stream.
         shards: the spool files.
         spool: the spool folder.
+        advance: called after each spool file with the number of its documents.
     """
     entries = [np.empty(0, ENTRY)]
     for shard in shards:
@@ -430,4 +432,5 @@ def make_entries(seed: int, shards: Sequence[Shard], spool: Path) -> np.ndarray:
         if len(shard.groups) > 1:
             found["group"] = np.array(shard.groups, np.int16)[documents["part"]]
         entries.append(found)
+        advance(len(found))
     return np.concatenate(entries)

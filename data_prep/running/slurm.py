@@ -37,7 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypedDict
 
-from data_prep.errors import Passing, PrepError
+from data_prep.errors import Passing, PrepError, is_full_disk
 from data_prep.running.heartbeat import StallWatch
 from data_prep.running.progress import interrupts_delayed, note
 from data_prep.running.tasks import Executor, Step, remove_leftovers, run_task, worker_of
@@ -125,7 +125,6 @@ class Slurm:
         self._cluster, self._workers, self._stall_seconds = cluster, workers, stall_seconds
         # The comment of each job begins with this text, so that the jobs of a stream folder can be found again.
         self._owner = f"alma-prep#{hashlib.sha256(os.fsencode(os.path.realpath(out))).hexdigest()[:16]}#"
-        self._array_size = MAX_ARRAY
 
     def __enter__(self) -> Self:
         try:
@@ -149,9 +148,10 @@ class Slurm:
         """
         work = _StepWork(step, self._stall_seconds, on_done)
         waiting, num_cores = list(numbers), min(threads, MAX_CORES)
+        array_size = MAX_ARRAY
         try:
             while waiting:
-                batch = waiting[: self._array_size]
+                batch = waiting[:array_size]
                 try:
                     array = self._submit(step, batch, num_cores)
                 except NoAnswerError as error:
@@ -164,7 +164,7 @@ class Slurm:
                     elif len(batch) > 1 and any(
                         words in text for words in ("maxsubmitjob", "job submit limit", "job array spec")
                     ):
-                        self._array_size = len(batch) // 2
+                        array_size = len(batch) // 2
                     else:
                         raise PrepError(
                             f"sbatch refused the job. Check the --slurm options and run the same command again. The "
@@ -196,10 +196,8 @@ class Slurm:
             f"--array=0-{len(numbers) - 1}%{self._workers}",
         ]
         # The memory is that of a core, and Slurm knows no other way to say so.
-        settings = replace(
-            self._cluster, cpus=num_cores, memory=None,
-            options=f"--mem-per-cpu={self._cluster.memory} {self._cluster.options}",
-        )  # fmt: skip
+        memory = "" if self._cluster.memory is None else f"--mem-per-cpu={self._cluster.memory} "
+        settings = replace(self._cluster, cpus=num_cores, memory=None, options=f"{memory}{self._cluster.options}")
         id = submit(command, settings, options, f"{self._owner}{folder.name}")
         return _Array(id, folder, numbers)
 
@@ -227,6 +225,7 @@ class _StepWork:
 
         Raises:
             PrepError: if a task fails too often, or if Slurm does not answer for an hour.
+            OSError: if a task has found a full disk.
         """
         began = asked_at = time.monotonic()
         while True:
@@ -265,6 +264,8 @@ class _StepWork:
             names = {path.name for path in array.folder.iterdir()}
         for number, index in [*array.left.items()]:
             failure = read_failure(array.folder, index) if f"{index}{FAILED}" in names else None
+            if failure is not None and failure["errno"] is not None:
+                raise OSError(failure["errno"], failure["message"])
             if failure is not None and failure["is_final"]:
                 raise PrepError(
                     f"{failure['message']} (step {self._step.folder.name}, task {number}, at {failure['place']}; log: "
@@ -353,6 +354,8 @@ class Failure(TypedDict):
     """Whether the task would fail again in the same way. True for the errors that alma-prep itself raises (PrepError),
     such as a filter that fails, except for Passing, and if the disk is full. Other exceptions may come from a node.
     """
+    errno: int | None
+    """Number of the error that says that the disk is full; None: it is another error."""
     place: str
     """What the task was working on, such as a file name."""
     node: str
@@ -386,12 +389,15 @@ def main(argv: Sequence[str]) -> int:
         run_task(str(step_folder), number, heartbeat_seconds)
     except Exception as error:
         traceback.print_exc()
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = is_full_disk(error)
+        number_of_error = (getattr(error, "errno", None) or errno.ENOSPC) if is_full else None
         is_ours = isinstance(error, PrepError)
         message = message_of(error) if is_full or is_ours else f"{type(error).__name__}: {error}"
         is_final = is_full or (is_ours and not isinstance(error, Passing))
         place = worker_of(step_folder, number).get("at", "its start")
-        record: Failure = {"message": message, "is_final": is_final, "place": place, "node": node}
+        record: Failure = {
+            "message": message, "is_final": is_final, "errno": number_of_error, "place": place, "node": node,
+        }  # fmt: skip
         write_json(array_folder / f"{index}{FAILED}", record, durable=False)
         return 1
     return 0

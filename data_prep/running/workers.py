@@ -27,7 +27,8 @@ from launch.warm import end_with_parent, start_server
 # This process is not forked, because forking a process in which the tokenizers library runs threads can deadlock.
 # On Linux, workers are forks of a server process (see `launch.warm`), which imports _PRELOADED once. All workers of
 # this process are forks of it, also those of later calls of `prepare`.
-CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+SPAWN = multiprocessing.get_context("spawn")
+CONTEXT = multiprocessing.get_context("forkserver") if sys.platform == "linux" else SPAWN
 _PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet"]
 """A module that imports all tasks, and the parts of pyarrow that the first and the last of them use. These are names,
 because a module of this package may not import higher packages, and this process itself does not need pyarrow."""
@@ -45,10 +46,10 @@ class Workers:
 
     def __init__(self, processes: int, tokenizer_threads: int = 1):
         self._processes = processes
-        arguments = (dict(os.environ), tokenizer_threads)
+        self._arguments = (dict(os.environ), tokenizer_threads)
         with interrupts_delayed():
             _start_server()
-            self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, arguments)
+            self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, self._arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +111,14 @@ class Workers:
         # started while SIGINT is blocked never receives SIGINT. So only this process is interrupted (after `submit`),
         # and it ends its workers.
         with interrupts_delayed(), _death_reported():
-            return self._pool.submit(function, *arguments)
+            try:
+                return self._pool.submit(function, *arguments)
+            except (EOFError, ConnectionError) as error:  # the server has ended
+                if self._pool._processes:
+                    raise BrokenProcessPool(str(error)) from error
+                # It ends if a module that it imports starts a thread. New interpreters are slower, but always work.
+                self._pool = ProcessPoolExecutor(self._processes, SPAWN, _start_worker, self._arguments)
+                return self._pool.submit(function, *arguments)
 
 
 class Local:

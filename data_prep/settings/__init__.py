@@ -182,9 +182,9 @@ class PrepSettings:
     """Never None: without the option, `__post_init__` sets the default."""
     cache: str | None = setting(
         None, "--cache", WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
-        help="folder in which the text that was read, cleaned and compared is kept for other streams from the same "
-        "files, for example with another seed, vocabulary, number of mega-batches or shares. Several processes can use "
-        "it at the same time",
+        help="folder in which the text that was read, cleaned and compared, and its tokens, are kept for other streams "
+        "from the same files, for example with another seed, vocabulary, number of mega-batches or shares. The tokens "
+        "serve streams with the same tokenizer. Several processes can use it at the same time",
     )  # fmt: skip
     executor: str = setting(
         "local", "--executor", WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,

@@ -186,7 +186,7 @@ def test_another_release_continues_with_the_text_and_repeats_the_other_steps(
 
 
 def num_entries(cache: Path) -> int:
-    return len(list(cache.glob("*/text")))
+    return sum(path.parent.suffix != ".part" for path in cache.glob("*/text"))  # without what killed processes left
 
 
 @pytest.mark.parametrize("kind", ["unwritable", "full"])

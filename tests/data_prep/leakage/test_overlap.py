@@ -42,8 +42,8 @@ def write_texts(folder, texts):
     return Texts(str(folder / "index.npy"), sha256_of(folder / "index.npy"), str(folder), 0, len(texts))
 
 
-@pytest.mark.parametrize(("maker", "space"), [(english, " "), (chinese, "")])
-def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space):
+@pytest.mark.parametrize(("maker", "space", "table_parts"), [(english, " ", 8), (english, " ", 1), (chinese, "", 8)])
+def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space, table_parts):
     rng = random.Random(0)
     held_out = [maker(rng, 150) for _ in range(300)]
     training = [maker(rng, 150) for _ in range(400)]
@@ -53,11 +53,15 @@ def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monke
         training[number + 200][start : start + 10] = held_out[number][20:30]  # too few words
     monkeypatch.setattr("data_prep.leakage.overlap.TASK_BYTES", 20_000)  # several tasks
     monkeypatch.setattr("data_prep.leakage.overlap._MERGED_NGRAMS", 9_000)  # several files of hashes
+    monkeypatch.setattr("data_prep.leakage.overlap._TABLE_PARTS", table_parts)
     texts = write_texts(tmp_path / "held_out", [space.join(words) for words in held_out])
     scanned = write_texts(tmp_path / "training", [space.join(words) for words in training])
     found = find_overlaps(here(tmp_path), 13, [texts._replace(end=250)], scanned, keep_ngrams=True)
     assert found.texts.tolist() == [number < 200 for number in range(400)]
     assert len(list((tmp_path / "merge").glob("*.ngrams"))) > 2
+    # Without a table, a task reads more text.
+    num_tasks = len(list((tmp_path / "scan").glob("*.found")))
+    assert (num_tasks == len(divided(scanned))) == (table_parts == 8)
     assert 200 <= len(found.ngrams) < 215  # the words around an overlap can be equal by chance
     whole = {"a": texts._replace(end=250), "b": texts._replace(start=100, step=7)}
     counts = count_overlaps(here(tmp_path), 13, whole, found.ngrams)
@@ -280,7 +284,7 @@ def test_benchmark_files_that_are_damaged_or_have_changed_are_named(tmp_path, qu
     # An extension takes the file from the stream, so it must be the same file, unless it is given again.
     extend = ["--extend", str(tmp_path / "o"), "--source", f"text:{quotes}/new.jsonl", "--workers", "1"]
     assert main(extend) == 2
-    assert "have changed since it was made: --decontaminate-against (decontaminate_against)" in capsys.readouterr().err
+    assert "--decontaminate-against, which is taken from the stream, have changed" in capsys.readouterr().err
     given = [*extend, "--decontaminate", "13", "--decontaminate-against", str(quiz)]
     assert main(given) == 0
     assert main(given) == 0

@@ -34,6 +34,8 @@ class Misbehave(Task):
                 raise PrepError("this text cannot be used")
             if self.what == "wait":
                 raise Passing("the server is busy")
+            if self.what == "fill":
+                raise OSError("8 requested and 4 written")  # as NumPy does
             if self.what == "fail":
                 raise ValueError("the weather is bad")
         time.sleep(self.seconds)

@@ -43,6 +43,22 @@ def test_the_server_has_a_single_thread():
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
 
 
+def test_without_a_server_workers_are_new_interpreters(tmp_path):
+    """Forking a process with several threads is not safe, so the server ends if a module starts one at import."""
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    code = (
+        "import os\nfrom tests.data_prep.running.test_workers import states\n"
+        "if __name__ == '__main__':\n"
+        "    print({state[0] for state in states('HOME', 'HOME', processes=2)} == {os.getpid()})"
+    )
+    (tmp_path / "script.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
 def test_a_script_without_a_main_guard_is_refused_with_the_line_that_it_lacks(tmp_path):
     (tmp_path / "text.txt").write_text("some words\n" * 100)
     (tmp_path / "script.py").write_text(
@@ -54,6 +70,7 @@ def test_a_script_without_a_main_guard_is_refused_with_the_line_that_it_lacks(tm
     words = [sys.executable, "script.py"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
     assert "under `if __name__ == '__main__':`, because each worker imports the script" in done.stderr
+    assert "alma-prep: the script calls prepare() when a worker process imports it" in done.stderr
     assert "memory" not in done.stderr
 
 
