@@ -27,7 +27,11 @@ from fairseq_alma.app.slurm_jobs import JOB, refuse_queued, submit_run
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
+from fairseq_alma.core.catalogue import settings_that_are
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.printing import log_to_stderr
+from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
+from fairseq_alma.core.run_folder import RunFolder
 from vision.api import run
 from vision.presets import CONFIGS
 from vision.settings import VisionSettings
@@ -98,6 +102,20 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
     return VisionSettings.from_mapping(values, given)
 
 
+def refuse_other_settings(settings: VisionSettings) -> None:
+    """Raise RunError if the run folder of a seed contains a run with other settings.
+
+    The job checks it again, with what is known only there, such as the digests of the data.
+    """
+    for number, folder in enumerate(map(RunFolder, settings.seed_folders)):
+        if not folder.settings.exists() or not any(RunFolder(Path(settings.out)).marks()):
+            continue
+        now = {**settings.to_json(), "seed": settings.seed + number}
+        known_in_job = read_settings(folder.path).keys() - now.keys()
+        if differing := differing_settings(folder.path, now, [*settings_that_are("free", "vision"), *known_in_job]):
+            raise RunError(other_settings_message(folder.path, differing, None))
+
+
 COMMAND = Command("alma-vision", __doc__ or "", VisionSettings, CONFIGS, example_out="runs/mnist/sm")
 
 
@@ -114,7 +132,10 @@ def hydra_main(config: DictConfig) -> float:
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         settings, slurm = settings_of(values, given), slurm_settings(config)
         if slurm is not None and JOB not in os.environ:
-            submit_run(Path(settings.out), "vision.cli", sys.argv[1:], slurm)
+            refuse_other_settings(settings)
+            submit_run(
+                Path(settings.out), "vision.cli", sys.argv[1:], slurm, settings.num_arrivals, settings.seed_folders
+            )
             return math.nan  # the result is not known yet
         refuse_queued(settings.out)
         return run_and_show(settings)

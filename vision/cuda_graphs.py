@@ -2,7 +2,7 @@
 
 A training step of a small network is hundreds of short operations. A GPU computes each of them faster than Python can
 start the next one. A CUDA graph is a recording of such operations that the GPU starts as one. It records side-by-side
-streams (`vision.networks.streams`), too.
+streams (`vision.networks.module_stack`), too.
 """
 
 import torch

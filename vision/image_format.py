@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class _Inputs(TypedDict):
     mean: float | list[float]
     deviation: float | list[float]
     class_names: list[str] | None
-    image_size: NotRequired[Count | None]
-    decoded: NotRequired[bool]
+    image_size: Count | None
+    decoded: bool
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ class Command:
                 if not isinstance(error, AlmaError | OSError):
                     traceback.print_exc()
                 say(f"{self.name}: {message_of(error)}", sys.stderr)
-                self._failed.append(out.name)
+                self._failed.append(str(out.relative_to(folder) if out.is_relative_to(folder) else out))
                 self._folder = folder
                 return math.inf
 

@@ -148,7 +148,17 @@ class RunJobs:
 
     def write(self, record: JobRecord) -> None:
         """Write the record of a job, and replace an earlier record of this job."""
-        write_json(self.folder / f"job_{record.id}.json", asdict(record), durable=False)
+        write_json(self._record_file(record.id), asdict(record), durable=False)
+
+    def record(self, job: str) -> JobRecord | None:
+        """Return the record of a job; None if there is none, or if a power failure has damaged it."""
+        try:
+            return read_json(self._record_file(job), JobRecord)
+        except (FileNotFoundError, RunError):
+            return None
+
+    def _record_file(self, job: str) -> Path:
+        return self.folder / f"job_{job}.json"
 
     def records(self) -> list[JobRecord]:
         """Return the records of all jobs, oldest job first."""
@@ -167,14 +177,20 @@ class RunJobs:
 
 
 def submit_run(
-    run: Path, module: str, words: Sequence[str], slurm: SlurmSettings, num_arrivals: int | None = None
+    run: Path,
+    module: str,
+    words: Sequence[str],
+    slurm: SlurmSettings,
+    num_arrivals: int,
+    folders: Sequence[Path] = (),
 ) -> None:
     """Submit the first job of a run, unless the run is finished or has jobs in the queue. Print what was done.
 
     Args:
         run: the run folder.
         module, words, slurm: see `RunJobs.submit`.
-        num_arrivals: number of mega-batches of a finished run; None: as many as the run has recorded.
+        num_arrivals: number of mega-batches of a finished run.
+        folders: the run folder of each seed, if one job trains several seeds. By default, it is `run`.
 
     Raises:
         RunError: if the run has jobs that were submitted by another command, or is in use.
@@ -183,12 +199,12 @@ def submit_run(
     jobs = RunJobs(run)
     before = read_json(jobs.command, list[str]) if jobs.command.exists() else []
     differing = sorted({*before} ^ {*words})
-    runs = [run] if RunFolder(run).settings.exists() else [seed.path for seed in RunFolder(run).of_seeds()]
+    runs = folders or [run]
     if (
-        runs
-        and all(word.startswith("launch") for word in differing)
+        all(word.startswith("launch") for word in differing)
+        and RunFolder(run).summary.exists()
         and all(map(is_finished, runs))
-        and num_arrivals in (None, len(read_arrivals(runs[0])["digests"]))
+        and num_arrivals == len(read_arrivals(runs[0])["digests"])
     ):
         say(f"{run} is finished")
         return
@@ -252,8 +268,7 @@ def in_job(run: Path, signals: Sequence[int]) -> Iterator[None]:
     jobs = RunJobs(run)
     step = os.environ.get(JOB)
     number = os.environ.get("SLURM_ARRAY_TASK_ID")
-    found = {record.id: record for record in (jobs.records() if step else [])}
-    record = found.get(job) or JobRecord(job, f"{step}, member {number}" if number else step or "", "")
+    record = jobs.record(job) or JobRecord(job, f"{step}, member {number}" if number else step or "", "")
 
     def end(state: Literal["running", "done", "requeued", "stopped", "failed"], reason: str) -> None:
         if step:
@@ -327,8 +342,11 @@ def status(folder: Path) -> int:
         RunError: if no run is found.
     """
     console = wide_console()
+    done_by_jobs: dict[Path, str] = {}
     for run in runs_in(folder):
-        what_jobs_do = print_jobs(RunJobs(run))
+        # One job may train several seeds. It belongs to the folder that contains theirs.
+        what_jobs_do = print_jobs(RunJobs(run)) or done_by_jobs.get(run.parent, "")
+        done_by_jobs[run] = what_jobs_do
         holder = holder_of_run(run, ask_slurm=True)
         if missing := [name for name in ("settings.json", "arrivals.json") if not (run / name).exists()]:
             if (run / "ledger.jsonl").exists():

@@ -15,6 +15,7 @@ from fairseq_alma.core.files import read_json, write_whole
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.ledger import Prequential
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import Count
 
 
@@ -42,7 +43,7 @@ def read_arrivals(folder: Path) -> StoredArrivals:
     Raises:
         RunError: if the file is damaged.
     """
-    return read_json(folder / "arrivals.json", StoredArrivals, advice="restore the file from a backup")
+    return read_json(RunFolder(folder).arrivals, StoredArrivals, advice="restore the file from a backup")
 
 
 class Arrivals:
@@ -57,8 +58,9 @@ class Arrivals:
     """
 
     def __init__(self, folder: Path, durable: bool):
-        self._path = folder / "arrivals.json"
-        self._lines = JsonLines(folder / "decisions.jsonl", durable)
+        paths = RunFolder(folder)
+        self._path = paths.arrivals
+        self._lines = JsonLines(paths.decisions, durable)
         self.digests: list[str] = list(read_arrivals(folder)["digests"]) if self._path.exists() else []
         """Digest of each mega-batch of the stream, in order."""
         self._decisions: dict[int, Decision] = {}

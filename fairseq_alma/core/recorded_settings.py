@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.settings import Count, NonNegative
+from fairseq_alma.core.waiting import check_wait
 
 DATA = {"test_digest": "test set has", "pixels": "normalisation of the images has"}
 """Keys that describe the data of alma-vision, and what has changed if they differ."""
@@ -50,6 +51,10 @@ def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str,
     path = Path(folder) / "settings.json"
     advice = "restore the file from a backup, or choose another out= for a new run"
     found = dict(read_json(path, RecordedSettings, advice=advice))
+    try:
+        check_wait(found.get("wait", 1))
+    except SettingError as error:
+        raise RunError(f"{path} is damaged ({error}): {advice}") from error
     if missing := [name for name in required if name not in found]:
         raise RunError(f"{path} is damaged ({', '.join(missing)} is missing): {advice}")
     return found

@@ -1,4 +1,4 @@
-"""The paths in a run folder. No other module spells out their names.
+"""The paths in a run folder. Other modules get them from here.
 
 A run trains one learner on one stream, with one choice of settings and one seed. Its folder, RUN, contains:
 

@@ -253,16 +253,9 @@ class SeedRecord:
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
             remove(self.shared.stages)
         elif differing:
-            k = 1 + len([mark for mark in self.shared.marks() if mark.match("train.*")])
-            before = read_settings(self.folder)
-            changed = {name: [before.get(name), settings.get(name)] for name in forkable}
-            changed = {name: values for name, values in changed.items() if values[0] != values[1]}
-            # A finished run has no stage that could use other settings, unless its last mega-batches still wait.
-            is_finished = len(self._rows) > self.num_mega_batches and self._rows[-1].updated
-            can_fork = len(changed) == len(differing) and not is_finished
-            if not (fork and can_fork):
-                raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
-            return k, changed
+            return changes_at_fork(
+                self.paths, differing, settings, forkable, fork, self._rows, self.num_mega_batches, self.shared
+            )
         return None
 
     def _fork(self, k: int, changed: dict[str, list[Any]]) -> None:
@@ -296,6 +289,40 @@ class SeedRecord:
         path = self.paths.summary
         is_cut = not path.exists() or not path.read_bytes().strip(b"\0")
         return {} if is_cut else read_summary(self.folder)
+
+
+def changes_at_fork(
+    run: RunFolder,
+    differing: Sequence[str],
+    settings: Mapping[str, Any],
+    forkable: Sequence[str],
+    fork: bool,
+    rows: Sequence[LedgerRow],
+    num_mega_batches: int,
+    shared: RunFolder | None = None,
+) -> tuple[int, dict[str, list[Any]]]:
+    """Return the first stage that would use other settings, and each changed setting with its old and new value.
+
+    Args:
+        run: the run folder.
+        differing: the return value of `differing_settings`.
+        settings, forkable, fork, num_mega_batches: see `SeedRecord`.
+        rows: the rows of the ledger.
+        shared: the run folder with the stages. By default, it is `run`.
+
+    Raises:
+        RunError: if the run cannot be forked, or if `fork` is False.
+    """
+    k = 1 + len([mark for mark in (shared or run).marks() if mark.match("train.*")])
+    before = read_settings(run.path)
+    changed = {name: [before.get(name), settings.get(name)] for name in forkable}
+    changed = {name: values for name, values in changed.items() if values[0] != values[1]}
+    # A finished run has no stage that could use other settings, unless its last mega-batches still wait.
+    is_trained = len(rows) > num_mega_batches and rows[-1].updated
+    can_fork = len(changed) == len(differing) and not is_trained
+    if not (fork and can_fork):
+        raise RunError(other_settings_message(run.path, differing, k if can_fork else None))
+    return k, changed
 
 
 def is_finished(run: Path) -> bool:

@@ -207,6 +207,14 @@ SUCCESSORS: Mapping[str, str] = {
 """Name of a setting that does not exist any more -> what to write instead."""
 
 
+GONE = (
+    "average_window", "cooldown_share", "drift_overlap", "error_matrix", "extra_updates", "grow_depth", "grow_noise",
+    "momentum", "patience_delta", "replay_memory", "routing_examples", "tensorboard", "threads", "untrained_tokens",
+    "validation_share",
+)  # fmt: skip
+"""Settings of earlier commits that no longer exist and have no successor."""
+
+
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise SettingError if one of `keys` is not in `known`.
 
@@ -217,7 +225,8 @@ def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     if not unknown:
         return
     successors = {key: SUCCESSORS[key] for key in unknown if SUCCESSORS.get(key, "").partition("=")[0] in known}
-    if replaced := [f"{key}= is now {successor}" for key, successor in successors.items()]:
+    replaced = [f"{key}= is now {successor}" for key, successor in successors.items()]
+    if replaced := [*replaced, *(f"{key}= no longer exists: leave it out" for key in unknown if key in GONE)]:
         raise SettingError(f"unknown settings {', '.join(unknown)}: {', '.join(replaced)}")
     near = {key: nearest_key(key, known) for key in unknown}
     hints = [f"did you mean {found}?" if len(unknown) == 1 else f"for {key}, did you mean {found}?"

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of
-from fairseq_alma.core.files import read_json, sealed, sha256_of, sync, write_json
+from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, sync, write_json
 
 _MARK = "entry.json"
 _ABANDONED_SECONDS = 86_400.0
@@ -116,7 +116,8 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         for path in target.parent.glob("*.part"):
             with suppress(OSError):  # another process may remove it at the same time
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                newest = max(one.stat().st_mtime for one in (path, *path.iterdir()))
+                if time.time() - newest > _ABANDONED_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
         fence = fence_of(target)
         is_fenced = fence is not None and fence.is_on_disk_of(target.parent)
@@ -153,7 +154,7 @@ class Store:
         """Remove all entries but those with these keys. Call it only if no other process uses the store."""
         for path in self.folder.glob("*"):
             if path.name not in keys:
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
 
     def _folder_of(self, key: str) -> Path:
         return self.folder / key

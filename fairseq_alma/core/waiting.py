@@ -88,8 +88,9 @@ def check_wait(wait: object, num_mega_batches: int | None = None) -> None:
         return
     if wait in ("geometric", "auto"):
         return
+    rule, _, ratio = str(wait).partition(":")
     try:
-        is_valid = str(wait).startswith("geometric:") and 0 < ratio_of(str(wait)) < math.inf
+        is_valid = rule == "geometric" and 0 < float(ratio) < math.inf and not {*ratio} & {*" _\t\n"}
     except ValueError:
         is_valid = False
     if not is_valid:

@@ -79,8 +79,11 @@ def read_scores(store: Store, key: str) -> MemberScores | None:
     entry = store.take(key)
     if entry is None:
         return None
-    arrays = {name.removesuffix(".npy"): np.load(entry.folder / name, mmap_mode="r") for name in entry.files}
-    return MemberScores(MemberFacts(**entry.value), arrays)
+    try:
+        arrays = {name.removesuffix(".npy"): np.load(entry.folder / name, mmap_mode="r") for name in entry.files}
+        return MemberScores(MemberFacts(**entry.value), arrays)
+    except (OSError, ValueError, TypeError):  # removed meanwhile, or stored by other code
+        return None
 
 
 def write_scores(store: Store, key: str, scores: MemberScores) -> None:

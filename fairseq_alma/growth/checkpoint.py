@@ -219,8 +219,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="K",
         help="index of the stage that follows the growth. With the seed of an alma-lm run, the result equals the "
-        "checkpoint from which that run trains stage K (if stage K - 1 has a checkpoint_continuation.pt, give that one as "
-        "CHECKPOINT). Without --stage, the noise depends on the seed and on the "
+        "checkpoint from which that run trains stage K (if stage K - 1 has a checkpoint_continuation.pt, give that one "
+        "as CHECKPOINT). Without --stage, the noise depends on the seed and on the "
         "number of experts in CHECKPOINT, so successive growth steps use different noise",
     )
     return parser

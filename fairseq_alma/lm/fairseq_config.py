@@ -102,7 +102,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
 
     Args:
         values: name of an option of fairseq-train -> value. The names have underscores, for example `max_update`. The
-            options `arch` and `data` must be included. Without `lr_scheduler`, it is polynomial_decay.
+            options `arch` and `data` must be included.
         fairseq: more options, as on the command line of fairseq-train (the setting `fairseq`).
 
     Raises:
@@ -119,7 +119,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     base = [
         "STREAM", "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
         "--criterion", "switch_lm", "--optimizer", "fused_adam",
-        "--lr-scheduler", str(values.get("lr_scheduler", "polynomial_decay")),
+        "--lr-scheduler", "polynomial_decay",
     ]  # fmt: skip
     try:
         more = shlex.split(fairseq)

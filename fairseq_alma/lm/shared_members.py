@@ -35,8 +35,8 @@ class SharedMembers:
     """A store of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
 
     An entry has the files checkpoint_best.pt, log.txt and done.json (the cost of the training), and, if the next stage
-    continues from another checkpoint, checkpoint_continuation.pt. Its key is a digest of everything on which the training
-    depends (see key_of).
+    continues from another checkpoint, checkpoint_continuation.pt. Its key is a digest of everything on which the
+    training depends (see key_of).
 
     Args:
         folder: the shared folder. It must be accessible to all runs that share members, and several runs may use it at
@@ -56,7 +56,7 @@ class SharedMembers:
         If the shared folder does not contain this member, or if it is damaged, return False.
         """
         entry = self._store.take(key)
-        if entry is None:
+        if entry is None or not {BEST, "log.txt", "done.json"} <= entry.files.keys():
             return False
         for name in (name for name in self.FILES if name in entry.files):
             # Durable, because the done marks of the run, which rely on these files, are durable too.

@@ -26,12 +26,13 @@ from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
+from fairseq_alma.core.recorded_settings import differing_settings
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.seed_record import is_finished
+from fairseq_alma.core.seed_record import changes_at_fork, is_finished
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import failure_message
@@ -78,8 +79,7 @@ class SlurmProcesses(LocalProcesses):
         if len(jobs) == 1 and not self._has_trained:
             self._has_trained = True
             return super().run(stage, jobs, 1, updates)
-        self._hand_over(stage.index, sorted(jobs))
-        raise AssertionError
+        raise HandedOver(self._hand_over(stage.index, sorted(jobs)))
 
     def check_free(self, stage: Stage) -> None:
         """Hand over the run if jobs that train the members of this stage are queued already.
@@ -90,22 +90,24 @@ class SlurmProcesses(LocalProcesses):
             HandedOver: if there are such jobs.
             StageError: if Slurm refuses a job.
         """
-        self._hand_over(stage.index, None)
+        if text := self._hand_over(stage.index, None):
+            raise HandedOver(text)
 
-    def _hand_over(self, index: int, numbers: Sequence[int] | None) -> None:
-        """Submit the jobs that continue the run, unless they are queued already, and raise HandedOver.
+    def _hand_over(self, index: int, numbers: Sequence[int] | None) -> str:
+        """Submit the jobs that continue the run, unless they are queued already. Return what they do.
 
         They are queued already if this job did this before, and was then killed and started again.
 
         Args:
             index: index of the stage.
-            numbers: the members to train; None: hand over only if jobs that train the members are queued.
+            numbers: the members to train; None: hand over only if jobs that train the members are queued, and
+                otherwise return "".
         """
         step, me = f"stage {index}", str(this_job())
         try:
             arrays = {job.id.partition("_")[0] for job in self._jobs.queued(step)}
             if numbers is None and not arrays:
-                return
+                return ""
             if not arrays and numbers is not None and len(numbers) > 1:
                 arrays = {self._jobs.submit(MODULE, sys.argv[1:], self._slurm, step, members=numbers)}
             following = [job.id for job in self._jobs.queued(RUN_STEP) if job.id != me]
@@ -116,7 +118,7 @@ class SlurmProcesses(LocalProcesses):
                 f"the jobs of stage {index} cannot be submitted: {error}. Run the same command again to continue"
             ) from error
         members = f"job {', '.join(sorted(arrays))} trains the members of stage {index}, and " if arrays else ""
-        raise HandedOver(f"{members}job {', '.join(following)} continues the run")
+        return f"{members}job {', '.join(following)} continues the run"
 
     def member_job(self, command: list[str], log: Path) -> Job:
         """Return the process that trains a member on all nodes of this job."""
@@ -145,7 +147,8 @@ class _Step:
     def terminate(self) -> None:
         """Send SIGTERM to the processes of the training. If srun itself got SIGTERM, it would kill them."""
         try:
-            cancel([os.environ["SLURM_JOB_ID"]], signal.SIGTERM)
+            # Not SLURM_JOB_ID: for the last task of an array, this is the id of the whole array.
+            cancel([str(this_job())], signal.SIGTERM)
         except SlurmError:
             self._srun.terminate()
 
@@ -165,7 +168,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
     if gpus.isdigit() and (slurm.gpus is not None or settings.expert_parallel == 1):
         usable_devices(settings, int(gpus) * slurm.nodes, slurm.nodes)
     if settings.seeds == 1:
-        _check_same_settings(settings)
+        _check_same_settings(settings, num_arrivals)
         submit_run(Path(settings.out), MODULE, sys.argv[1:], slurm, num_arrivals)
     else:
         seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -174,7 +177,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
         for seed in seeds:
             out = RunFolder(Path(settings.out)).of_seed(seed).path
             one = {**settings.to_json(), "out": str(out), "seed": seed, "seeds": 1}
-            _check_same_settings(LanguageModelSettings.from_mapping(one))
+            _check_same_settings(LanguageModelSettings.from_mapping(one), num_arrivals)
             submit_run(out, MODULE, [*words, f"out={out}", f"seed={seed}", "seeds=1"], slurm, num_arrivals)
         write_json(Path(settings.out) / SEEDS, [*seeds])
         with suppress(RunError):  # a job is writing the summary just now
@@ -196,8 +199,8 @@ def summarize_seeds(folder: Path) -> None:
                 write_json(folder / "summary.json", mean_and_standard_error(summaries))
 
 
-def _check_same_settings(settings: LanguageModelSettings) -> None:
-    """Raise RunError if the run folder contains a run with other settings, unless fork=true is given.
+def _check_same_settings(settings: LanguageModelSettings, num_arrivals: int) -> None:
+    """Raise RunError if the run folder contains a run with other settings, unless it can be forked and fork=true.
 
     The job checks it again, with the values that are known only there: the digests of the stream, and what
     `precision=auto` means.
@@ -207,8 +210,10 @@ def _check_same_settings(settings: LanguageModelSettings) -> None:
     free += ["precision"] if settings.precision == "auto" else []
     free += ["batch_size"] if settings.batch_size is None else []
     differing = differing_settings(run.path, settings.to_json(), free)
-    if differing and not settings.fork and any(run.marks()):
-        raise RunError(other_settings_message(run.path, differing, None))
+    if differing and any(run.marks()):
+        forkable = settings_that_are("forkable", "language model")
+        rows = Ledger(run.ledger).rows()
+        changes_at_fork(run, differing, settings.to_json(), forkable, settings.fork, rows, num_arrivals)
 
 
 def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: int, number: int) -> None:

@@ -68,14 +68,6 @@ class Selection:
     def __getitem__(self, which: Tensor) -> Examples:
         return self._source[self._positions[which]]
 
-    def only(self, which: Tensor) -> "Selection":
-        """Return a selection of some of these examples, whose images are not copied.
-
-        Args:
-            which: numbers of the examples in this selection, int64.
-        """
-        return Selection(self._source, self._positions[which])
-
     @property
     def images(self) -> Tensor:
         """A copy of the images, uint8 or float32 [n, channels * height * width]."""

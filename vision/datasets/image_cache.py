@@ -1,7 +1,7 @@
 """Decode images once, into a file that is then memory-mapped.
 
-The file is stored below the data folder. Its name is a digest of the paths, sizes and times of the image files, so a
-folder that has changed is decoded again. The files may be removed at any time when no run reads them.
+The file is stored below the data folder, in a folder whose name is a digest of the paths, sizes and times of the image
+files, so a folder that has changed is decoded again. The files may be removed at any time when no run reads them.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.files import remove
 from fairseq_alma.core.store import Store
 from vision.datasets.decoding import as_shown, image_values, is_grey, opened, readable
 
@@ -46,22 +47,30 @@ def decoded_images(
         SettingError: if a file cannot be read as an image, or if `image_size` is None and images have different
             sizes.
     """
-    store, key = Store(cache, durable=False), _digest(paths, root, image_size, where)
+    # Durable, because the digests of large files are not compared each time.
+    store, key = Store(cache), _digest(paths, root, image_size, where)
     entry = store.take(key, check_digests=False)
-    if entry is None:  # not decoded yet, or damaged
+    images = None if entry is None else _mapped(entry.folder / "images.npy")
+    if entry is None or images is None:  # not decoded yet, or damaged
+        if entry is not None:
+            remove(entry.folder)
         mode, num_animated = _common_mode(paths, image_size, where)
         with store.writing(key, {"several_frames": num_animated}) as folder:
             _write(folder / "images.npy", paths, mode, image_size, where)
         entry = store.take(key, check_digests=False)
-        assert entry is not None
-    images = _mapped(entry.folder / "images.npy")
+        images = None if entry is None else _mapped(entry.folder / "images.npy")
+        assert entry is not None and images is not None
     channels, height, width = (int(size) for size in images.shape[1:])
     return torch.from_numpy(images).flatten(1), (channels, height, width), entry.value["several_frames"]
 
 
-def _mapped(path: Path) -> np.ndarray:
-    # The mode "c" (copy on write) makes a writable array, which torch needs, but never changes the file.
-    return np.load(path, mmap_mode="c")
+def _mapped(path: Path) -> np.ndarray | None:
+    """Return the array in a file, memory-mapped; None if the file is damaged."""
+    try:
+        # The mode "c" (copy on write) makes a writable array, which torch needs, but never changes the file.
+        return np.load(path, mmap_mode="c")
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def _digest(paths: Sequence[Path], root: Path, image_size: int | None, where: str) -> str:

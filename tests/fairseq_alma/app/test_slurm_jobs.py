@@ -7,9 +7,12 @@ import time
 import pytest
 
 from fairseq_alma.app import slurm_jobs as module
-from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job
+from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job, status
 from fairseq_alma.core.errors import StageError
+from launch.slurm import QueuedJob
+from tests.vision.tiny_runs import as_arguments, small_run
 from vision.cli import COMMAND
+from vision.cli import main as vision_main
 
 
 @pytest.fixture
@@ -103,3 +106,47 @@ def test_a_sweep_that_is_warned_between_two_of_its_jobs_is_requeued(tmp_path, re
     with pytest.raises(SystemExit):
         COMMAND.main(between)
     assert requeued == ["7"]
+
+
+def test_a_damaged_record_of_another_job_stops_no_job(tmp_path, requeued):
+    (tmp_path / "launch/job_6.json").write_text("")
+    with in_job(tmp_path, []):
+        pass
+    assert RunJobs(tmp_path).record("7").state == "done"
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """The comments of the jobs that were submitted to a Slurm in which nothing runs."""
+    submitted: list[str] = []
+    monkeypatch.setattr(module, "queue", lambda: [QueuedJob("9", "PENDING", "Priority", "", one) for one in submitted])
+    monkeypatch.setattr(module, "submit", lambda command, slurm, options, comment: submitted.append(comment) or "9")
+    return submitted
+
+
+def alma_vision(monkeypatch, *words):
+    monkeypatch.setattr("sys.argv", ["alma-vision", *words])
+    vision_main()
+
+
+def test_a_run_of_two_seeds_is_submitted_until_both_are_finished(tmp_path, submitted, monkeypatch, capsys):
+    """Firefly trains one seed after the other, and a job may end between them."""
+    given = {"learner": "ff", "candidates": 5, "mega_batches": 2, "epochs": 1, "width": 2}
+    words = (*as_arguments(**given, seeds=2), f"out={tmp_path}", "launch=slurm")
+    small_run(tmp_path / "seed_0", **given)
+    alma_vision(monkeypatch, *words)
+    assert len(submitted) == 1 and "submitted job 9" in capsys.readouterr().out
+    small_run(tmp_path / "seed_1", **given, seed=1)
+    ledger = tmp_path / "seed_1/ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    (tmp_path / "seed_1/summary.json").unlink()
+    assert status(tmp_path) == 0
+    assert "1 of 2 mega-batches are left; the queued jobs continue the run" in capsys.readouterr().out
+
+
+def test_other_settings_are_refused_before_a_job_is_submitted(tmp_path, submitted, monkeypatch, capsys):
+    small_run(tmp_path, mega_batches=2, epochs=1)
+    with pytest.raises(SystemExit):
+        alma_vision(monkeypatch, *as_arguments(mega_batches=2, epochs=1, lr=0.5), f"out={tmp_path}", "launch=slurm")
+    assert "contains a run with other settings" in capsys.readouterr().err
+    assert not submitted
