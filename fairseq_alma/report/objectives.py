@@ -207,7 +207,7 @@ def explanation(comparison: Comparison, objective: Objective = DEFAULT) -> str:
     after = ("", "") if objective == "all" else (" after the first stage", ", or their first stage is the last arrival")
     return (
         f"Here the error is averaged over the validation data of the stages, because {num_without} of {num_runs} "
-        f"finished runs have no prequential score{after[0]}: only one mega-batch arrived{after[1]}. "
-        f"The same data chose the epoch of each stage, so this score is too low for "
+        f"finished runs have no prequential score{after[0]}: their ledgers have no prequential errors, or only one "
+        f"mega-batch arrived{after[1]}. The same data chose the epoch of each stage, so this score is too low for "
         "small waits."
     )

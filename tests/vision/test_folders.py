@@ -152,7 +152,8 @@ def test_two_processes_that_start_at_once_and_a_killed_one_leave_one_whole_file(
     monkeypatch.undo()
     assert values(load_dataset(str(root), tmp_path).training) == list(range(80))
     # What nobody has written for a day is removed when images are decoded the next time.
-    os.utime(left, (1, 1))
+    for path in (left, *left.iterdir()):
+        os.utime(path, (1, 1))
     (whole / "images.npy").unlink()
     load_dataset(str(root), tmp_path)
     assert [path.name for path in folder.iterdir()] == [whole.name]
