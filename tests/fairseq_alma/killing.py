@@ -108,7 +108,8 @@ def files(run: Path) -> set[str]:
 
 def cut_short(run: Path) -> list[Path]:
     """Return the truncated checkpoint files of a run."""
-    patterns = ("stages/**/checkpoint*.pt*", "stages/**/.checkpoint*.tmp.pt")  # fairseq's files, and our temporary ones
+    # Files are written inside the fence of their process (see `core.fence`), and then moved.
+    patterns = ("stages/**/checkpoint*.pt", "**/.lease.*/*.checkpoint*.tmp.pt*")
     return [path for pattern in patterns for path in sorted(run.glob(pattern)) if read_checkpoint(path) is None]
 
 
@@ -232,7 +233,7 @@ class KilledRun:
         """Return what a process was doing when it was killed, according to the files that it left."""
         cut = [path for path in cut_short(self.out) if path.stat().st_mtime >= self._started]  # not of earlier kills
         if cut:
-            names = [f"{path.relative_to(self.out / 'stages')} ({path.stat().st_size >> 10} KB)" for path in cut]
+            names = [f"{path.relative_to(self.out)} ({path.stat().st_size >> 10} KB)" for path in cut]
             return f"checkpoint write, {', '.join(names)} cut short"
         lease = self.out / "lease.json"
         if not lease.exists() or f'"pid": {pid},' not in lease.read_text():

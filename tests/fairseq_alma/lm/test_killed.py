@@ -97,8 +97,8 @@ def num_rows(out: Path) -> int:
 
 FAIRSEQ_WRITES = Moment(
     "fairseq's write of a checkpoint",
-    half_written("stages/*/member_*/checkpoint_last.pt.tmp"),
-    damaged("checkpoint_last.pt.tmp"),
+    half_written("stages/*/member_*/.lease.*/*.checkpoint_last.*"),
+    damaged("*.checkpoint_last.*"),
 )
 
 
@@ -145,16 +145,14 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_like_an_uninterrupt
     points = [
         Moment(
             "the write of the untrained checkpoint",
-            half_written("stages/stage_000/member_1/.checkpoint_untrained.*.tmp.pt"),
-            damaged(".checkpoint_untrained.*.tmp.pt"),
+            half_written(".lease.*/*.checkpoint_untrained.*"),
+            damaged("*.checkpoint_untrained.*"),
         ),
         FAIRSEQ_WRITES,
         Moment(
             "dropping the optimizer's state",
-            lambda out: (
-                half_written("stages/stage_001/member_1/.checkpoint_best.*.tmp.pt")(out) and has_trained(out, 1)
-            ),
-            damaged(".checkpoint_best.*.tmp.pt"),
+            lambda out: half_written(".lease.*/*.checkpoint_best.*")(out) and has_trained(out, 1),
+            damaged("*.checkpoint_best.*"),
         ),
         Moment(
             "between the done marks of the member and of the training",
@@ -170,8 +168,8 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_like_an_uninterrupt
         ),
         Moment(
             "the write of the grown checkpoint",
-            half_written("stages/stage_002/grow/member_1/.checkpoint_grown.*.tmp.pt"),
-            damaged(".checkpoint_grown.*.tmp.pt"),
+            half_written(".lease.*/*.checkpoint_grown.*"),
+            damaged("*.checkpoint_grown.*"),
         ),
         Moment(
             "between the grown checkpoint and its done mark",
@@ -373,7 +371,7 @@ def test_a_full_disk_is_reported_and_with_more_space_the_same_command_continues(
     disk = small_disk(megabytes=45)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=1"))
     ends_for_lack_of_space(run)
-    assert [path.name for path in cut_short(run.out)] == ["checkpoint_last.pt.tmp"]
+    assert cut_short(run.out) == []
     names = {"checkpoint_untrained.pt", "checkpoint_last.pt", "checkpoint_best.pt"}
     assert {path.name for path in whole_checkpoints(run.out)} == names
     assert rows_without_seconds(run.out) == rows_without_seconds(gmoe.out)[:1]
