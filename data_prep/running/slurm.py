@@ -10,7 +10,7 @@ that are not done are submitted as the next array, until all are done:
 - Slurm itself starts a job again that was preempted, requeued, or whose node has failed. This is not counted.
 - A task that raises an exception, reaches its time limit, runs out of memory or hangs is started MAX_ERRORS times.
 - A task whose job ends in any other way, for example because its process was killed, is started MAX_STARTS times.
-- A PrepError or a full disk ends the run at once, because it would come again. Only Passing counts as other exceptions do.
+- A PrepError or a full disk ends the run at once: it would come again. Only Passing counts as other exceptions do.
 
 A task is done when its done mark exists (see `tasks`). Slurm's commands fail sometimes, and a network file system shows
 files late. So a job counts as lost only if Slurm has said for some time that it has ended, or does not know it.
