@@ -1,24 +1,20 @@
 """The setting `precision`: what `auto` means on this machine and for this run."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.lm.settings import LanguageModelSettings, Precision
 
-SPEEDUP = 1.2
-"""On a CPU, `auto` means bfloat16 if float32 takes more than SPEEDUP times as long as bfloat16."""
-
 
 def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettings:
     """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
-    A new run gets the precision that `fastest_precision` returns. If it is one of several seeds (seeds=3), and another
+    A new run gets the precision that `precision_of_machine` returns. If it is one of several seeds (seeds=3), and another
     seed was started before, perhaps on another machine, it gets the precision of that seed. If the run was started
     before, it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json contains.
     """
@@ -26,7 +22,7 @@ def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettin
     recorded = read_settings(out, ("precision", "batch_size")) if (out / "settings.json").exists() else None
     precision, batch_size = settings.precision, settings.batch_size
     if precision == "auto":
-        precision = recorded["precision"] if recorded else _of_other_seed(out) or fastest_precision()
+        precision = recorded["precision"] if recorded else _of_other_seed(out) or precision_of_machine()
     if batch_size is None and recorded:
         batch_size = recorded["batch_size"]
     return replace(settings, precision=precision, batch_size=batch_size)
@@ -38,30 +34,15 @@ def _of_other_seed(out: Path) -> Precision | None:
     return read_settings(others[0].path, ("precision",))["precision"] if others else None
 
 
-def fastest_precision() -> Precision:
-    """Return the precision that `auto` means on this machine, "bfloat16" or "float32".
+def precision_of_machine() -> Precision:
+    """Return the precision that `auto` means on this machine: "bfloat16" if its processors compute in it.
 
-    On a GPU, the precision is bfloat16 if the GPU supports bfloat16. On a CPU, the time of a small feed-forward network
-    is measured in bfloat16 and in float32, because many CPUs have no hardware for bfloat16 and are much slower with it.
-    The measurement takes less than a second.
+    This is known of the hardware, and not measured, so that equal machines always choose the same. A GPU has bfloat16
+    from compute capability 8.0 on, and a CPU with the instructions AMX or AVX512-BF16. Other CPUs convert each number,
+    which is slower than float32.
     """
     if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    network = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
-    inputs = torch.randn(512, 256)
-    seconds = {False: float("inf"), True: float("inf")}
-    # Two runs with the same settings must train in the same precision, whatever else the machine is doing. So measure
-    # the computing time of one thread, and not the elapsed time. With other processes on the machine, the ratio of the
-    # elapsed times varied between 0.6 and 3.1, and the ratio of the computing times between 1.9 and 2.3.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for _ in range(5):
-            for autocast in seconds:
-                start = time.thread_time()
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                    network(inputs).float().sum().backward()
-                seconds[autocast] = min(seconds[autocast], time.thread_time() - start)
-    finally:
-        torch.set_num_threads(num_threads)
-    return "bfloat16" if seconds[False] > SPEEDUP * seconds[True] else "float32"
+        return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float32"
+    cpu: Any = torch.cpu  # torch has no public name for these
+    has_bfloat16 = cpu._is_amx_tile_supported() or cpu._is_avx512_bf16_supported()
+    return "bfloat16" if has_bfloat16 else "float32"

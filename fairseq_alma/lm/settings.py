@@ -107,9 +107,9 @@ class LanguageModelSettings(RunSettings):
     On nine books that were read five times, 0.3 was better than 0 with lr=0.005, and 1 was worse."""
     precision: Precision = setting("auto", forkable=True)
     """Precision of matrix products and attention: `float32`, `bfloat16`, or `auto`. Weights, gradients, optimizer state
-    and the log-probabilities of perplexities are always float32. On a GPU, `auto` means bfloat16 if the GPU supports
-    it. On a CPU, a short measurement decides: `auto` means bfloat16 if it is clearly faster than float32. A run that is
-    continued keeps the precision with which it was started."""
+    and the log-probabilities of perplexities are always float32. `auto` means bfloat16 on a GPU with
+    compute capability 8.0 (A100) or newer and on a CPU with the instructions AMX or AVX512-BF16, and float32 on others.
+    A run that is continued keeps the precision with which it was started."""
     validations: Count = setting(10, forkable=True)
     """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation. Only the
     last checkpoint and the one with the best validation perplexity are kept."""
