@@ -14,9 +14,10 @@ from fairseq_alma.lm.settings import LanguageModelSettings, Precision
 def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettings:
     """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
-    A new run gets the precision that `precision_of_machine` returns. If it is one of several seeds (seeds=3), and another
-    seed was started before, perhaps on another machine, it gets the precision of that seed. If the run was started
-    before, it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json contains.
+    A new run gets the precision that `precision_of_machine` returns. If it is one of several seeds (seeds=3), and
+    another seed was started before, perhaps on another machine, it gets the precision of that seed. If the run was
+    started before, it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json
+    contains.
     """
     out = Path(settings.out)
     recorded = read_settings(out, ("precision", "batch_size")) if (out / "settings.json").exists() else None

@@ -110,6 +110,9 @@ class LanguageModelSettings(RunSettings):
     and the log-probabilities of perplexities are always float32. `auto` means bfloat16 on a GPU with
     compute capability 8.0 (A100) or newer and on a CPU with the instructions AMX or AVX512-BF16, and float32 on others.
     A run that is continued keeps the precision with which it was started."""
+    compile: Literal["auto"] | bool = setting("auto", forkable=True)
+    """Whether to compile the layers of the model with `torch.compile`, which needs a minute at the first time. `auto`
+    means yes on a GPU, for stages that are long enough. Compiled layers round, and draw the dropout, in another way."""
     validations: Count = setting(10, forkable=True)
     """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation. Only the
     last checkpoint and the one with the best validation perplexity are kept."""

@@ -13,6 +13,7 @@ from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
+from fairseq_alma.lm.compilation import pays
 from fairseq_alma.lm.fairseq_config import member_config, shapes_of_model
 from fairseq_alma.lm.settings import CLIP_NORM, LanguageModelSettings
 
@@ -120,6 +121,12 @@ class TrainingConfigs:
         }
         config = member_config(values, s.fairseq)
         config.model.decoder_layers += member.added_layers
+        config.model.compile = s.compile is True or (
+            s.compile == "auto" and pays(
+                config.model, self.stream.dictionary_size, updates * s.sequences_per_update * s.tokens_per_sample,
+                num_devices, is_gpu=self.memory is not None,
+            )
+        )  # fmt: skip
         return self._divide_update(config, num_devices)
 
     def check_fork(self, member: Member) -> None:
@@ -182,7 +189,9 @@ class TrainingConfigs:
                 )
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
-        config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
+        for group in (config.dataset, config.task, config.model):
+            group.batch_size = batch_size
+        config.dataset.batch_size_valid = batch_size
         config.optimization.update_freq = [sequences // (batch_size * num_devices)]
         return config
 

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -74,7 +74,14 @@ class SwitchLanguageModelConfig(FairseqDataclass):
             "multiple of it. It does not change checkpoints"
         },
     )
+    compile: bool = field(
+        default=False,
+        metadata={
+            "help": "compile the layers with torch.compile, for training on batches of --batch-size full sequences"
+        },
+    )
     tokens_per_sample: int = II("task.tokens_per_sample")
+    batch_size: Optional[int] = II("dataset.batch_size")
 
 
 @register_model("switch_lm", dataclass=SwitchLanguageModelConfig)
@@ -168,6 +175,13 @@ class SwitchDecoder(FairseqDecoder):
         self.layers = nn.ModuleList(
             SwitchDecoderLayer(cfg, number % 2 == 0, group) for number in range(1, cfg.decoder_layers + 1)
         )
+        self.compiled_shape = (cfg.batch_size, cfg.tokens_per_sample) if cfg.compile else None
+        """Numbers of sequences and tokens of the batches for which the layers are compiled; None: they never are."""
+        if cfg.compile:
+            # Layer by layer, because the layers have only two kinds of code: so the compiler runs twice, however many
+            # layers there are.
+            for layer in self.layers:
+                layer.compile(dynamic=False)
         self.layer_norm = nn.LayerNorm(dim)
         # Version of the format in which checkpoints store expert weights. Version 1: tensors [E, ...] for E experts.
         self.register_buffer("version", torch.tensor([1.0]))
@@ -233,12 +247,16 @@ class SwitchDecoder(FairseqDecoder):
             token_mask = prev_output_tokens.ne(self.pad)
             if has_padding is None and token_mask.all():
                 token_mask = None
+        # Each shape would be compiled by itself. So batches of another shape, such as the last one of an epoch, and
+        # those of an evaluation are computed without.
+        is_compiled = self.training and token_mask is None and tuple(prev_output_tokens.shape) == self.compiled_shape
         mixtures: list[MixtureOutput] = []
         for layer in self.layers:
+            run = layer if is_compiled or self.compiled_shape is None else layer.forward
             if self.checkpoint_activations and self.training:
-                x, mixture = checkpoint(layer, x, token_mask, use_reentrant=False)
+                x, mixture = checkpoint(run, x, token_mask, use_reentrant=False)
             else:
-                x, mixture = layer(x, token_mask)
+                x, mixture = run(x, token_mask)
             if mixture is not None:
                 mixtures.append(mixture)
         return self.layer_norm(x), {"mixtures": mixtures, "token_mask": token_mask}

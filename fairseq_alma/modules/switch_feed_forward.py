@@ -133,6 +133,8 @@ class SwitchFeedForward(nn.Module):
         way = self.way or choose_way(x_TD.device, dtype, capacity, self.fc1_weight.shape[1:])
         if self.shard and way == "grouped":
             way = "split"
+        if way == "split" and capacity is not None and torch.compiler.is_compiling():
+            way = "slots"  # the compiler needs shapes that do not depend on the data
         plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
         weights = ExpertWeights(self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         dropout = self.activation_dropout if self.training else 0.0

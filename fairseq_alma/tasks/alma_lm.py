@@ -231,8 +231,18 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             loss, sample_size, logging_output = super().train_step(
                 sample, model, criterion, optimizer, update_num, ignore_grad
             )
-        self._loss_check.add(loss, update_num + 1)
+        self.check_finite(loss, update_num + 1, "loss")
         return loss, sample_size, logging_output
+
+    def check_finite(self, value: Tensor, update: int, name: str) -> None:
+        """Raise FloatingPointError if a number is not finite. On a GPU, it may be raised a few calls later.
+
+        Args:
+            value: a scalar.
+            update: number of the update that computed it, counted from 1.
+            name: what the number is, for the error message.
+        """
+        self._loss_check.add(value, update, name)
 
     def valid_step(self, sample: dict, model: Any, criterion: Any) -> tuple[Tensor, int, dict[str, Any]]:
         """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.

@@ -20,9 +20,9 @@ class LossCheck:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        self._waiting: deque[tuple[str, Tensor, torch.cuda.Event | None]] = deque()
 
-    def add(self, loss: Tensor, update: int) -> None:
+    def add(self, loss: Tensor, update: int, name: str = "loss") -> None:
         """Add a loss to the losses that are to be checked, and check all losses that have arrived at the host.
 
         A loss on a CPU is already at the host, so it is checked in this call.
@@ -30,6 +30,7 @@ class LossCheck:
         Args:
             loss: a scalar.
             update: number of the update that computed the loss, counted from 1. Error messages contain it.
+            name: what the number is, for error messages.
 
         Raises:
             FloatingPointError: if one of the checked losses is not finite. The message names its update.
@@ -40,7 +41,7 @@ class LossCheck:
             on_host.copy_(loss, non_blocking=True)
             loss, arrived = on_host, torch.cuda.Event()
             arrived.record()
-        self._waiting.append((update, loss, arrived))
+        self._waiting.append((f"the {name} is {{}} at update {update}", loss, arrived))
         while self._waiting and (len(self._waiting) > MAX_WAITING or _has_arrived(self._waiting[0][2])):
             self._check_oldest()
 
@@ -54,7 +55,7 @@ class LossCheck:
             self._check_oldest()
 
     def _check_oldest(self) -> None:
-        update, loss, arrived = self._waiting.popleft()
+        message, loss, arrived = self._waiting.popleft()
         if arrived is not None:
             arrived.synchronize()
         if not torch.isfinite(loss):
@@ -62,8 +63,8 @@ class LossCheck:
             # call the task again, and the task calls `finish`. `finish` would then raise a second error.
             self._waiting.clear()
             raise FloatingPointError(
-                f"the loss is {loss.item()} at update {update}: lower the learning rate, lengthen the warm-up or clip "
-                f"the gradient (--clip-norm). Earlier checkpoints are not affected."
+                f"{message.format(loss.item())}: lower the learning rate, lengthen the warm-up or clip the gradient "
+                f"(--clip-norm). Earlier checkpoints are not affected."
             )
 
 
