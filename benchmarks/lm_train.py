@@ -110,7 +110,10 @@ def measure(commands: Mapping[str, list[str]], repeats: int, device: str) -> dic
     Returns:
         For each command, the seconds of each measured update, and the percentage of dropped tokens.
     """
-    environment = {"PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    environment = {
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
     measured: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in commands}
     skipped = SKIPPED_UPDATES[device]
     if device == "cpu":

@@ -5,7 +5,6 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.core.catalogue import RunSettings, settings_that_are
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import defaults_of
 
 DEFAULT_PARENT = "runs"
@@ -40,7 +40,7 @@ def is_sweep(arguments: Collection[str]) -> bool:
 
 def version_text(command: str) -> str:
     """Return the text of `--version`: the version of ALMA, and that of Hydra, which reads the command line."""
-    return f"{command} {metadata.version('fairseq-alma')} (Hydra {metadata.version('hydra-core')})"
+    return f"{command} {version_of('fairseq-alma') or 'from a source tree'} (Hydra {version_of('hydra-core')})"
 
 
 def default_out(arguments: Sequence[str], settings: type[RunSettings], data: str, not_named: Collection[str]) -> str:

@@ -80,13 +80,16 @@ def _package_versions() -> dict[str, str]:
 
     A process uses one version of each package until it ends, so the versions are read only once.
     """
-    versions = {}
-    for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    names = ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece")
+    return {name: version for name in names if (version := version_of(name)) is not None}
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed, as ALMA itself in a source tree."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache

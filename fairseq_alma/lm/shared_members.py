@@ -11,18 +11,19 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fairseq_alma.checkpoints import BEST, CONTINUATION, digest_of_model
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
+from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.store import Store
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
     "core/averaging.py", "lm/average.py", "lm/continuation.py", "lm/expert_digests.py", "lm/train_member.py",
+    "lm/training_loop.py", "lm/updates.py",
     "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
 )  # fmt: skip
 """Packages and files of `fairseq_alma` whose code determines the files of a trained member.
@@ -95,7 +96,7 @@ def key_of(recipe: Mapping[str, Any], start: Path) -> str:
         recipe: values that JSON can represent, among them the training options and the digests of the data.
         start: the checkpoint from which the training starts.
     """
-    versions = {name: metadata.version(name) for name in ("fairseq-alma", "torch", "fairseq-fixed")}
+    versions = {name: version_of(name) for name in ("fairseq-alma", "torch", "fairseq-fixed")}
     everything = {**recipe, "start": digest_of_model(start), "versions": versions, "code": _digest_of_code()}
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
 

@@ -42,7 +42,7 @@ def test_bfloat16_learns_what_float32_learns(stream, tmp_path, learner):
 
 
 def test_bfloat16_is_the_default(stream, tmp_path):
-    train(stream, tmp_path, "mega_batches=1", "updates=2")
+    train(stream, tmp_path, "mega_batches=1", "updates=2", "precision=auto")
     assert read_json(tmp_path / "settings.json")["precision"] == "bfloat16"
 
 
