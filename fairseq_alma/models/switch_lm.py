@@ -250,6 +250,10 @@ class SwitchDecoder(FairseqDecoder):
         # Each shape would be compiled by itself. So batches of another shape, such as the last one of an epoch, and
         # those of an evaluation are computed without.
         is_compiled = self.training and token_mask is None and tuple(prev_output_tokens.shape) == self.compiled_shape
+        if is_compiled:
+            for layer in self.layers:
+                if layer.mixture is not None:
+                    layer.mixture.router.splits()  # reads a tensor at the first call, which is not compiled
         mixtures: list[MixtureOutput] = []
         for layer in self.layers:
             run = layer if is_compiled or self.compiled_shape is None else layer.forward
