@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.cleaning.filters import filter_sha256, load_filter, parse_filters
-from data_prep.dividing.layout import check_shares
 from data_prep.dividing.partition import extension_plan, make_plan
+from data_prep.dividing.shares import check_shares
 from data_prep.errors import PrepError
 from data_prep.running.progress import note
 from data_prep.settings import PrepSettings

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from data_prep.accounts import check_accounts
+from data_prep.accounts import check_accounts, count_documents, removed_rows
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
-from data_prep.dividing.layout import share_rows, strata_of, wanted_words_of, words_by_source
 from data_prep.dividing.partition import CutTask
+from data_prep.dividing.shares import keep_documents, keep_words, share_rows, wanted_words_of, words_by_source
 from data_prep.encoding.encode import TASK_BYTES, encode
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
-from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
+from data_prep.leakage.measure import HeldOutText, measure_leakage, without_overlaps
 from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
-from data_prep.reading.read import Spooled, read_sources, source_name
+from data_prep.reading.read import Spooled, read_sources
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
@@ -74,7 +74,7 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
         PrepError: if too many files are damaged, or a worker died or hung.
         Unworkable: if the settings cannot work on the text of the sources.
     """
-    where = HeldOut(base and (base.folder, base.description), work)
+    where = HeldOutText(work, settings.out, base.description if base else {})
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
@@ -86,8 +86,7 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
         tokenizer_file = make_tokenizer(settings, index, work)
         symbols = check_vocabulary(settings, tokenizer_file)
         num_symbols = dictionary_size(len(symbols))
-    names = [source_name(record) for record in spooled.records]
-    encoded = encode(index, tokenizer_file, num_symbols, names, spooled.source_of_shard, work, settings.cache)
+    encoded = encode(index, tokenizer_file, num_symbols, spooled.names, spooled.source_of_shard, work, settings.cache)
     described = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
     if periods is not None:
         described |= periods.described(encoded.splits)
@@ -129,7 +128,7 @@ class _Divided(NamedTuple):
     num_mega_batches: int
 
 
-def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base: BaseStream | None) -> _Divided:
+def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, base: BaseStream | None) -> _Divided:
     """Read all documents, remove copies, cut long documents into passages, and divide the passages into splits.
 
     For the arguments and errors, see `build_stream`.
@@ -163,14 +162,14 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     if wanted_words != words:
         number = base.num_extensions + 1 if base else 0
         if is_chronological(settings, description):
-            is_kept = layout.keep_documents(passages, wanted_words, number, seed)
+            is_kept = keep_documents(passages, wanted_words, number, seed)
         else:
-            is_kept = layout.keep_words(passages, wanted_words, number)
+            is_kept = keep_words(passages, wanted_words, number)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += share_rows(spooled, passages, dropped)
     valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
-    how = (plan, *strata_of(files, valid_source), num_mega_batches)
-    index, periods, table = _write_index(settings, passages, *how, spooled, base, where, table)
+    how = (plan, *layout.strata_of(files, valid_source), num_mega_batches)
+    index, periods = _write_index(settings, passages, *how, spooled, base, where, table)
     if record is not None:
         record(passages["document"])
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
@@ -208,16 +207,14 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 
 def _write_index(
     settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, strata: np.ndarray,
-    valid_strata: list[int] | None, num_mega_batches: int, spooled: Spooled, base: BaseStream | None, where: HeldOut,
-    table: list[dict],
-) -> tuple[Index, Periods | None, list[dict]]:  # fmt: skip
+    valid_strata: list[int] | None, num_mega_batches: int, spooled: Spooled, base: BaseStream | None,
+    where: HeldOutText, table: list[dict],
+) -> tuple[Index, Periods | None]:  # fmt: skip
     """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
 
-    If the setting `decontaminate` is given, training passages that overlap with held-out text are left out.
-
-    Return three values. First, an Index object, which contains the path of the index file and says which passages
-    belong to which split. Second, the periods, if the stream is chronological. Third, `table`, the table "cleaning" in
-    stream.json, with rows about passages that were left out here.
+    If the setting `decontaminate` is given, training passages that overlap with held-out text are left out, and rows
+    about them are added to `table`, the table "cleaning" in stream.json. The periods are those of a chronological
+    stream.
     """
     names, periods = layout.split_order(num_mega_batches), None
     description, sizes = base.description if base else None, (plan.valid_words, num_mega_batches, valid_strata)
@@ -233,7 +230,6 @@ def _write_index(
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = make_layout(passages, strata, *sizes)
-    source_names = [source_name(record) for record in spooled.records]
     if settings.decontaminate is not None:
         if plan.passage_words < settings.decontaminate:
             note(
@@ -241,9 +237,10 @@ def _write_index(
                 f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
             )
         (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
-        table = [*table, *removed_rows(settings, removed, source_names)]
-    check_accounts(spooled.records, source_names, table, passages, order)
+        step = f"{settings.decontaminate}-gram overlap with held-out text"
+        table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
+    check_accounts(spooled.records, spooled.names, table, passages, order)
     path = where.work.folder / INDEX
     write_index(path, passages, order)
     unions = periods.unions if periods is not None else {}
-    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods, table
+    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods

@@ -289,12 +289,6 @@ def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Se
     return bands, [AnchorTask(*where, part, num_anchor_parts) for part in range(num_anchor_parts)]
 
 
-def chunks_of_pairs(pairs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Divide sorted pairs into ranges of about `most` pairs, but at most as many as there are pairs."""
-    for start in range(0, len(pairs), most):
-        yield start, min(start + most, len(pairs))
-
-
 def merged(arrays: Iterable[np.ndarray], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return the different records of several structured arrays, sorted, and how often each occurs.
 

@@ -21,12 +21,12 @@ from data_prep.copies.candidates import (
     PAIR,
     Corpus,
     candidate_tasks,
-    chunks_of_pairs,
     load_corpus,
     merged,
     possible_containers,
     sorted_unique,
 )
+from data_prep.reading.index import sortable
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes
 from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
 from data_prep.reading.spool import read_range
@@ -78,24 +78,20 @@ def find_duplicates(
         num_known: number of documents that are already in the stream. They are the first elements of `keys`, `rank`,
             and `num_words`. They are never removed.
     """
-    count = len(keys)
-    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
-    high, low = halves[:, 0], halves[:, 1]
+    count, texts = len(keys), sortable(keys)
     # Documents that are equal in all sort keys have equal text, so it does not matter which of them is kept.
     index_type = np.int32 if count < 2**31 else np.int64
-    by_priority = np.lexsort((low, high, -num_words, rank)).astype(index_type)
+    by_priority = np.lexsort((texts, -num_words, rank)).astype(index_type)
     priority = np.empty(count, index_type)
     priority[by_priority] = np.arange(count, dtype=index_type)
 
-    by_key = np.lexsort((priority, low, high))
+    by_key = np.lexsort((priority, texts))
     exact = np.zeros(count, bool)
-    # Compare the keys in chunks of _ROWS documents. Indexing `high` and `low` copies keys, so chunks limit the memory.
     for start in range(0, count - 1, _ROWS):
         these = by_key[start : start + _ROWS + 1]
-        same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
         # Mark all documents with equal keys as exact copies, except the first of them, which is kept.
-        exact[these[1:][same]] = True
-    del by_key, halves, high, low
+        exact[these[1:][texts[these[1:]] == texts[these[:-1]]]] = True
+    del by_key, texts
     # Never remove documents already in the stream, because existing mega-batches must not change.
     exact[:num_known] = False
     near = np.zeros(count, bool)
@@ -178,7 +174,8 @@ def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs:
     path = work.folder / f"unsure_pairs_{number}.npy"
     np.save(path, pairs)
     place = (str(corpus.folder), sha256, str(path), sha256_of(path))
-    tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(pairs, _TASK_PAIRS)]
+    starts = range(0, len(pairs), _TASK_PAIRS)
+    tasks = [CompareTask(*place, start, min(start + _TASK_PAIRS, len(pairs))) for start in starts]
     weights = [task.end - task.start for task in tasks]
     step = work.run(f"compare_{number}", tasks, "compare similar documents", "pairs", weights)
     is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]

@@ -41,7 +41,7 @@ _COLUMNS = {
 
 
 def write_documents(
-    path: Path, passages: Texts, sources: Sequence[str], source_of_shard: Sequence[int], long: Sequence[Sequence[int]],
+    path: Path, passages: Texts, sources: Sequence[str], source_of_shard: Sequence[int], num_pieces: np.ndarray,
     heartbeat: Heartbeat,
 ) -> None:  # fmt: skip
     """Write the rows of all passages of a split to a Parquet file.
@@ -51,22 +51,19 @@ def write_documents(
         passages: the passages of the split.
         sources: the name of each source.
         source_of_shard: index of the source of each spool file.
-        long: [passage, number of sequences] of each passage that is stored as several sequences, ordered by passage.
+        num_pieces: int [number of passages], the number of sequences as which each passage is stored.
         heartbeat: the heartbeat of the task.
     """
     import pyarrow.parquet  # in the worker and not above, because alma-prep itself never needs it
 
     # Paths that are not valid UTF-8 contain halves of UTF-16 pairs, which pyarrow cannot encode.
     names = pyarrow.array([source.encode("utf-8", "backslashreplace") for source in sources], pyarrow.string())
-    entries, places = passages.entries(), np.array([place for place, _ in long], np.int64) - passages.start
+    entries = passages.entries()
     with pyarrow.parquet.ParquetWriter(path, _schema(), compression="zstd") as writer:
         for first in range(0, max(1, len(entries)), ROW_GROUP_PASSAGES):
-            part = np.asarray(entries[first : first + ROW_GROUP_PASSAGES])
-            counts = np.ones(len(part), np.int64)
-            for number in np.flatnonzero((places >= first) & (places < first + len(part))).tolist():
-                counts[places[number] - first] = long[number][1]
-            table = _rows(part, Path(passages.spool), names, np.array(source_of_shard), heartbeat)
-            writer.write_table(_with_pieces(table, counts))
+            group = slice(first, first + ROW_GROUP_PASSAGES)
+            table = _rows(np.asarray(entries[group]), Path(passages.spool), names, np.array(source_of_shard), heartbeat)
+            writer.write_table(_with_pieces(table, num_pieces[group]))
 
 
 def _rows(
@@ -105,10 +102,9 @@ def _with_pieces(table: "pyarrow.Table", counts: np.ndarray) -> "pyarrow.Table":
     if (counts == 1).all():
         return table
     table = table.take(pyarrow.array(np.repeat(np.arange(len(table)), counts)))
-    words = table.column("words").to_numpy().copy()
-    is_first = np.zeros(len(words), bool)
-    is_first[np.cumsum(counts) - counts] = True
-    words[~is_first] = 0
+    words = np.zeros(len(table), np.int32)
+    is_first = np.cumsum(counts) - counts
+    words[is_first] = table.column("words").to_numpy()[is_first]
     number = table.schema.get_field_index("words")
     return table.set_column(number, table.schema.field(number), pyarrow.array(words))
 

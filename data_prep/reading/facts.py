@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from data_prep.reading.index import SPOOLED
+from data_prep.reading.index import SPOOLED, sortable
 from data_prep.running.tasks import mark_of
 
 if TYPE_CHECKING:
@@ -154,10 +154,11 @@ def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
         documents: the index entry (`index.ENTRY`) of each document.
         by_date: whether the earliest copy comes first, whatever its source.
     """
-    halves = np.ascontiguousarray(documents["document"]).view(">u8").reshape(-1, 2)
-    order = np.lexsort((halves[:, 1], halves[:, 0]))
-    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
-    del halves
+    texts = sortable(documents["document"])
+    order = np.argsort(texts, kind="stable")
+    texts = texts[order]
+    same = texts[1:] == texts[:-1]
+    del texts
     is_copy = np.zeros(len(documents), bool)
     is_copy[order[1:][same]] = is_copy[order[:-1][same]] = True
     del order, same
@@ -168,11 +169,10 @@ def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     facts = np.zeros(len(copies), SPOOLED)
     for _, which, found in rows_by_shard(spool, copies):
         facts[which] = found
-    halves = np.ascontiguousarray(copies["document"]).view(">u8").reshape(-1, 2)
-    text = (halves[:, 1], halves[:, 0])
+    texts = sortable(copies["document"])
     first = (copies["source"], facts["date"]) if by_date else (facts["date"], copies["source"])
-    wanted = np.lexsort((facts["id"], *first, *text))
+    wanted = np.lexsort((facts["id"], *first, texts))
     # `now` lists the places of the copies of each text in the same order of texts as `wanted`, each text's places
     # ascending. So the copies of a text are assigned to the places that they have already.
-    now = np.lexsort((places, *text))
+    now = np.lexsort((places, texts))
     documents[places[now]] = copies[wanted]

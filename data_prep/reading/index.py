@@ -109,6 +109,19 @@ class TextsTask(Task):
         return cls(**values | {"texts": Texts(*values["texts"])})
 
 
+def sortable(hashes: np.ndarray) -> np.ndarray:
+    """Return 16-byte hashes (NumPy type V16) as texts of bytes, which NumPy can sort and compare. They are not copied.
+
+    NumPy leaves out zeros at the end of such a text. This changes neither order nor equality of texts of one length.
+    """
+    return np.ascontiguousarray(hashes).view("S16")
+
+
+def halves(hashes: np.ndarray) -> np.ndarray:
+    """Return 16-byte hashes (NumPy type V16) as two integers each, [n, 2], which have the same order."""
+    return np.ascontiguousarray(hashes).view(">u8").reshape(-1, 2)
+
+
 def is_training(split: str) -> bool:
     """Return True if a split is a mega-batch, and not a validation set or a test set, or one of a period."""
     return split.startswith("mega_batch_") and "/" not in split

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.facts import dates_of, documents_path, ids_of, order_copies
 from data_prep.reading.index import ENTRY, order_key
@@ -68,6 +67,11 @@ class Spooled(NamedTuple):
     """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
     source_of_shard: Sequence[int] = ()
     """Index of the source of each spool file."""
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each source, KIND:PATH or KIND."""
+        return [source_name(record) for record in self.records]
 
 
 def source_name(record: Mapping) -> str:
@@ -285,8 +289,9 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
         per_file = added(result["files"] for result in results_of_source)
         for kind in ("removed", "changed"):
             for reason, counts in added(result[kind] for result in results_of_source).items():
-                documents, words, num_bytes = counts
-                removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, kind == "changed"))
+                row = {"step": reason, "source": source.name}
+                row |= zip(("documents", "words", "bytes"), counts, strict=True)
+                removed.append(row | ({"changes_text": True} if kind == "changed" else {}))
         all_skipped = [Skipped(*entry) for result in results_of_source for entry in result["skipped"]]
         skipped = merge_skipped([entry for entry in all_skipped if not entry.by_design])
         dropped = [{f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design]
