@@ -3,10 +3,11 @@
 The command `alma-prep` calls the function `prepare`.
 """
 
-import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import current_process
 from typing import Any
 
@@ -15,7 +16,6 @@ from data_prep.checks import (
     check_endings,
     check_filters,
     check_installed,
-    check_known_settings,
     check_out_is_not_a_source,
     check_same_stream,
     check_sizes,
@@ -27,7 +27,7 @@ from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.progress import note
 from data_prep.running.slurm import open_executor
 from data_prep.running.stream_folder import belongs_to_stream, check_bytes, check_free, read_manifest, read_stream
-from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.work_folder import WorkFolder, full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, Source, SourceFile, fingerprint, list_files
@@ -64,7 +64,7 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
     if changed:
         note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
     try:
-        settings = dataclasses.replace(settings, **of_stream, given=given)
+        settings = replace(settings, **of_stream, given=given)
     except ValueError as error:  # for example, the stream was made by a release with other languages
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
     if "periods" in stream and settings.duplicates == "keep":
@@ -104,27 +104,6 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         if extension["fingerprints"] == fingerprints:
             _check_finished_extension(settings, stream, extension, digests)
             return stream
-    _check_inherited_benchmarks(settings, stream, digests)
-    what_to_do = f"Restore it, or remove {out} and make it again."
-    check_bytes(out, what_to_do)
-    check_sizes(settings, files)
-    identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
-    keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
-    base = BaseStream(out, stream, keys, signatures)
-    recorded = identity | {"versions": versions(), "code": code_digest(), "extension": number}
-    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
-        with open_executor(settings) as executor:
-            added = build_stream(settings, files, work._replace(executor=executor), base)
-            work.add_digests()
-        manifest = _extended_manifest(read_manifest(out, what_to_do), stream["num_mega_batches"], number)
-        manifest["extensions"].append(inputs(settings, files))
-        stream = _extended(settings, stream, added, fingerprints, digests)
-        publish(out, work, stream, manifest)
-    return stream
-
-
-def _check_inherited_benchmarks(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
-    """Raise PrepError if the files of --decontaminate-against are those of the stream, and have changed since then."""
     name = "sha256 of decontaminate_against"
     is_changed = name in digests and stream["settings"].get(name, digests[name]) != digests[name]
     if is_changed and "decontaminate_against" not in settings.given:
@@ -132,6 +111,40 @@ def _check_inherited_benchmarks(settings: PrepSettings, stream: Mapping, digests
             "the files of --decontaminate-against, which is taken from the stream, have changed since it was made. "
             "Restore them, or give --decontaminate-against and --decontaminate to use the files as they are now."
         )
+    check_bytes(out)
+    check_sizes(settings, files)
+    number = len(stream.get("extensions", [])) + 1
+    base = BaseStream(out, stream, *load_keys(out / "dedup", number, settings.duplicates))
+    with _work_folder(settings, base) as work:
+        added = _build(settings, files, work, base)
+        manifest = read_manifest(out)
+        # A call that was killed after it wrote manifest.json and before it wrote stream.json has added its shards and
+        # input files.
+        manifest["outputs"] = {
+            name: output
+            for name, output in manifest["outputs"].items()
+            if belongs_to_stream(name, stream["num_mega_batches"], number - 1)
+        }
+        manifest["extensions"] = [*manifest["extensions"][: number - 1], inputs(settings, files)]
+        stream = _extended(settings, stream, added, fingerprints, digests)
+        publish(out, work, stream, manifest)
+    return stream
+
+
+@contextmanager
+def _work_folder(settings: PrepSettings, base: BaseStream | None = None) -> Iterator[WorkFolder]:
+    """Lock and yield the work folder (see `work_folder`) for a new stream, or for an extension of `base`."""
+    recorded = settings.identity() | {"versions": versions(), "code": code_digest()}
+    recorded |= {"extension": base.num_extensions + 1} if base else {}
+    place = (settings.out, recorded, settings.reading_settings(), base.description if base else None)
+    with full_disk_reported(settings.out), work_folder(*place) as work:
+        yield work
+
+
+def _build(settings: PrepSettings, files: Files, work: WorkFolder, base: BaseStream | None = None) -> dict:
+    """Open the executor, and call `build_stream`."""
+    with open_executor(settings) as executor:
+        return build_stream(settings, files, replace(work, executor=executor), base)
 
 
 def _extended(
@@ -151,18 +164,15 @@ def _extended(
         "leakage": added["leakage"],
     }
     splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+    # Only a chronological stream has periods.
+    periods = {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
     return {
         **stream,
-        **_added_periods(stream, added),
+        **periods,
         "num_mega_batches": last,
         "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
         "extensions": [*stream.get("extensions", []), extension],
     }
-
-
-def _added_periods(stream: Mapping, added: Mapping) -> dict:
-    """Return the entry of stream.json with all periods of an extended chronological stream; {} for other streams."""
-    return {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
 
 
 def _check_finished_extension(
@@ -192,26 +202,11 @@ def _check_finished_extension(
             "cannot be added again. To add text, give other files. To only check the stream, run the command again "
             "with the old values of these settings."
         )
-    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    check_bytes(out)
     remove_finished_work(out, len(stream["extensions"]))
     first, last = extension["mega_batches"]
     added = f"mega-batch {first}" + (f" to {last}" * (last > first))
     note(f"{out} already contains the text of these input files, in {added}: nothing to do")
-
-
-def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
-    """Return the content of manifest.json without the shards and input files of extension `number`.
-
-    manifest.json lists all shards with their digests, and all input files. The file already lists the shards and inputs
-    of this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
-    manifest.json and before it wrote stream.json.
-    """
-    outputs = {
-        name: output
-        for name, output in manifest["outputs"].items()
-        if belongs_to_stream(name, num_mega_batches, number - 1)
-    }
-    return manifest | {"outputs": outputs, "extensions": manifest["extensions"][: number - 1]}
 
 
 def prepare(settings: PrepSettings) -> dict:
@@ -241,8 +236,6 @@ def prepare(settings: PrepSettings) -> dict:
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     finished = read_stream(settings.out)
-    if finished is not None:
-        check_known_settings(settings, finished.description)
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)
@@ -268,16 +261,8 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     if settings.tokenizer not in TOKENIZERS:
         # Read the tokenizer now, so that an unreadable file raises an error at the start and not after hours of work.
         given_tokenizer(settings.tokenizer)
-    identity = settings.identity()
-    recorded = identity | {"versions": versions(), "code": code_digest()}
-    with (
-        full_disk_reported(settings.out),
-        work_folder(settings.out, recorded, settings.reading_settings()) as work,
-    ):
-        with open_executor(settings) as executor:
-            stream = build_stream(settings, files, work._replace(executor=executor))
-            work.add_digests()
-        stream["given"] = identity
+    with _work_folder(settings) as work:
+        stream = _build(settings, files, work) | {"given": settings.identity()}
         publish(settings.out, work, stream, inputs(settings, files) | {"outputs": {}, "extensions": []})
     return stream
 
@@ -285,7 +270,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
     """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json."""
     check_same_stream(settings, files, stream)
-    check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
+    check_bytes(settings.out)
     remove_finished_work(settings.out, len(stream.get("extensions", [])))
     note(f"{settings.out} is complete and was made with these settings: nothing to do")
     return dict(stream)

@@ -22,7 +22,7 @@ from data_prep.reading.facts import facts_digest
 from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges, is_training
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
-from data_prep.running.progress import Bar, note
+from data_prep.running.progress import note
 from data_prep.running.tasks import Step, mark_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.losses import added_losses, losses, losses_text
@@ -105,22 +105,19 @@ def encode(
     wanted = sorted({part for number, task in enumerate(joins) if number not in joined for part in task.parts})
     if cache and wanted:
         store_tokens(index, tokenizer_file, tokenizer_sha256, dtype, cache, work)
-    assert work.executor is not None
     weights = {part: int(tasks[part].texts.entries()["num_bytes"].sum(dtype=np.int64)) for part in wanted}
-    with Bar("encode", sum(weights.values()), "bytes") as bar:
-        encoding.run(work.executor, lambda part: bar.advance(weights[part]), numbers=wanted)
+    work.finish(encoding, "encode", "bytes", weights, numbers=wanted)
     remove(tokens)
     uses = collections.Counter(part for task in joins for part in task.parts)
-    with Bar("join tokens", uses.total(), "parts") as bar:
 
-        def on_joined(number: int) -> None:
-            for part in joins[number].parts:
-                uses[part] -= 1
-                if not uses[part]:
-                    Path(f"{encoding.prefix(part)}.tokens").unlink(missing_ok=True)
-            bar.advance(len(joins[number].parts))
+    def on_joined(number: int) -> None:
+        for part in joins[number].parts:
+            uses[part] -= 1
+            if not uses[part]:
+                encoding.path(part, "tokens").unlink(missing_ok=True)
 
-        results = join.run(work.executor, on_joined, finished=joined)
+    sizes = [len(task.parts) for task in joins]
+    results = work.finish(join, "join tokens", "parts", sizes, on_done=on_joined, finished=joined)
     return _encoded(index, join, list(members), results, work)
 
 
@@ -133,7 +130,7 @@ def _encoded(index: Index, join: Step, names: Sequence[str], results: Sequence[d
         work.add_shard(f"documents/{name}.parquet", *join.file(number, "parquet"))
         splits[name] = split | {"sha256": join.file(number, "bin")[1]["sha256"]}
         if is_training(name):
-            counts = counts + np.fromfile(f"{join.prefix(number)}.counts", np.int64)
+            counts = counts + np.fromfile(join.path(number, "counts"), np.int64)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
     return Encoded(splits, np.asarray(counts))
@@ -236,7 +233,7 @@ class JoinTask(TextsTask):
         with MMapWriter(prefix, self.dtype, heartbeat.beat) as writer:
             for number in self.parts:
                 heartbeat.beat("joining tokens")
-                tokens = np.fromfile(f"{step.prefix(number)}.tokens", self.dtype)
+                tokens = np.fromfile(step.path(number, "tokens"), self.dtype)
                 passage_tokens = np.diff(np.flatnonzero(tokens == EOS), prepend=-1)
                 writer.write(tokens, sequence_sizes(passage_tokens))
                 pieces.append((-(-passage_tokens // MAX_SEQUENCE_TOKENS)).astype(np.int32))

@@ -160,21 +160,18 @@ def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) 
             any(step.take(number, store, key) for store in (kept, cache) if store for key in _keys(task))
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
     finished = step.finished()
-    with Bar("read sources", sum(weights), "bytes") as bar:
 
-        def on_done(number: int) -> None:
-            nonlocal cache
-            bar.advance(weights[number])
-            # The digests of a result that was found were just compared. Do not read it again in the cache.
-            if cache and not (number in finished and _is_in(cache, tasks[number])):
-                try:
-                    step.put(number, cache)
-                except OSError as error:  # for example, the cache is full or read-only
-                    note(f"nothing more is stored in the cache {cache.folder}: {error}")
-                    cache = None
+    def on_done(number: int) -> None:
+        nonlocal cache
+        # The digests of a result that was found were just compared. Do not read it again in the cache.
+        if cache and not (number in finished and _is_in(cache, tasks[number])):
+            try:
+                step.put(number, cache)
+            except OSError as error:  # for example, the cache is full or read-only
+                note(f"nothing more is stored in the cache {cache.folder}: {error}")
+                cache = None
 
-        assert work.executor is not None
-        return step.run(work.executor, on_done, finished=finished)
+    return work.finish(step, "read sources", "bytes", weights, on_done=on_done, finished=finished)
 
 
 def _keys(task: SpoolTask) -> list[str]:

@@ -231,10 +231,11 @@ class _StepWork:
         while True:
             start = time.monotonic()
             # A job that was thought lost may also have done its task.
-            for number in self._step.done_among({*array.left, *array.failed}):
-                array.left.pop(number, None)
-                array.failed = [other for other in array.failed if other != number]
-                self._on_done(number)
+            for number in sorted({*array.left, *array.failed}):
+                if self._step.mark(number) is not None:
+                    array.left.pop(number, None)
+                    array.failed = [other for other in array.failed if other != number]
+                    self._on_done(number)
             self._take_failures(array)
             if not array.left:
                 return array.failed
@@ -302,7 +303,7 @@ class _StepWork:
 
         `job` is what Slurm says of it; None if Slurm does not know it.
         """
-        path, now = self._step.alive_path(number), time.monotonic()
+        path, now = self._step.path(number, "alive"), time.monotonic()
         if job is None or job.state in _ENDED:
             self._watch.forget(path)
             state = job.state if job else "unknown"

@@ -7,10 +7,10 @@ OUT does not count as a stream.
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from data_prep.errors import NothingNew, PrepError, Unworkable, is_full_disk
 from data_prep.running.progress import Bar, interrupts_delayed, note
@@ -19,13 +19,11 @@ from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
-from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.lease import Lease, holder_of
 from fairseq_alma.core.store import link_or_copy
 from fairseq_alma.core.stream_description import STREAM_FILE
 
 SETTINGS = "settings.json"
-_DIGESTS = "digests.jsonl"
-"""Name of the file with the sizes and digests of the shards in the folder `stream`."""
 _UNWORKABLE = "unworkable"
 """Key in the settings file: the error message of a call whose settings did not fit the text."""
 _OF_READING = ("spool", "kept")
@@ -37,8 +35,9 @@ where holders write their files, empty files whose times show the clock of the f
 which exists while a process removes the lease of an ended process."""
 
 
-class WorkFolder(NamedTuple):
-    """The paths of a work folder and its subfolders."""
+@dataclass(frozen=True)
+class WorkFolder:
+    """The paths of a work folder and its subfolders, and what runs the tasks in it."""
 
     folder: Path
     """The work folder itself. It is removed when the stream is finished."""
@@ -46,6 +45,8 @@ class WorkFolder(NamedTuple):
     """Where the holder of the lease writes (see `fairseq_alma.core.fence`); None: there is no lease."""
     executor: Executor | None = None
     """Runs the tasks, on this machine or on a Slurm cluster."""
+    digests: dict[str, Mapping] = field(default_factory=dict)
+    """{"bytes": .., "sha256": ..} of the shards that tasks have written, by the path relative to the stream folder."""
 
     @property
     def spool(self) -> Path:
@@ -69,28 +70,45 @@ class WorkFolder(NamedTuple):
     ) -> Step:  # fmt: skip
         """Do tasks in the subfolder `name`, as far as no earlier call has done them, and return the finished step.
 
+        For the other arguments and the errors, see `finish`. Without a title, there is no progress bar.
+        """
+        step = Step(self.folder / name, tasks)
+        self.finish(step, title, unit, weights, threads)
+        return step
+
+    def finish(
+        self, step: Step, title: str, unit: str, weights: Sequence[int] | Mapping[int, int] | None = None,
+        threads: int = 1, on_done: Callable[[int], None] = lambda number: None, numbers: Sequence[int] | None = None,
+        finished: Mapping[int, dict] | None = None,
+    ) -> list[dict]:  # fmt: skip
+        """Run a step with a progress bar, and return the results of its tasks.
+
         Args:
-            name: the name of the step.
-            tasks: the tasks.
-            title: what the progress bar says; empty: there is no progress bar.
+            step: the step.
+            title: what the progress bar says.
             unit: what the progress bar counts.
             weights: how much of it each task does; None: 1.
-            threads: maximum number of threads per task.
+            threads, on_done, numbers, finished: see `Step.run`.
 
         Raises:
             PrepError: if a worker died, hung, or left no done mark.
         """
         assert self.executor is not None
-        weights = [1] * len(tasks) if weights is None else weights
-        step = Step(self.folder / name, tasks)
-        with Bar(title, sum(weights), unit) if title else nullcontext() as bar:
-            step.run(self.executor, lambda number: bar.advance(weights[number]) if bar else None, threads)
-        return step
+        weights = [1] * len(step.tasks) if weights is None else weights
+        total = sum(weights.values() if isinstance(weights, Mapping) else weights)
+        with Bar(title, total, unit) if title else nullcontext() as bar:
+
+            def advance(number: int) -> None:
+                on_done(number)
+                if bar:
+                    bar.advance(weights[number])
+
+            return step.run(self.executor, advance, threads, numbers, finished)
 
     def within(self, name: str) -> "WorkFolder":
         """Return the subfolder `name` as a work folder, for the steps of a part of the work. It is created."""
         (self.folder / name).mkdir(parents=True, exist_ok=True)
-        return self._replace(folder=self.folder / name)
+        return replace(self, folder=self.folder / name)
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
         """Add a task's output file to the stream, as a hard link.
@@ -103,32 +121,9 @@ class WorkFolder(NamedTuple):
             path: the file.
             digest: its size and digest, {"bytes": ..., "sha256": ...}.
         """
-        target = self.stream / name
-        with written_aside(target, durable=False) as temporary:
+        with written_aside(self.stream / name, durable=False) as temporary:
             link_or_copy(path, temporary)
-        self._record(name, digest)
-
-    def add_digests(self) -> None:
-        """Compute the digests of the shards that were written into the folder `stream` itself, for `publish`."""
-        known = self.digests()
-        shards = [path for path in self.shards() if path.relative_to(self.stream).as_posix() not in known]
-        for path, sha256 in zip(shards, digests_of(shards), strict=True):
-            digest = {"bytes": path.stat().st_size, "sha256": sha256}
-            self._record(path.relative_to(self.stream).as_posix(), digest)
-
-    def shards(self) -> list[Path]:
-        """Return the finished shards, sorted."""
-        return sorted(path for path in self.stream.rglob("*") if path.is_file())
-
-    def digests(self) -> dict[str, dict]:
-        """Return the size and digest of the shards that are known, by the path relative to the stream folder."""
-        path = self.folder / _DIGESTS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return dict(map(json.loads, lines))
-
-    def _record(self, name: str, digest: Mapping) -> None:
-        with open(self.folder / _DIGESTS, "a", encoding="utf-8") as file:
-            file.write(json.dumps([name, digest]) + "\n")
+        self.digests[name] = digest
 
 
 @contextmanager
@@ -138,8 +133,8 @@ def work_folder(
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
     The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
-    statement, it is removed if there was no error, or a NothingNew error. After another error it is kept, so that the
-    next call of alma-prep can continue. Exception: after an Unworkable error, it is removed if nothing was read.
+    statement, it is removed if there was no error, or a NothingNew error, or an Unworkable error before anything was
+    read. Otherwise it is kept, so that the next call of alma-prep can continue.
 
     The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
     mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
@@ -164,7 +159,6 @@ def work_folder(
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
             remove(work.stream)
-            remove(work.folder / _DIGESTS)
             work.spool.mkdir(exist_ok=True)
             work.stream.mkdir()
             try:
@@ -261,8 +255,10 @@ def _lease_held(out: Path) -> Iterator[Path]:
         except RunError as error:
             if isinstance(error.__cause__, OSError):
                 raise error.__cause__ from None
+            holder = holder_of(out / WORK)  # None if it has ended in the meantime
+            named = f": process {holder.pid} on {holder.host}" if holder else ""
             raise PrepError(
-                f"another alma-prep is running in {out}{_holder(out)}. Wait for it, stop it, or choose another folder."
+                f"another alma-prep is running in {out}{named}. Wait for it, stop it, or choose another folder."
             ) from error
         assert lease.fence is not None
         try:
@@ -277,18 +273,6 @@ def _release(lease: Lease) -> None:
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)
-
-
-def _holder(out: Path) -> str:
-    """Return text for an error message that names the process that holds the lease of `out`'s work folder.
-
-    The text is ": process PID on HOST". It is "" if the process has released the lease in the meantime.
-    """
-    try:
-        holder = read_json(out / WORK / _LEASE)
-        return f": process {holder['pid']} on {holder['host']}"
-    except (OSError, RunError, KeyError, TypeError):
-        return ""
 
 
 def _empty(folder: Path) -> None:
@@ -416,23 +400,24 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
 
     Args:
         out: the stream folder.
-        work: the work folder. The digests of all shards must be known (see `WorkFolder.add_digests`).
+        work: the work folder.
         stream: the content of stream.json.
-        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
-            entry "outputs".
+        manifest: the content of manifest.json, to whose entry "outputs" the sizes and digests of shards are added.
     """
-    shards, digests = work.shards(), work.digests()
-    for path in shards:
-        name = path.relative_to(work.stream).as_posix()
-        manifest["outputs"][name] = digests[name]
+    shards = {
+        path.relative_to(work.stream).as_posix(): path for path in sorted(work.stream.rglob("*")) if path.is_file()
+    }
+    others = {name: path for name, path in shards.items() if name not in work.digests}
+    for (name, path), sha256 in zip(others.items(), digests_of([*others.values()]), strict=True):
+        work.digests[name] = {"bytes": path.stat().st_size, "sha256": sha256}
+    manifest["outputs"] |= {name: work.digests[name] for name in shards}
     sync(work.stream)
     # Move the folder to the place of this process first. If the lease was lost, this fails, or the moves below do.
     source = (work.place or work.folder) / "publish"
     os.replace(work.stream, source)
-    for path in shards:
-        target = out / path.relative_to(work.stream)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source / path.relative_to(work.stream), target)
+    for name in shards:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, out / name)
     for folder in {(out / name).parent for name in manifest["outputs"]}:
         if folder.is_dir():
             sync_folder(folder)

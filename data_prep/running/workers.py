@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Self
@@ -159,15 +159,9 @@ class Local:
                 )
 
         calls = [(str(step.folder), number) for number in numbers]
-        if threads == 1:
-            with _place_reported(step, self._workers):
-                for number in self._workers.run_in_order(run_task, calls, watch):
-                    num_done += 1
-                    on_done(number)
-            return
-        # Use a new process, which releases its memory at the end. The workers in `self._workers` cannot be used,
-        # because each of them is limited to one thread.
-        with Workers(1, tokenizer_threads=threads) as workers, _place_reported(step, workers):
+        # The usual workers are limited to one thread each. A new process also releases its memory at the end.
+        chosen = nullcontext(self._workers) if threads == 1 else Workers(1, tokenizer_threads=threads)
+        with chosen as workers, _place_reported(step, workers):
             for number in workers.run_in_order(run_task, calls, watch):
                 num_done += 1
                 on_done(number)

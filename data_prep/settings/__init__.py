@@ -13,7 +13,7 @@ from pathlib import Path
 from data_prep.cleaning.cleaner import Cleaning, known_languages
 from data_prep.cleaning.filters import filter_sha256, parse_filters
 from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
-from data_prep.settings.options import defaults_of, options_of, setting
+from data_prep.settings.options import options_of, setting
 from data_prep.sources import Source, fingerprint, list_files
 from data_prep.tokenization.given import check_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
@@ -226,9 +226,8 @@ class PrepSettings:
 
     def _check_partition(self) -> None:
         if self.extend:
-            defaults = defaults_of(self)
             for name, option in options_of(self).items():
-                if option.fixed_by_stream and getattr(self, name) != defaults[name]:
+                if option.fixed_by_stream and getattr(self, name) != option.default:
                     raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
         is_counted = self.partition in ("equal", "chronological")
         if self.num_mega_batches is None and is_counted and not self.extend:
@@ -242,7 +241,7 @@ class PrepSettings:
 
     def _check_periods(self) -> None:
         for name in ("test_words", "undated"):
-            is_given = getattr(self, name) != defaults_of(self)[name]
+            is_given = getattr(self, name) != options_of(self)[name].default
             if is_given and self.partition != "chronological" and not self.extend:
                 raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
 
@@ -264,11 +263,10 @@ class PrepSettings:
         words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]
-        defaults = defaults_of(self)
         for name, option in options_of(self).items():
             value = getattr(self, name)
             # An extension takes some values from the stream, so a given default must be named.
-            is_named = option.in_command and (value != defaults[name] or (self.extend and name in self.given))
+            is_named = option.in_command and (value != option.default or (self.extend and name in self.given))
             if isinstance(value, tuple):
                 words += [word for each in value for word in (option.flag, each)]
             elif value is not None and (is_named or (option.always_in_command and not self.extend)):
@@ -279,7 +277,7 @@ class PrepSettings:
 
     def is_given(self, name: str) -> bool:
         """Return True if the user has given this setting, or its value is not the default."""
-        return name in self.given or getattr(self, name) != defaults_of(self)[name]
+        return name in self.given or getattr(self, name) != options_of(self)[name].default
 
     def identity(self) -> dict:
         """Return all settings that affect the bytes of the stream.
