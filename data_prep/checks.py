@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.cleaning.filters import filter_sha256, load_filter, parse_filters
-from data_prep.dividing.partition import extension_plan, make_plan
+from data_prep.dividing.partition import make_plan
 from data_prep.dividing.shares import check_shares
 from data_prep.errors import PrepError
 from data_prep.running.progress import note
@@ -125,10 +125,7 @@ def check_sizes(settings: PrepSettings, files: Files) -> None:
     if most_words < _READ_AT_ONCE_WORDS:
         return
     try:
-        if settings.extend:
-            extension_plan(most_words, num_mega_batches, settings.passage_words)
-        else:
-            make_plan(most_words, num_mega_batches, settings.valid_words, settings.passage_words)
+        make_plan(most_words, num_mega_batches, settings.valid_words, settings.passage_words, settings.extend)
     except PrepError as error:
         raise PrepError(
             f"the files of the sources are too small for these settings. Even if every other byte began a word, which "

@@ -152,11 +152,8 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     num_mega_batches = len(spooled.snapshots or ()) or settings.num_mega_batches or 1
     words = words_by_source(documents, len(files))
     wanted_words = wanted_words_of(files, words)
-    sizes = (sum(wanted_words.values()), num_mega_batches)
-    if base is not None:
-        plan = partition.extension_plan(*sizes, settings.passage_words)
-    else:
-        plan = partition.make_plan(*sizes, settings.valid_words, settings.passage_words)
+    sizes = (num_mega_batches, settings.valid_words, settings.passage_words)
+    plan = partition.make_plan(sum(wanted_words.values()), *sizes, extends=base is not None)
     passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:

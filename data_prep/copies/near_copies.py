@@ -26,6 +26,7 @@ from data_prep.copies.candidates import (
     possible_containers,
     sorted_unique,
 )
+from data_prep.reading.facts import documents_path
 from data_prep.reading.index import sortable
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes
 from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
@@ -217,18 +218,19 @@ class CompareTask(Task):
     def _grams(self, corpus: Corpus, number: int) -> _Grams:
         """Return the n-grams of a document, given by its number by priority."""
         [file], [row] = corpus.place(np.array([number]))
-        # The signatures of a spool file are beside it, under the same name.
+        # The signatures of a spool file are beside it, under the same number.
         prefix = corpus.files[file].prefix
-        document = _documents(f"{prefix}.documents.npy", self.sha256)[row]
-        text = read_range(Path(f"{prefix}.text"), int(document["offset"]), int(document["num_bytes"]))
+        spool, shard = prefix.parent, int(prefix.name)
+        document = _documents(spool, shard, self.sha256)[row]
+        text = read_range(spool, shard, int(document["offset"]), int(document["num_bytes"]))
         units = unit_hashes(text)
         return _Grams(*(distinct(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
 
 
 @functools.lru_cache(maxsize=128)  # cached, because opening the file takes as long as to compare two documents
-def _documents(path: str, sha256: str) -> np.ndarray:
+def _documents(spool: Path, shard: int, sha256: str) -> np.ndarray:
     """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped."""
-    return np.load(path, mmap_mode="r")
+    return np.load(documents_path(spool, shard), mmap_mode="r")
 
 
 def _is_copy(better: _Grams, worse: _Grams) -> bool:

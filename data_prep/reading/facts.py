@@ -8,10 +8,10 @@ memory need not contain dates and ids.
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,38 +54,30 @@ def facts_digest(spool: Path, num_shards: int) -> str:
     return digest.hexdigest()
 
 
-class IdsWriter:
-    """A context manager that writes PREFIX.ids.arrow (see the module)."""
+@contextmanager
+def ids_writer(prefix: Path) -> Iterator[Callable[[str], int]]:
+    """Context manager that writes PREFIX.ids.arrow (see the module).
 
-    def __init__(self, prefix: Path):
-        import pyarrow  # here and not above, because the import takes as long as a small task
+    It yields a function that adds the id of the next document, empty if it has none, and returns a hash of it.
+    """
+    import pyarrow  # here and not above, because the import takes as long as a small task
 
-        self._prefix, self._pyarrow = prefix, pyarrow
-        self._schema = pyarrow.schema([("id", pyarrow.string())])
-        self._ids: list[str | None] = []
+    schema = pyarrow.schema([("id", pyarrow.string())])
+    ids: list[str | None] = []
 
-    def __enter__(self) -> Self:
-        with ExitStack() as files:
-            file = files.enter_context(self._pyarrow.OSFile(f"{self._prefix}.ids.arrow", "wb"))
-            self._file = files.enter_context(self._pyarrow.ipc.new_file(file, self._schema))
-            self._files = files.pop_all()
-        return self
+    def write() -> None:
+        file.write_batch(pyarrow.record_batch([pyarrow.array(ids, pyarrow.string())], schema=schema))
+        ids.clear()
 
-    def __exit__(self, error_type, error, traceback) -> None:
-        with self._files:
-            self._write_ids()
-
-    def add(self, identity: str) -> int:
-        """Add the id of the next document, empty if it has none, and return a hash of it."""
-        self._ids.append(identity or None)
-        if len(self._ids) == _IDS:
-            self._write_ids()
+    def add(identity: str) -> int:
+        ids.append(identity or None)
+        if len(ids) == _IDS:
+            write()
         return int.from_bytes(hashlib.blake2b(identity.encode("utf-8"), digest_size=8).digest(), "big")
 
-    def _write_ids(self) -> None:
-        ids = self._pyarrow.array(self._ids, self._pyarrow.string())
-        self._file.write_batch(self._pyarrow.record_batch([ids], schema=self._schema))
-        self._ids = []
+    with pyarrow.OSFile(f"{prefix}.ids.arrow", "wb") as sink, pyarrow.ipc.new_file(sink, schema) as file:
+        yield add
+        write()
 
 
 def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
