@@ -1,15 +1,9 @@
-"""Make a stream: run all steps, from reading the sources to encoding the splits.
-
-The splits are the mega-batches, the validation set and the test set.
-
-The steps: read documents, remove copies, choose the sizes of the splits, cut long documents into passages, shuffle the
-passages and divide them into splits, train the tokenizer, encode the passages.
-"""
+"""Make a stream: run all steps, from reading the sources to encoding the splits."""
 
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,9 +27,6 @@ from data_prep.sources import Files
 from data_prep.tokenization.tokenizers import TOKENIZERS, dictionary_size
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import FORMAT_VERSION
-
-if TYPE_CHECKING:
-    from data_prep.copies.near_copies import Duplicates
 
 
 class BaseStream(NamedTuple):
@@ -120,11 +111,11 @@ class _Divided(NamedTuple):
 
     spooled: Spooled
     plan: partition.Plan
-    splits: Index
+    index: Index
     periods: Periods | None
     """The periods, if the stream is chronological."""
     table: list[dict]
-    """The table of removed documents, see `_without_copies`."""
+    """The table "cleaning" in stream.json."""
     num_mega_batches: int
 
 
@@ -134,12 +125,14 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     For the arguments and errors, see `build_stream`.
     """
     work, description = where.work, base.description if base else None
-    seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work, is_chronological(settings, description))
-    documents, found, table = _without_copies(settings, spooled, work, base)
-    record = None
-    if found is not None:
-        number = base.num_extensions + 1 if base else 0
+    seed, number = (base.description["seed"], base.num_extensions + 1) if base else (settings.seed, 0)
+    chronological = is_chronological(settings, description)
+    spooled = read_sources(settings, seed, files, work, chronological)
+    documents, table, record = spooled.documents, list(spooled.removed), None
+    if settings.duplicates != "keep":
+        known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
+        documents, found, rows = remove_copies(spooled, *known, work, settings.cache)
+        table += rows
         record = functools.partial(record_documents, work.stream / "dedup", number, spooled, found)
         if all(source.share is None for source in files):
             # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
@@ -157,31 +150,30 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:
-        number = base.num_extensions + 1 if base else 0
-        if is_chronological(settings, description):
+        if chronological:
             is_kept = keep_documents(passages, wanted_words, number, seed)
         else:
             is_kept = keep_words(passages, wanted_words, number)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += share_rows(spooled, passages, dropped)
-    valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
-    how = (plan, *layout.strata_of(files, valid_source), num_mega_batches)
-    index, periods = _write_index(settings, passages, *how, spooled, base, where, table)
+    planned, names, periods = _lay_out(settings, passages, plan, files, num_mega_batches, work.spool, description)
+    if settings.decontaminate is not None:
+        if plan.passage_words < settings.decontaminate:
+            note(
+                f"warning: --decontaminate {settings.decontaminate} finds little: passages have about "
+                f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
+            )
+        planned, removed = without_overlaps(settings, passages, planned, names, where)
+        step = f"{settings.decontaminate}-gram overlap with held-out text"
+        table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
+    check_accounts(spooled.records, spooled.names, table, passages, planned.order)
+    path = work.folder / INDEX
+    write_index(path, passages, planned.order)
+    unions = periods.unions if periods else {}
+    index = Index(path, sha256_of(path), work.spool, planned.cuts, names, unions)
     if record is not None:
         record(passages["document"])
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
-
-
-def _without_copies(
-    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
-) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
-    """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed."""
-    table = list(spooled.removed)
-    if settings.duplicates == "keep":
-        return spooled.documents, None, table
-    known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
-    kept, found, rows = remove_copies(spooled, *known, work, settings.cache)
-    return kept, found, table + rows
 
 
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder) -> np.ndarray:
@@ -198,46 +190,27 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
     ranges = list(byte_ranges(long_documents["num_bytes"], 0, len(long_documents), TASK_BYTES))
     tasks = [CutTask(str(work.spool), seed, plan, str(path), sha256, start, end) for start, end in ranges]
     step = work.run("cut", tasks, "cut long documents", "documents", [end - start for start, end in ranges])
-    cut = [np.load(f"{step.prefix(number)}.passages.npy") for number in range(len(tasks))]
+    cut = [np.load(step.path(number, "passages.npy")) for number in range(len(tasks))]
     return np.concatenate([documents[~is_long], *cut]) if cut else documents[~is_long]
 
 
-def _write_index(
-    settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, strata: np.ndarray,
-    valid_strata: list[int] | None, num_mega_batches: int, spooled: Spooled, base: BaseStream | None,
-    where: HeldOutText, table: list[dict],
-) -> tuple[Index, Periods | None]:  # fmt: skip
-    """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
+def _lay_out(
+    settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, files: Files, num_mega_batches: int,
+    spool: Path, base: Mapping | None,
+) -> tuple[layout.Layout, list[str], Periods | None]:  # fmt: skip
+    """Return the layout of all passages, the names of the splits, and the periods, if the stream is chronological.
 
-    If the setting `decontaminate` is given, training passages that overlap with held-out text are left out, and rows
-    about them are added to `table`, the table "cleaning" in stream.json. The periods are those of a chronological
-    stream.
+    `base` is the content of stream.json of the stream to extend; None for a new stream.
     """
-    names, periods = layout.split_order(num_mega_batches), None
-    description, sizes = base.description if base else None, (plan.valid_words, num_mega_batches, valid_strata)
-    if is_chronological(settings, description):
-        periods = lay_out_periods(
-            settings, passages, strata, valid_strata, plan.valid_words, where.work.spool, description
-        )
-        order, cuts, names = periods.layout.order, periods.layout.cuts, periods.layout.splits
-    elif description is not None:
-        first = description["num_mega_batches"] + 1
+    valid_source = base["settings"].get("valid_source") if base else settings.valid_source
+    strata, valid_strata = layout.strata_of(files, valid_source)
+    if is_chronological(settings, base):
+        periods = lay_out_periods(settings, passages, strata, valid_strata, plan.valid_words, spool, base)
+        return layout.Layout(periods.layout.order, periods.layout.cuts), periods.layout.splits, periods
+    if base is not None:
+        first = base["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
-        order, cuts = layout.extension_layout(passages, strata, num_mega_batches)
-    else:
-        make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-        order, cuts = make_layout(passages, strata, *sizes)
-    if settings.decontaminate is not None:
-        if plan.passage_words < settings.decontaminate:
-            note(
-                f"warning: --decontaminate {settings.decontaminate} finds little: passages have about "
-                f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
-            )
-        (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
-        step = f"{settings.decontaminate}-gram overlap with held-out text"
-        table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
-    check_accounts(spooled.records, spooled.names, table, passages, order)
-    path = where.work.folder / INDEX
-    write_index(path, passages, order)
-    unions = periods.unions if periods is not None else {}
-    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods
+        return layout.extension_layout(passages, strata, num_mega_batches), names, None
+    make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
+    found = make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata)
+    return found, layout.split_order(num_mega_batches), None

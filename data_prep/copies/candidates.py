@@ -263,14 +263,10 @@ class AnchorTask(Task):
 
 
 def possible_containers(matches: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the pairs (`PAIR`) with enough equal anchors, sorted.
-
-    Args:
-        matches: the results of all AnchorTasks (`MATCH`).
-    """
+    """Return the pairs (`PAIR`) with enough equal anchors, sorted. `matches` are the results of all AnchorTasks."""
     found, counts = merged(matches, MATCH)
     found = found[counts >= found["needed"]]
-    return _pairs(found["better"], found["worse"], np.zeros(len(found), bool))
+    return _pairs(found["better"], found["worse"], False)
 
 
 def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Sequence[AnchorTask]]:
@@ -290,29 +286,24 @@ def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Se
 
 
 def merged(arrays: Iterable[np.ndarray], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different records of several structured arrays, sorted, and how often each occurs.
+    """Return the different records of several structured arrays of a type, sorted, and how often each occurs.
 
     The arrays are taken one by one. The memory that is needed is a small multiple of that of the result.
-
-    Args:
-        arrays: the arrays.
-        dtype: their type.
     """
     found, counts, waiting = np.empty(0, dtype), np.empty(0, np.int32), [np.empty(0, dtype)]
+
+    def add() -> tuple[np.ndarray, np.ndarray]:
+        new = np.concatenate(waiting)
+        return sorted_unique(np.concatenate([found, new]), np.concatenate([counts, np.ones(len(new), np.int32)]))
+
     for array in arrays:
         waiting.append(array)
         # Sorting everything after each array would take time that grows with the square of the number of arrays. So
         # wait for as many records as were found before: then each record is sorted about twice.
         if sum(map(len, waiting)) >= max(len(found), _MIN_MERGED):
-            found, counts = _add(found, counts, waiting)
+            found, counts = add()
             waiting = [np.empty(0, dtype)]
-    return _add(found, counts, waiting)
-
-
-def _add(found: np.ndarray, counts: np.ndarray, new: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different records of `found`, which occur `counts` times, and of `new`, and how often each occurs."""
-    added = np.concatenate(new)
-    return sorted_unique(np.concatenate([found, added]), np.concatenate([counts, np.ones(len(added), np.int32)]))
+    return add()
 
 
 def sorted_unique(records: np.ndarray, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -345,7 +336,7 @@ def _buckets(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(starts, sizes), np.repeat(sizes, sizes)
 
 
-def _pairs(better: np.ndarray, worse: np.ndarray, sure: np.ndarray) -> np.ndarray:
+def _pairs(better: np.ndarray, worse: np.ndarray, sure: np.ndarray | bool) -> np.ndarray:
     found = np.empty(len(better), PAIR)
     found["better"], found["worse"], found["sure"] = better, worse, sure
     return found

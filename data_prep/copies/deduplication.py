@@ -116,27 +116,13 @@ def _cached_pairs(
     return pairs
 
 
-def left_out_by_shares(keys: np.ndarray, found: Duplicates, in_stream: np.ndarray) -> np.ndarray:
-    """Return a bool mask of the new documents of which no part is in the stream, because a share left them out.
-
-    Near copies that were removed in favour of such a document are marked, too.
-
-    Args:
-        keys: the key of each document that was read. NumPy type V16, shape [n].
-        found: which of these documents are copies.
-        in_stream: the keys of the documents of which some part is in the stream.
-    """
-    is_in_stream = np.isin(sortable(keys), sortable(in_stream))
-    is_left_out = ~(found.exact | found.near | is_in_stream)
-    of_left_out = found.near & (found.kept >= 0)
-    of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
-    return is_left_out | of_left_out
-
-
 def record_documents(
     folder: Path, number: int, spooled: Spooled, found: Duplicates, in_stream: np.ndarray | None = None
 ) -> None:
     """Record the documents of the stream for later calls of alma-prep --extend.
+
+    All documents are recorded except exact copies, and those of which a share left out every part, with the near copies
+    that were removed in favour of these.
 
     Args:
         folder: the folder `dedup` of the stream.
@@ -147,7 +133,10 @@ def record_documents(
     """
     keys, is_recorded = spooled.documents["document"], ~found.exact
     if in_stream is not None:
-        is_recorded &= ~left_out_by_shares(keys, found, in_stream)
+        is_left_out = ~(found.exact | found.near | np.isin(sortable(keys), sortable(in_stream)))
+        of_left_out = found.near & (found.kept >= 0)
+        of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
+        is_recorded &= ~(is_left_out | of_left_out)
     save_keys(folder, number, keys, is_recorded, found.near, spooled.signatures)
 
 

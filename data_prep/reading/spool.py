@@ -100,11 +100,6 @@ def text_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:06d}.text"
 
 
-def signature_files(folder: Path, shard: int) -> SignatureFiles:
-    """Return the files with the signature of each document in spool file number `shard`."""
-    return SignatureFiles(folder / f"{shard:06d}")
-
-
 def stamp_of(states: Iterable[tuple[int, int]]) -> str:
     """Return a digest of the sizes in bytes and the modification times in nanoseconds of files."""
     return hashlib.sha256(repr(list(states)).encode()).hexdigest()
@@ -120,7 +115,7 @@ class SpoolTask(Task):
     The task checks that it has read what it describes: jobs of a cluster start hours after the files were listed, and
     import the code anew.
 
-    The task writes these files. PREFIX is the argument `prefix` of `run`.
+    The task writes these files.
         PREFIX.text: the spool file, which contains the text of the documents.
         PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
         PREFIX.ids.arrow: the id of each document in the spool file (see `facts`).
@@ -136,8 +131,7 @@ class SpoolTask(Task):
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     stamp: str
-    """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
-    too. Then the task counts as a different task and is done again (see `tasks`)."""
+    """Digest of the sizes and modification times of the input files (`stamp_of`)."""
     versions: str
     """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
     sign: bool
@@ -148,12 +142,6 @@ class SpoolTask(Task):
     """Documents with a later date (see `dates`) are left out."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        """Do the task. For the arguments and the result, see `Task.run`.
-
-        Raises:
-            PrepError: if the libraries, the code that reads documents, or an input file have changed since the task was
-                described.
-        """
         if reading_digest() != self.versions:
             raise PrepError(
                 "the libraries or the code that reads documents were changed while alma-prep was running. Do not "
