@@ -51,15 +51,15 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
         )
 
 
-def check_benchmarks(settings: PrepSettings) -> None:
-    """Raise PrepError if a file given by --decontaminate-against is missing."""
-    for path in settings.decontaminate_against:
-        list_files(Source("text", path))
-
-
 def check_endings(settings: PrepSettings) -> None:
-    """Print a warning about the files in the folders of sources and benchmarks that are not read."""
+    """Print a warning about the files in the folders of sources and benchmarks that are not read.
+
+    Raises:
+        PrepError: if a file given by --decontaminate-against is missing.
+    """
     benchmarks = [Source("text", path) for path in settings.decontaminate_against]
+    for source in benchmarks:
+        list_files(source)
     for what, source in [*(("source", one) for one in settings.sources), *(("benchmarks", one) for one in benchmarks)]:
         if endings := endings_left_out(source):
             shown = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8))
@@ -158,9 +158,11 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:
             changed.append(f"the tokenizer file {settings.tokenizer} has changed")
-    what_to_do = f"Use the old values, choose another stream folder, or remove {settings.out} to make it again."
     if changed:
-        raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
+        raise PrepError(
+            f"{settings.out} was made with other settings: {'; '.join(changed)}. Use the old values, choose another "
+            f"stream folder, or remove {settings.out} to make it again."
+        )
     recorded = {Source(source["kind"], source["path"]).name: source["fingerprint"] for source in stream["sources"]}
     for source, found in files.items():
         if recorded[source.name] != fingerprint(found):

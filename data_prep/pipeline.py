@@ -100,7 +100,14 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
             "sha256": sha256_of(tokenizer_file),
             "dict_sha256": sha256_of(dict_file),
         },
-        "settings": settings.recorded(digests, num_mega_batches, plan.valid_words, plan.passage_words),
+        "settings": {
+            **settings.identity(),
+            **digests,
+            # The values that were used, also if they were not given.
+            "num_mega_batches": num_mega_batches,
+            "valid_words": plan.valid_words,
+            "passage_words": plan.passage_words,
+        },
         "command": settings.command(),
         **described,
     }

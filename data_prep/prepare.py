@@ -12,7 +12,6 @@ from multiprocessing import current_process
 from typing import Any
 
 from data_prep.checks import (
-    check_benchmarks,
     check_endings,
     check_filters,
     check_installed,
@@ -41,11 +40,7 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
 
     This concerns only the settings on which it depends which text can be in the stream, such as the language and
     --decontaminate (`Option.is_inherited`). So the added text is of the same sort as the text of the stream. The values
-    are those with which the stream was first made.
-
-    Args:
-        settings: the settings of this call of alma-prep, with extend=True.
-        stream: the content of stream.json.
+    are those with which the stream was first made. `stream` is the content of stream.json.
     """
     given = tuple(name for name in options_of(settings) if settings.is_given(name))
     of_stream: dict[str, Any] = {
@@ -231,15 +226,14 @@ def prepare(settings: PrepSettings) -> dict:
         sys.exit(1)
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
-        # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.
-        # If partition is "as-given", keep the given order, because it is the order of the mega-batches.
+        # The bytes of the stream must not depend on the order in which the sources are given. With "as-given", this is
+        # the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     finished = read_stream(settings.out)
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)
-    check_benchmarks(settings)
     check_endings(settings)
     check_installed(settings, files)
     if settings.extend:
@@ -279,9 +273,8 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
 def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
     """Return a tuple by which `prepare` sorts the sources.
 
-    The name of the source is the last element of the tuple, so the name matters only if all other elements are equal.
-    This is intended, because renaming a source should not change the stream. The order of the sources can change the
-    stream: if two sources contain the same text, the text is kept only in the first source. The second source then has
-    fewer words left to provide its share (its fraction of the stream's words).
+    The name matters only if everything else is equal, because renaming a source should not change the stream. The order
+    of the sources can change it: if two sources contain the same text, the text is kept only in the first source, and
+    the second has fewer words left to provide its share.
     """
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

@@ -14,6 +14,7 @@ more than about a thousand pages are found less often than other near copies, bu
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from data_prep.reading.signatures import (
     ANCHOR_RATE,
     NO_BAND,
     NUM_BANDS,
+    SKETCH_BYTES,
     SignatureFiles,
-    Sketches,
     estimate_similarity,
 )
 from data_prep.running.heartbeat import Heartbeat
@@ -52,6 +53,9 @@ SURE_IN_STREAM = 0.76
 PAIR = np.dtype([("better", np.int64), ("worse", np.int64), ("sure", bool)])
 MATCH = np.dtype([("better", np.int64), ("worse", np.int64), ("needed", np.uint8)])
 """Two documents with an equal anchor, and the number of equal anchors with which the texts are compared."""
+_MAPPED_FILES = 256
+"""Number of files with sketches that stay mapped into memory. Each takes a file descriptor, of which many systems allow
+only 1024. Other files are mapped again in each call of `Corpus.sketches`, so it should get many documents at a time."""
 _CORPUS, _PRIORITY, _BY_PRIORITY = "corpus.json", "priority.npy", "by_priority.npy"
 _DOCUMENTS_PER_TASK = 1 << 23
 """Largest number of documents of which one task loads the keys. A document takes about 80 bytes."""
@@ -83,11 +87,14 @@ class Corpus:
         self.priority = np.load(folder / _PRIORITY, mmap_mode="r")
         """Number of each document by priority; -1 for an exact copy of another document, which is left out."""
         self._by_priority = np.load(folder / _BY_PRIORITY, mmap_mode="r")
-        self._sketches = Sketches(self.files)
+        self._offsets = np.cumsum([0, *(each.num_documents for each in self.files)])
+        self._map = functools.lru_cache(_MAPPED_FILES)(lambda number: self.files[number].map_sketches())
 
     def place(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the index of the file, and the index in the file, of documents given by their numbers by priority."""
-        return self._sketches.place(self._by_priority[numbers].astype(np.int64))
+        documents = self._by_priority[numbers].astype(np.int64)
+        file = np.searchsorted(self._offsets, documents, side="right") - 1
+        return file, documents - self._offsets[file]
 
     def sketches(self, numbers: np.ndarray, beat: Callable[[], None] = lambda: None) -> np.ndarray:
         """Return the sketches of documents, uint8 [n, SKETCH_BYTES].
@@ -96,15 +103,21 @@ class Corpus:
             numbers: the numbers of the documents by priority.
             beat: called for each file that is read.
         """
-        return self._sketches.read(self._by_priority[numbers].astype(np.int64), beat)
+        file, row = self.place(numbers)
+        # Read file by file, and each file from its start to its end.
+        order = np.lexsort((row, file))
+        file, row = file[order], row[order]
+        found = np.empty((len(numbers), SKETCH_BYTES), np.uint8)
+        starts = np.flatnonzero(np.diff(file, prepend=-1)).tolist()
+        for start, end in itertools.pairwise([*starts, len(file)]):
+            beat()
+            found[order[start:end]] = self._map(int(file[start]))[row[start:end]]
+        return found
 
     def numbers(self) -> Iterator[tuple[SignatureFiles, np.ndarray]]:
         """Yield each file with the numbers by priority of its documents."""
-        start = 0
-        for files in self.files:
-            count = files.num_documents
-            yield files, self.priority[start : start + count]
-            start += count
+        for files, (start, end) in zip(self.files, itertools.pairwise(self._offsets), strict=True):
+            yield files, self.priority[start:end]
 
     def digest(self) -> str:
         """Return a digest of everything that the pairs of similar documents depend on."""

@@ -110,10 +110,7 @@ def check_bytes(out: Path) -> None:
 def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> bool:
     """Return True if a stream with these numbers of mega-batches and extensions has a shard with this name.
 
-    Args:
-        name: path of the shard relative to the stream folder. It must match SHARD_NAME.
-        num_mega_batches: number of all mega-batches, including those that alma-prep --extend added.
-        num_extensions: how many times alma-prep --extend has added mega-batches.
+    `name` is the path relative to the stream folder. The mega-batches that extensions have added count, too.
     """
     mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
     dedup = re.match(r"dedup/(\d+)\.", name)

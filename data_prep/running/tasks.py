@@ -50,8 +50,7 @@ class Task(ABC):
 
         Args:
             prefix: path prefix of all shards of the task. The task may only write files whose paths begin with it.
-            heartbeat: the heartbeat, which shows that the task makes progress. Call `heartbeat.beat` at least once per
-                document.
+            heartbeat: shows that the task makes progress. Call `heartbeat.beat` at least once per document.
 
         Returns:
             The result of the task, a JSON object, which is stored in the task's done mark.
@@ -72,10 +71,7 @@ class Task(ABC):
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task with this description.
-
-    This function imports the task's class, so that any worker on any machine can run the task.
-    """
+    """Return the task with this description. Its class is imported, so any worker on any machine can run the task."""
     module, _, name = description["class"].partition(":")
     task_class = getattr(importlib.import_module(module), name)
     return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
@@ -96,10 +92,10 @@ class Executor(Protocol):
         """Run some tasks of a step.
 
         Args:
-            step: the step to which the tasks belong.
-            numbers: indices in `step.tasks` of the tasks to run.
+            step: the step.
+            numbers: the numbers of the tasks to run.
             threads: maximum number of threads per task.
-            on_done: called with the index of each task when the task is done.
+            on_done: called with the number of each task when the task is done.
 
         Raises:
             PrepError: if a worker died or hung, or a job ended without finishing its task.
@@ -347,18 +343,14 @@ def remove_leftovers(folder: Path, number: int) -> None:
 
 
 def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECONDS) -> int:
-    """Do one task of the step in `folder`, and return the task's number. This function runs in a worker process.
+    """Do one task of the step in `folder`, in a worker process, and return its number.
 
-    Args:
-        folder: the folder of the step.
-        number: the number of the task.
-        heartbeat_seconds: time between two checks of whether the task has made progress, see `Heartbeat`.
+    `heartbeat_seconds` is the argument `interval_seconds` of `Heartbeat`.
     """
     description = json.loads(read_task(Path(folder), number))
     stem = f"{number:06d}"
     # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards in the
-    # step's folder. `written_aside` of core.files cannot be used for this, because it writes one file or one new
-    # folder, but a task writes several shards into an existing folder.
+    # step's folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -383,12 +375,7 @@ _ROW = 16
 
 
 def write_tasks(folder: Path, descriptions: Sequence[str]) -> None:
-    """Write the list of tasks of the step in `folder`. A file with the same content is not written again.
-
-    Args:
-        folder: the folder of the step.
-        descriptions: one line for each task.
-    """
+    """Write the list of tasks of the step in `folder`. A file with the same content is not written again."""
     if not _lists(folder, descriptions):
         with written_aside(folder / _NAME, durable=False) as temporary:
             temporary.write_bytes(_list_of(descriptions))

@@ -182,10 +182,7 @@ def work_folder(
 
 
 def _check_unchanged(out: Path, base: Mapping | None) -> None:
-    """Check that no other alma-prep has finished a stream or an extension in `out` since this one looked at `out`.
-
-    This process must hold the lease, so that nothing can change after the check.
-    """
+    """Check, with the lease, that no other alma-prep has finished a stream or an extension since this one looked."""
     try:
         found = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -216,20 +213,14 @@ def full_disk_reported(out: Path) -> Iterator[None]:
 def remove_finished_work(out: Path, num_extensions: int) -> None:
     """Remove the work folder that alma-prep left because it was killed just after it had finished the stream.
 
-    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension, that is,
-    unfinished mega-batches that alma-prep --extend was adding.
-
-    Args:
-        out: the stream folder.
-        num_extensions: how many times alma-prep --extend has added mega-batches to the stream.
+    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension.
+    `num_extensions` is the number of finished extensions.
     """
     if not (out / WORK).is_dir():
         return
     # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
     with suppress(PrepError), _lease_held(out):
-        # In the settings of an extension, "extension" is the number of the extension, counted from 1. If this number is
-        # at most `num_extensions`, the extension is finished, and its work folder is no longer needed. If the number is
-        # larger, keep the work folder, so that the next call of alma-prep --extend can continue the extension.
+        # The settings of an extension contain its number, from 1.
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
@@ -316,9 +307,8 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
     move shards into `out`.
     """
     previous = _previous_settings(out)
-    # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
-    # earlier extension, that work is finished, and alma-prep was killed just before it removed the work folder. Then
-    # there is nothing to continue.
+    # alma-prep extends only a finished stream. So work on the stream or on an earlier extension is finished, and
+    # alma-prep was killed just before it removed the work folder.
     if previous.get("extension", 0) < settings.get("extension", 0):
         previous = {}
     if not previous:
@@ -367,10 +357,9 @@ def _names(sources: Sequence[str]) -> list[str]:
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
     """Remove shards in `out` that alma-prep left because it was killed while it moved shards into `out`.
 
-    The removed shards will be made again. For a new stream, all shards in `out` are removed. For an extension
-    (mega-batches that are added to a stream), the shards of the existing stream are kept. A file at a path where the
-    extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
-    If `resumes` is False, the file may belong to the user, and an error is raised.
+    For an extension, the shards of the existing stream are kept. A file at a path where the extension will write a
+    shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file. If `resumes` is False,
+    the file may belong to the user, and an error is raised.
     """
     found = files_beside_work(out)
     names = list(filter(SHARD_NAME.fullmatch, found))

@@ -188,7 +188,7 @@ class _WorkerDied(PrepError):  # noqa: N818, the name needs no suffix
 
 @contextmanager
 def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
-    """Context manager that adds to the error for a dead worker which input file it was processing."""
+    """Context manager that adds to the error for a dead worker which input it was processing."""
     try:
         yield
     except _WorkerDied as error:
