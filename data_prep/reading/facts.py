@@ -40,11 +40,7 @@ def facts_digest(spool: Path, num_shards: int) -> str:
     """Return a digest of the dates and ids of all documents, for tasks that look them up.
 
     The index file has neither dates nor ids. So a task that describes only the index file would not be done again if
-    the input files were corrected in them, and their text was not changed.
-
-    Args:
-        spool: the spool folder, in which all reading tasks are done.
-        num_shards: number of spool files.
+    the input files were corrected in them, and their text was not changed. All reading tasks must be done.
     """
     digest = hashlib.sha256()
     for shard in range(num_shards):
@@ -104,14 +100,9 @@ def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.nd
 
 
 def ids_of(spool: Path, shard: int, rows: np.ndarray) -> "pyarrow.StringArray":
-    """Return the ids of some documents in a spool file; null for a document without an id.
+    """Return the ids of the documents in the given rows of a spool file, in ascending order; null if there is no id.
 
     Only the parts of the file with these documents are read, because a task looks up a small part of all documents.
-
-    Args:
-        spool: the spool folder.
-        shard: number of the spool file.
-        rows: the rows of the documents, in ascending order.
     """
     import pyarrow
 
@@ -139,12 +130,8 @@ def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     depend on the order in which the files were read.
 
     Copies are ordered by their source, then their date, then a hash of their id; by their date first if `by_date` is
-    True. Copies of a text have equal MinHash signatures, so the files with signatures still fit.
-
-    Args:
-        spool: the spool folder.
-        documents: the index entry (`index.ENTRY`) of each document.
-        by_date: whether the earliest copy comes first, whatever its source.
+    True. Copies of a text have equal MinHash signatures, so the files with signatures still fit. `documents` are index
+    entries (`index.ENTRY`).
     """
     texts = sortable(documents["document"])
     order = np.argsort(texts, kind="stable")

@@ -156,12 +156,7 @@ def sign(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def anchors(units: np.ndarray, row: int) -> np.ndarray:
-    """Return the anchors (`ANCHOR`) of a text.
-
-    Args:
-        units: the result of `unit_hashes`.
-        row: index of the document in its file.
-    """
+    """Return the anchors (`ANCHOR`) of a text. `row` is the index of the document in its file. See also `sign`."""
     hashes = ngram_hashes(units, CONTAINED_NGRAM_UNITS)
     if len(hashes) < MIN_CONTAINED_NGRAMS:
         return np.empty(0, ANCHOR)
