@@ -134,13 +134,7 @@ def check_sizes(settings: PrepSettings, files: Files) -> None:
 
 
 def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> None:
-    """Raise PrepError if a finished stream was made with different settings or from different files.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the files of each source.
-        stream: the content of stream.json.
-    """
+    """Raise PrepError if a finished stream, with this stream.json, was made with other settings or from other files."""
     before = stream["settings"]
     # stream.json records the settings twice. "given" has the values that the user gave; None stands for a default that
     # is computed from the text. "settings" has the computed values instead of None.

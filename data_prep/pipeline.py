@@ -52,14 +52,7 @@ class BaseStream(NamedTuple):
 def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: BaseStream | None = None) -> dict:
     """Write all shards (output files) of a new stream, or of an extension, into the work folder OUT/.alma-prep.
 
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the input files of each source.
-        work: the work folder.
-        base: the stream to extend; None: make a new stream.
-
-    Returns:
-        The content of stream.json. For an extension: only the part of stream.json that describes the extension.
+    Return the content of stream.json. For an extension of the stream `base`, it describes only the extension.
 
     Raises:
         PrepError: if too many files are damaged, or a worker died or hung.

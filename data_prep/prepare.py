@@ -76,13 +76,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     The mega-batches that one call of alma-prep --extend adds are called an extension. If an earlier extension was made
     from the same input files, nothing is added, and the earlier extension is only checked.
 
-    Args:
-        settings: the settings of this call of alma-prep, with extend=True.
-        files: the input files of each source.
-        finished: the stream in `settings.out`, or None if there is no stream.
-
-    Returns:
-        The content of stream.json.
+    Return the content of stream.json. `finished` is the stream in `settings.out`, or None if there is none.
 
     Raises:
         PrepError: if the stream is missing or damaged, if the files were added before with other settings, or if
@@ -173,10 +167,7 @@ def _extended(
 def _check_finished_extension(
     settings: PrepSettings, stream: Mapping, extension: Mapping, digests: Mapping[str, str]
 ) -> None:
-    """Check mega-batches that an earlier call of alma-prep --extend added from the input files of this call.
-
-    Raise PrepError if they were made with other settings, or if the stream is damaged.
-    """
+    """Raise PrepError if an earlier extension by the same files had other settings, or if the stream is damaged."""
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
     options = options_of(settings)

@@ -71,11 +71,7 @@ this number, the more sketches are read from a file each time that the file is o
 
 
 class Corpus:
-    """The signature files of all documents, and the order of the documents. It is stored in a folder.
-
-    Args:
-        folder: a folder that `save_corpus` has written.
-    """
+    """The signature files of all documents, and the order of the documents, in a folder that `save_corpus` wrote."""
 
     def __init__(self, folder: Path):
         content = json.loads((folder / _CORPUS).read_text())
@@ -97,11 +93,9 @@ class Corpus:
         return file, documents - self._offsets[file]
 
     def sketches(self, numbers: np.ndarray, beat: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Return the sketches of documents, uint8 [n, SKETCH_BYTES].
+        """Return the sketches of documents, given by their numbers by priority, uint8 [n, SKETCH_BYTES].
 
-        Args:
-            numbers: the numbers of the documents by priority.
-            beat: called for each file that is read.
+        `beat` is called for each file that is read.
         """
         file, row = self.place(numbers)
         # Read file by file, and each file from its start to its end.
@@ -190,8 +184,7 @@ class BandTask(Task):
                 np.add.at(num_sure, worse, finder.compare(documents[better], documents[worse]))
 
     def _load(self, corpus: Corpus, band: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the hashes in a band, the hashes in the next band, and the numbers, of the documents of this
-        part."""
+        """Return the hashes in a band, the hashes in the next band, and the numbers of the documents of this part."""
         found = []
         for files, documents in corpus.numbers():
             heartbeat.beat()

@@ -108,11 +108,8 @@ def find_duplicates(
 def removed_copies(better: np.ndarray, worse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the documents to remove: those that are a copy of a better document that is kept.
 
-    Also return, for each of them, the number of the best document that is kept and of which it is a copy.
-
-    Args:
-        better: the number of the better document of each pair, int64 [pairs].
-        worse: the number of the worse document of each pair, which is larger.
+    Also return, for each of them, the number of the best document that is kept and of which it is a copy. `better` and
+    `worse` are the numbers of the documents of each pair, int64 [pairs]; that of the worse one is larger.
     """
     order = np.lexsort((better, worse))
     found = array("q", [-1]) * (int(worse.max(initial=-1)) + 1)
@@ -137,17 +134,12 @@ _TASK_PAIRS = 1 << 13
 
 
 def find_near_copies(work: WorkFolder, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of near copies: the numbers by priority of the better and of the worse documents, int64 [pairs].
-
-    Args:
-        work: the work folder.
-        corpus: the signature files and the order of all documents.
-    """
+    """Return the numbers by priority of the better and of the worse documents of all near copies, int64 [pairs]."""
     sha256 = corpus.digest()
     bands, anchors = candidate_tasks(corpus, sha256)
     step = work.run("find_pairs", [*bands, *anchors], "find similar documents")
-    pairs, _ = merged((np.load(f"{step.prefix(number)}.pairs.npy") for number in range(len(bands))), PAIR)
-    matches = (np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks)))
+    pairs, _ = merged((np.load(step.path(number, "pairs.npy")) for number in range(len(bands))), PAIR)
+    matches = (np.load(step.path(number, "matches.npy")) for number in range(len(bands), len(step.tasks)))
     sure = pairs[pairs["sure"]]
     containers = possible_containers(matches)
     unsure, _ = sorted_unique(np.concatenate([pairs[~pairs["sure"]], containers]))
@@ -179,7 +171,7 @@ def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs:
     tasks = [CompareTask(*place, start, min(start + _TASK_PAIRS, len(pairs))) for start in starts]
     weights = [task.end - task.start for task in tasks]
     step = work.run(f"compare_{number}", tasks, "compare similar documents", "pairs", weights)
-    is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]
+    is_copy = [np.load(step.path(task, "copies.npy")) for task in range(len(tasks))]
     return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
 
 

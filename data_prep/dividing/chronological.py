@@ -78,9 +78,7 @@ class Periods(NamedTuple):
 
 
 def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
-    """Return True if a new stream, or the stream to extend, is chronological. `base` is the stream.json of the latter,
-    or None.
-    """
+    """Return True if a new stream, or the stream with the stream.json `base`, is chronological."""
     return settings.partition == "chronological" if base is None else "periods" in base
 
 

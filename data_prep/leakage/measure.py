@@ -221,9 +221,8 @@ def _every(num_bytes: int) -> int:
 def measure_leakage(index: Index, where: HeldOutText) -> dict:
     """Return how much of the validation and test set overlaps with the mega-batches, for stream.json.
 
-    Args:
-        index: the passages of the stream, or of the extension.
-        where: where to find the validation and test set. With --extend, they are compared with the new mega-batches.
+    With --extend, the validation and test set of the stream are compared with the new mega-batches. `index` has the
+    passages of the stream, or of the extension.
     """
     work = where.work.within("leakage")
     measured = where.measured(index)
@@ -248,8 +247,7 @@ def without_overlaps(
     Args:
         settings: the settings of this call of alma-prep.
         passages: the index entry (`index.ENTRY`) of each passage.
-        planned: the order of the passages and the split boundaries.
-        names: the names of the splits.
+        planned, names: the layout of the stream, and the names of its splits.
         where: where to find the validation and test set.
 
     Returns:

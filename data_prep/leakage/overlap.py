@@ -52,10 +52,9 @@ def divided(texts: Texts, task_bytes: int | None = None) -> list[Texts]:
 
 def range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
     """Return the slice of sorted hashes that belongs to one of `num_parts` equal ranges of hashes."""
+    last = np.uint64(2**64 * (part + 1) // num_parts - 1)
     start = np.searchsorted(sorted_hashes, np.uint64(2**64 * part // num_parts))
-    if part + 1 == num_parts:
-        return slice(int(start), len(sorted_hashes))
-    return slice(int(start), int(np.searchsorted(sorted_hashes, np.uint64(2**64 * (part + 1) // num_parts))))
+    return slice(int(start), int(np.searchsorted(sorted_hashes, last, side="right")))
 
 
 def contains_ordered(sorted_hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
@@ -293,7 +292,8 @@ class CoverTask(TextsTask):
         overlapping = np.zeros(len(entries), bool)
         for batch in batches(self.texts, self.size, heartbeat):
             num_words += batch.num_units
-            found = contains(ngrams, batch.hashes)
+            order = np.argsort(batch.hashes)  # the search is faster if neighbouring elements are close to each other
+            found = order[contains_ordered(ngrams, batch.hashes[order])]
             covered = np.zeros(batch.num_units, bool)
             covered[(batch.starts[found][:, None] + np.arange(self.size)).ravel()] = True
             num_covered += int(covered.sum())
@@ -330,11 +330,3 @@ def count_overlaps(
             counts[ending] = count_documents(np.concatenate([np.empty(0, "V16"), *documents]))
         found[name] = counts
     return found
-
-
-def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return a bool array: True for each element of `wanted` that is in `sorted_hashes`."""
-    order = np.argsort(wanted)  # the search is faster if neighbouring elements are close to each other
-    is_found = np.empty(len(wanted), bool)
-    is_found[order] = contains_ordered(sorted_hashes, wanted[order])
-    return is_found

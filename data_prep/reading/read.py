@@ -56,8 +56,8 @@ class Spooled(NamedTuple):
     documents: np.ndarray
     """The index entry (`index.ENTRY`) of each document, in the order in which the documents are stored in the spool."""
     signatures: list[SignatureFiles] | None
-    """For each spool file (file with the text of documents), the files with the signatures of these documents; None
-    unless the setting `duplicates` is "near"."""
+    """The files with the signatures of the documents of each spool file; None unless the setting `duplicates` is
+    "near"."""
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: list[dict]
@@ -76,11 +76,7 @@ class Spooled(NamedTuple):
 
 
 def source_name(record: Mapping) -> str:
-    """Return the name, KIND:PATH or KIND, of a source.
-
-    Args:
-        record: the entry of the source in stream.json.
-    """
+    """Return the name, KIND:PATH or KIND, of a source. `record` is its entry in stream.json."""
     return ":".join(filter(None, (record["kind"], record["path"])))
 
 
@@ -91,8 +87,7 @@ def read_sources(
 
     Args:
         settings: the settings of this call of alma-prep.
-        seed: the seed of the stream. If mega-batches are added to a stream, this is the stream's seed, not
-            `settings.seed`.
+        seed: the seed of the stream. For an extension, it is not `settings.seed`.
         files: the files of each source.
         work: the work folder, which contains the spool folder.
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.

@@ -111,15 +111,10 @@ class WorkFolder:
         return replace(self, folder=self.folder / name)
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
-        """Add a task's output file to the stream, as a hard link.
+        """Add a task's output file to the stream under a name, which is its path relative to the stream folder.
 
-        The file stays under its first path, because the next call of alma-prep checks it if this call is killed. The
-        file is copied only if the file system has no hard links.
-
-        Args:
-            name: path of the shard relative to the stream folder.
-            path: the file.
-            digest: its size and digest, {"bytes": ..., "sha256": ...}.
+        The file stays under its first path, too, because the next call of alma-prep checks it if this call is killed.
+        So the shard is a hard link, or a copy if the file system has no hard links. See `digests` for `digest`.
         """
         with written_aside(self.stream / name, durable=False) as temporary:
             link_or_copy(path, temporary)
@@ -385,13 +380,8 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
     """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
 
     stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
-    stream.json. If this process is killed earlier, the next call of alma-prep continues.
-
-    Args:
-        out: the stream folder.
-        work: the work folder.
-        stream: the content of stream.json.
-        manifest: the content of manifest.json, to whose entry "outputs" the sizes and digests of shards are added.
+    stream.json. If this process is killed earlier, the next call of alma-prep continues. `stream` is the content of
+    stream.json, and `manifest` that of manifest.json, to whose entry "outputs" the shards are added.
     """
     shards = {
         path.relative_to(work.stream).as_posix(): path for path in sorted(work.stream.rglob("*")) if path.is_file()
