@@ -62,7 +62,7 @@ class Counts:
         self.with_fields[1] += document.date != ""
 
     def remove(self, part: Part, document: Document, reason: str, num_words: int, num_bytes: int) -> None:
-        """Count a document that is removed."""
+        """Count a document that is removed. It is named if the cleaning could not read it, or not in time."""
         _add(self.removed, reason, 1, num_words, num_bytes)
         if reason in (UNREADABLE, TOO_SLOW):
             name = document.id or part.name
@@ -79,8 +79,7 @@ def added(counted: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]
     totals: dict[str, list[int]] = {}
     for counts in counted:
         for key, numbers in counts.items():
-            before = totals.get(key, [0] * len(numbers))
-            totals[key] = [one + more for one, more in zip(before, numbers, strict=True)]
+            _add(totals, key, *numbers)
     return totals
 
 
