@@ -221,17 +221,15 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
         PrepError: if `duplicates` needs keys or signatures that the stream lacks, because it was made with
             --duplicates keep (no files) or exact (no signatures).
     """
-    keys, signatures = [], []
-    for number in range(count):
-        # A missing file shows how the stream was made: --duplicates keep writes no .keys files, and --duplicates exact
-        # writes no .bands files. Raise an error if the current value of --duplicates needs the missing file.
-        for ending, name, enough in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):
-            if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
+    if duplicates == "keep":
+        return np.empty(0, "V16"), []
+    signatures = [SignatureFiles(folder / f"{number:04d}") for number in range(count)]
+    for files in signatures:
+        # --duplicates keep writes no .keys files, and --duplicates exact writes no .bands files.
+        for ending, name, made_with in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):
+            if duplicates != made_with and not Path(f"{files.prefix}.{ending}").is_file():
                 raise PrepError(
-                    f"{folder.parent} was made with --duplicates {enough}, so the {name} of its documents were not "
-                    f"stored: give --duplicates {enough}, or make the stream again."
+                    f"{folder.parent} was made with --duplicates {made_with}, so the {name} of its documents were not "
+                    f"stored: give --duplicates {made_with}, or make the stream again."
                 )
-        if duplicates != "keep":
-            keys.append(np.fromfile(folder / f"{number:04d}.keys", "V16"))
-            signatures.append(SignatureFiles(folder / f"{number:04d}"))
-    return np.concatenate([np.empty(0, "V16"), *keys]), signatures
+    return np.concatenate([np.fromfile(f"{files.prefix}.keys", "V16") for files in signatures]), signatures
