@@ -111,7 +111,7 @@ class _Divided(NamedTuple):
 
     spooled: Spooled
     plan: partition.Plan
-    index: Index
+    splits: Index
     periods: Periods | None
     """The periods, if the stream is chronological."""
     table: list[dict]

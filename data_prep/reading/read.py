@@ -270,7 +270,7 @@ def _records(files: Files, results: Mapping[Source, Sequence[dict]]) -> tuple[li
         documents, words, num_bytes = (sum(counts[unit] for counts in per_file.values()) for unit in range(3))
         for kind in ("removed", "changed"):
             for reason, counts in added(result[kind] for result in results[source]).items():
-                row = {"step": reason, "source": source.name}
+                row: dict = {"step": reason, "source": source.name}
                 row |= zip(("documents", "words", "bytes"), counts, strict=True)
                 removed.append(row | ({"changes_text": True} if kind == "changed" else {}))
         all_skipped = [Skipped(*entry) for result in results[source] for entry in result["skipped"]]
