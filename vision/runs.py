@@ -35,7 +35,7 @@ from vision.held_out import HeldOutEvaluator
 from vision.image_format import ImageFormat
 from vision.inputs import Inputs, Transformed
 from vision.learners import LEARNERS
-from vision.networks.architectures import find_architecture
+from vision.networks.architectures import find_architecture, is_ours
 from vision.settings import VALIDATION_SHARE, VisionSettings
 from vision.stream import Arrival, digest_of, line_of, partition, stacked_stream, what_was_read
 
@@ -167,7 +167,7 @@ def identity_of(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
     if settings.plugin:
         identity["plugin_digest"] = plugin_digest(settings.plugin)
     for name, code in _code_of_user(settings).items():
-        if code.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        if not is_ours(code):
             identity[f"{name}_digest"] = source_digest(code, name, str(getattr(settings, name)))
     return identity
 

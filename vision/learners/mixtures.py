@@ -76,8 +76,7 @@ class GrowingMixture(_MixtureLearner):
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
         worst = worst_experts(stack, data.parts(stack.examples_at_once), data.labels, self.learner_settings.split_by)
-        split = stack.split_flat if self.flat else stack.split
-        self.stack = split(worst, self.generators("growth", stage.index))
+        self.stack = stack.split(worst, self.generators("growth", stage.index), self.flat)
         return [Spent(validation_flops=stack.flops.forward * data.num_examples) for _ in self.seeds]
 
 

@@ -1,14 +1,13 @@
 """The building block of the VGG as a torch module: convolutions with batch normalisation and ReLU, then max pooling."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from vision.networks import narrow
-from vision.networks.narrow import NarrowBlock, NarrowLayer
+from vision.networks.narrow import NarrowBlock, Running
 
 
 class ConvBlock(nn.Sequential):
@@ -43,34 +42,26 @@ class ConvBlock(nn.Sequential):
         Args:
             x: images or activations, [b, C, s, s].
         """
-        if self.is_pooled and not self.only_torch:
-            layers, x_bssC = self._narrow_layers(), x.permute(0, 2, 3, 1)
-            if narrow.can_compute(x_bssC, layers) and (self.training or not torch.is_grad_enabled()):
-                if self.training:
-                    layers = [self._in_training(layer, norm) for layer, norm in zip(layers, self._norms(), strict=True)]
-                parameters = [p for layer in layers for p in (layer.weight_D33C, layer.scale_D, layer.shift_D)]
-                return NarrowBlock.apply(x_bssC, layers, self.training, *parameters).permute(0, 3, 1, 2)
+        if self.is_pooled and not self.only_torch and (self.training or not torch.is_grad_enabled()):
+            x_bssC, (norms, parameters) = x.permute(0, 2, 3, 1), self._norms_and_parameters()
+            if narrow.can_compute(x_bssC, parameters):
+                running = [self._running(norm) for norm in norms]
+                return NarrowBlock.apply(x_bssC, running, self.training, *parameters).permute(0, 3, 1, 2)
         return super().forward(x)
 
-    def _norms(self) -> list[nn.BatchNorm2d]:
-        """Return the batch normalisations, in order."""
-        return [part for part in self if isinstance(part, nn.BatchNorm2d)]
+    def _norms_and_parameters(self) -> tuple[list[nn.BatchNorm2d], list[Tensor]]:
+        """Return the batch normalisations, and the parameters of all layers as `NarrowBlock` needs them."""
+        norms = [part for part in self if isinstance(part, nn.BatchNorm2d)]
+        weights = [part.weight.permute(0, 2, 3, 1).contiguous() for part in self if isinstance(part, nn.Conv2d)]
+        of_layers = zip(weights, norms, strict=True)
+        return norms, [value for weight, norm in of_layers for value in (weight, norm.weight, norm.bias)]
 
-    @staticmethod
-    def _in_training(layer: NarrowLayer, norm: nn.BatchNorm2d) -> NarrowLayer:
-        """Count the batch, and return the layer with the weight of this batch in the running statistics."""
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked.add_(1)
-        # With momentum=None, torch computes the mean over all batches.
-        momentum = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        return replace(layer, momentum=momentum)
-
-    def _narrow_layers(self) -> list[NarrowLayer]:
-        """Return the tensors of all layers, in the form that narrow.c needs."""
-        layers = []
-        convs = (part for part in self if isinstance(part, nn.Conv2d))
-        for conv, norm in zip(convs, self._norms(), strict=True):
-            assert norm.running_mean is not None and norm.running_var is not None
-            weight_D33C = conv.weight.permute(0, 2, 3, 1).contiguous()
-            layers.append(NarrowLayer(weight_D33C, norm.weight, norm.bias, norm.running_mean, norm.running_var))
-        return layers
+    def _running(self, norm: nn.BatchNorm2d) -> Running:
+        """Return the running statistics of a batch normalisation. In training mode, count the batch."""
+        assert norm.num_batches_tracked is not None and norm.running_mean is not None and norm.running_var is not None
+        momentum = norm.momentum
+        if self.training:
+            norm.num_batches_tracked.add_(1)
+        if momentum is None:  # as in torch, the mean over all batches
+            momentum = 1 / float(norm.num_batches_tracked.clamp_min(1))
+        return norm.running_mean, norm.running_var, momentum

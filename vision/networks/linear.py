@@ -24,12 +24,8 @@ class LinearLayers:
 
     def __init__(self, weight_Moi: Tensor, bias_Mo: Tensor, d_weight_Moi: Tensor, d_bias_Mo: Tensor):
         self._num_networks, self._num_outputs, self._num_inputs = weight_Moi.shape
-        self._weight_Moi, self._bias_Mo, self._d_weight_Moi, self._d_bias_Mo = (
-            weight_Moi,
-            bias_Mo,
-            d_weight_Moi,
-            d_bias_Mo,
-        )
+        self._weight_Moi, self._bias_Mo = weight_Moi, bias_Mo
+        self._d_weight_Moi, self._d_bias_Mo = d_weight_Moi, d_bias_Mo
         self._weight_Mio, self._bias_M1o = weight_Moi.transpose(1, 2), bias_Mo[:, None]
         # Create views without the network axis for a stack of one network, because a plain matrix product is faster
         # than a batched product with batch size 1.
