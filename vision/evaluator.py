@@ -27,13 +27,7 @@ ROUTING_EXAMPLES = 2000
 
 
 class ErrorRateEvaluator:
-    """Computes the scores of a learner on the test set, for all seeds.
-
-    A stack is several networks that are computed together. A learner may predict with several stacks (see
-    `VisionLearner.members`). The outputs of stacks that will not change any more are computed once and cached.
-
-    For learners with gates, the evaluator also writes routing.npz files: the weights that the gates give to the experts
-    for some test images.
+    """Computes the scores of a learner on the test set, for all seeds. For learners with gates, it writes routing.npz.
 
     Args:
         dataset: the dataset that contains the test set.
@@ -67,7 +61,7 @@ class ErrorRateEvaluator:
         self._error_files = [ErrorFile(run.path) for run in runs] if has_matrix else []
         self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
         self._num_experts_written: int | None = None
-        """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
+        """Number of experts in the newest routing.npz. None if it is not known yet."""
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
         """Return the test scores of the learner's predictor, for each seed."""

@@ -50,8 +50,7 @@ class HeldOutEvaluator:
             if name is None:
                 total = total + outputs_of(learner, stack, self._rows, start, end)
         y_Sb = self._y_Sn[:, start:end]
-        scores = zip(total.error_rate(y_Sb), total.loss(y_Sb), strict=True)
-        return [Prequential(error_rate, loss) for error_rate, loss in scores]
+        return list(map(Prequential, total.error_rate(y_Sb), total.loss(y_Sb)))
 
     def after_stage(self, learner: VisionLearner) -> list[tuple[float, float]]:
         """Return loss and error rate of the predictor on the validation data that the last stage used, for each seed.
@@ -67,11 +66,9 @@ class HeldOutEvaluator:
     def error_by_mega_batch(self, learner: VisionLearner) -> list[list[float]]:
         """Return the error rate of the learner's predictor on each mega-batch, as one list of length T per seed."""
         is_wrong_Sn = self._all.of_predictor(learner).predicted_classes() != self._y_Sn
-        counts = [is_wrong_Sn[:, start:end].sum(1).tolist() for start, end in pairwise(self._ends)]
-        sizes = [end - start for start, end in pairwise(self._ends)]
-        return [
-            [wrong[seed] / size for wrong, size in zip(counts, sizes, strict=True)] for seed in range(len(counts[0]))
-        ]
+        parts = [is_wrong_Sn[:, start:end] for start, end in pairwise(self._ends)]
+        rates = ([count / part.shape[1] for count in part.sum(1).tolist()] for part in parts)
+        return [list(of_seed) for of_seed in zip(*rates, strict=True)]
 
     def _unchanging(self, learner: VisionLearner, t: int) -> MemberOutputs:
         """Return the outputs for mega-batch t of the stacks that will not change any more."""
@@ -84,14 +81,9 @@ class HeldOutEvaluator:
             last = self._ends[self._ends.index(firsts[-1]) + 1]
             self._blocks[number] = (firsts[0], CachedOutputs(self._rows, firsts[0], last))
         first, outputs = self._blocks[number]
-        return _examples(outputs.of_unchanging(learner), start - first, end - first)
-
-
-def _examples(outputs: MemberOutputs, start: int, end: int) -> MemberOutputs:
-    """Return the outputs for the examples from `start` to `end` only."""
-    votes = outputs.votes_SbC
-    part = None if votes is None else votes[:, start:end]
-    return MemberOutputs(outputs.combine, outputs.summed_SbC[:, start:end], part, outputs.num_members)
+        known, part = outputs.of_unchanging(learner), slice(start - first, end - first)
+        votes = None if known.votes_SbC is None else known.votes_SbC[:, part]
+        return MemberOutputs(known.combine, known.summed_SbC[:, part], votes, known.num_members)
 
 
 def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> list[list[float | None]]:
@@ -114,7 +106,7 @@ def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> li
 class CachedOutputs:
     """Computes the outputs of learners for fixed examples, summed over the networks of each seed.
 
-    The outputs of stacks that will not change any more are computed once. Their sum is cached.
+    The outputs of stacks that will not change any more are computed once.
 
     Args:
         rows: a table that contains the examples. It has the examples of S seeds, or examples that all seeds share.
@@ -129,7 +121,7 @@ class CachedOutputs:
 
     def of_predictor(self, learner: VisionLearner) -> MemberOutputs:
         """Return the outputs of all networks with which the learner predicts now."""
-        others = [stack for name, stack in learner.members if name is None]
+        others = (stack for name, stack in learner.members if name is None)
         return sum((self._outputs_of(learner, stack) for stack in others), self.of_unchanging(learner))
 
     def of_unchanging(self, learner: VisionLearner) -> MemberOutputs:
@@ -148,17 +140,8 @@ class CachedOutputs:
 
 
 def outputs_of(learner: VisionLearner, stack: Stack, rows: Rows, first: int, end: int) -> MemberOutputs:
-    """Return the outputs of one stack. Split the examples into parts, to limit memory use.
-
-    Args:
-        learner: the learner, whose method `member_outputs` computes the outputs.
-        stack: one of the stacks in `learner.members`.
-        rows: a table that contains the examples.
-        first: index of the first example.
-        end: index after the last example, as in a Python slice.
-    """
-    parts = [learner.member_outputs(part, stack) for part in rows.parts(stack.examples_at_once, first, end)]
-    return joined(parts)
+    """Return the outputs of one of the stacks in `learner.members` for the examples `first` to `end` - 1 of a table."""
+    return joined([learner.member_outputs(part, stack) for part in rows.parts(stack.examples_at_once, first, end)])
 
 
 def joined(parts: list[MemberOutputs]) -> MemberOutputs:
