@@ -9,12 +9,10 @@ import numpy as np
 
 from fairseq_alma.core.errors import SettingError
 from vision.dataset_names import natural_key
-from vision.datasets import Dataset, Examples
+from vision.datasets import Dataset
 
 
-def positions_of_mega_batches(
-    examples: Examples | Dataset, num_mega_batches: int, seed: int, order: str
-) -> list[np.ndarray]:
+def positions_of_mega_batches(dataset: Dataset, num_mega_batches: int, seed: int, order: str) -> list[np.ndarray]:
     """Return, for each mega-batch, the positions of its examples in the training set, int64 [n], in random order.
 
     random       the examples are shuffled and cut into B parts of equal size
@@ -28,7 +26,7 @@ def positions_of_mega_batches(
     before they are cut. The sizes do not depend on the seed, so several seeds can be trained together.
 
     Args:
-        examples: the dataset. Its training set is enough for the orders `random` and `classes`.
+        dataset: the dataset.
         num_mega_batches: number of mega-batches, B.
         seed: random seed.
         order: the setting `order`, one of the above.
@@ -36,38 +34,32 @@ def positions_of_mega_batches(
     Raises:
         SettingError: if the dataset does not have the column, or if its number of mega-batch folders is not B.
     """
-    training = examples.training if isinstance(examples, Dataset) else examples
-    shuffled = np.random.RandomState(seed).permutation(len(training))
+    num_examples = len(dataset.training)
+    shuffled = np.random.RandomState(seed).permutation(num_examples)
     if order == "random":
         return np.array_split(shuffled, num_mega_batches)
-    keys, sizes = _keys_and_sizes(examples, num_mega_batches, order)
+    keys, sizes = _keys_and_sizes(dataset, num_mega_batches, order)
     if order == "folders":
         # The order must not depend on the number of all examples, so that a run can be continued with more folders.
-        shuffled = np.arange(len(training))
+        shuffled = np.arange(num_examples)
     ordered = shuffled[np.argsort(keys[shuffled], kind="stable")]
     parts = np.split(ordered, np.cumsum(sizes)[:-1])
     return [part[np.random.RandomState([seed, t]).permutation(len(part))] for t, part in enumerate(parts, start=1)]
 
 
-def _keys_and_sizes(examples: Examples | Dataset, num_mega_batches: int, order: str) -> tuple[np.ndarray, np.ndarray]:
+def _keys_and_sizes(dataset: Dataset, num_mega_batches: int, order: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the values by which the training examples are sorted, [n], and the sizes of the mega-batches, [B]."""
-    training = examples.training if isinstance(examples, Dataset) else examples
-    num_examples = len(training)
-    equal = np.array([len(part) for part in np.array_split(np.arange(num_examples), num_mega_batches)])
-    if order == "classes":
-        labels = training.labels.numpy()
-        num_classes = examples.num_classes if isinstance(examples, Dataset) else int(labels.max()) + 1
-        if num_mega_batches > num_classes:
-            return labels, equal
-        group_sizes = [len(group) for group in np.array_split(np.arange(num_classes), num_mega_batches)]
-        group_of_class = np.repeat(np.arange(num_mega_batches), group_sizes)
-        groups = group_of_class[labels]
-        return groups, np.bincount(groups, minlength=num_mega_batches)
-    if not isinstance(examples, Dataset):
-        raise SettingError(f"order={order} needs a Dataset, not only its training set")
     if order == "folders":
-        return _folders(examples, num_mega_batches)
-    return _column(examples, order.removeprefix("column:")), equal
+        return _folders(dataset, num_mega_batches)
+    equal = np.array([len(part) for part in np.array_split(np.arange(len(dataset.training)), num_mega_batches)])
+    if order != "classes":
+        return _column(dataset, order.removeprefix("column:")), equal
+    labels = dataset.training.labels.numpy()
+    if num_mega_batches > dataset.num_classes:
+        return labels, equal
+    group_sizes = [len(group) for group in np.array_split(np.arange(dataset.num_classes), num_mega_batches)]
+    groups = np.repeat(np.arange(num_mega_batches), group_sizes)[labels]
+    return groups, np.bincount(groups, minlength=num_mega_batches)
 
 
 def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.ndarray]:

@@ -48,23 +48,18 @@ def digest_of(*parts: Examples | Selection) -> str:
 
 
 def partition(
-    examples: Examples | Dataset,
-    num_mega_batches: int,
-    validation_share: float,
-    seed: int,
-    order: str = "random",
+    dataset: Dataset, num_mega_batches: int, validation_share: float, seed: int, order: str = "random"
 ) -> list[Arrival]:
     """Cut the training set into B mega-batches, and return them in the order in which they arrive.
 
-    With order=random, the examples are shuffled, and the sizes of the mega-batches differ by at most one example. For
-    the other orders, see `vision.orders.positions_of_mega_batches`. Within a mega-batch, examples are in random order;
-    the last ones are its validation data.
+    `vision.orders.positions_of_mega_batches` decides which examples arrive together. Within a mega-batch, examples are
+    in random order; the last ones are its validation data.
 
     As in the authors' code, the examples are shuffled by numpy's RandomState(seed).permutation and cut by numpy's
     array_split. numpy guarantees that RandomState returns the same numbers in all releases.
 
     Args:
-        examples: the dataset. Its training set is enough for the orders `random` and `classes`.
+        dataset: the dataset.
         num_mega_batches: number of mega-batches, B.
         validation_share: fraction of each mega-batch that becomes validation data. The number of validation examples
             is rounded down, but is at least one.
@@ -75,14 +70,14 @@ def partition(
         SettingError: if a mega-batch would contain fewer than two examples, or if the dataset does not have what
             `order` needs.
     """
-    training = examples.training if isinstance(examples, Dataset) else examples
+    training = dataset.training
     if len(training) < 2 * num_mega_batches:
         raise SettingError(
             f"mega_batches={num_mega_batches} is too many for {len(training)} training examples: each mega-batch "
             f"needs two, one for training and one for validation; give at most {len(training) // 2}"
         )
     arrivals = []
-    for t, part in enumerate(positions_of_mega_batches(examples, num_mega_batches, seed, order), 1):
+    for t, part in enumerate(positions_of_mega_batches(dataset, num_mega_batches, seed, order), 1):
         if len(part) < 2:
             raise SettingError(
                 f"order={order}: mega-batch {t} has {len(part)} training examples, but needs two, one for training and "
@@ -99,11 +94,7 @@ def partition(
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
     """Join the streams of S seeds into one stream, so that the seeds can be trained together.
 
-    The attribute `data` of each mega-batch in the returned stream is a list with the examples of each seed, as one
-    `Arrival` per seed.
-
-    Args:
-        streams: for each seed, the list of mega-batches that `partition` returned.
+    The attribute `data` of each of its mega-batches is a list with one `Arrival` per seed.
     """
     mega_batches = []
     for t, arrivals in enumerate(zip(*streams, strict=True), start=1):
@@ -139,12 +130,7 @@ def what_was_read(dataset: Dataset, arrivals: Sequence[Arrival], order: str) -> 
 
 
 def line_of(read: Mapping[str, Any], dataset: Dataset) -> str:
-    """Return one line that says what a run reads.
-
-    Args:
-        read: as `what_was_read` returns it.
-        dataset: the dataset.
-    """
+    """Return one line that says what a run reads, for the result of `what_was_read`."""
     channels, height, width = dataset.image_shape
     orders = {
         "random": "in random order",

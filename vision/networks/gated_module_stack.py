@@ -14,6 +14,7 @@ Shapes: M networks, b examples, E experts, K branches of the gates, f features t
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from fairseq_alma.core.errors import SettingError
 from vision.flops import Flops, count_flops
 from vision.networks.architectures import CHANNELS_LAST, Structure, architecture_of, untrained_module
 from vision.networks.gated import GatedStack
-from vision.networks.gates import Gates
+from vision.networks.gates import Gates, check_trees
 from vision.networks.module_stack import ModuleStack
 from vision.networks.modules import MixtureLayerModule, MixtureModule
 from vision.networks.parameters import draw_linear
@@ -138,6 +139,11 @@ class GatedModuleStack(ModuleStack, GatedStack):
                 )
         structure = replace(self.structure, mixture={"hard": self.gates[0].hard, "gates": trees})
         return GatedModuleStack(modules, structure, self.parameters.device)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
+        check_trees(state["structure"]["mixture"]["gates"], len(state["parameters"]))
+        return super().from_state(state, device)
 
 
 def _num_mixtures(structure: Structure) -> int:

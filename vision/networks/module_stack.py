@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from vision.flops import Flops, count_flops
 from vision.networks.architectures import CHANNELS_LAST, Structure, num_stored, once_per_structure, untrained_module
 from vision.networks.conv_block import ConvBlock
-from vision.networks.gates import check_trees
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
 
@@ -278,8 +277,6 @@ class ModuleStack(Stack):
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
         structure = Structure.from_json(state["structure"])
         count = num_stored(structure, state["parameters"])
-        if structure.mixture is not None:
-            check_trees(structure.mixture["gates"], len(state["parameters"]))
         stack = cls.initialised(structure, [torch.Generator() for _ in range(count)], device)
         for tensors, kind in zip(stack.tensors, ("parameters", "statistics"), strict=False):
             if state[kind].keys() != tensors.shapes.keys():
