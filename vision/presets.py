@@ -30,7 +30,7 @@ def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
 
 
 def by_learner(values: Mapping[str, Any], *, _root_: DictConfig) -> Any:
-    """Return the value for the learner of the run, in a YAML file as ${by_learner:{NAME:VALUE}}; None for the default."""
+    """Return the value for the learner of the run, or None (the default). YAML files call it as ${by_learner:{...}}."""
     return values.get(_root_.learner)
 
 

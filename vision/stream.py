@@ -15,6 +15,7 @@ import torch
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 from vision.datasets import Dataset, Examples, ImageFiles, Selection
+from vision.datasets.examples import examples_at_once
 from vision.orders import positions_of_mega_batches
 
 
@@ -41,7 +42,8 @@ def digest_of(*parts: Examples | Selection) -> str:
     digest = sha256()
     for part in parts:
         digest.update(f"{len(part)}/".encode())
-        for which in torch.arange(len(part)).split(part.at_once):
+        positions = torch.arange(len(part))
+        for which in positions.split(examples_at_once(part[positions[:1]].images)):
             digest.update(part[which].images.numpy().tobytes())
         digest.update(part.labels.numpy().tobytes())
     return digest.hexdigest()

@@ -7,9 +7,8 @@ arrays.py       datasets from arrays, and .npz files
 folders.py      folders of images with one folder per class
 decoding.py     decodes images to the pixels that a viewer shows
 image_cache.py  decodes image files once, into a file that is read like memory
-known.py        digits, MNIST and EMNIST
+known.py        digits, MNIST and EMNIST; downloads missing files
 cifar.py        CIFAR-10 and CIFAR-100
-downloading.py  downloads the files of MNIST, EMNIST and CIFAR
 libraries.py    classes of torchvision, datasets of the Hugging Face hub
 """
 

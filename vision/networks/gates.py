@@ -186,9 +186,9 @@ class Gates:
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
         """Choose one branch of each node, and return the weights of the experts, [M, b, E]."""
         if training:
-            chosen_MbK = self._apply_per_node(probability_MbK, _draw_one_hot, self.drawn(probability_MbK.shape[1]))
+            chosen_MbK = self._apply_per_node(probability_MbK, draw_one_hot, self.drawn(probability_MbK.shape[1]))
         else:
-            chosen_MbK = self._apply_per_node(probability_MbK, _argmax_one_hot)
+            chosen_MbK = self._apply_per_node(probability_MbK, argmax_one_hot)
         # For each expert, count the branches on its path that were not chosen. The expert gets the weight 1 only if
         # this count is 0.
         failed_MbE = torch.bmm(1 - chosen_MbK, self._on_path_MKE)
@@ -211,12 +211,12 @@ class Gates:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
+def draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
     """Choose a branch of each node at random. Return 1 for the chosen branch and 0 for the others, [..., branches]."""
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
     return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 
 
-def _argmax_one_hot(probability: Tensor) -> Tensor:
+def argmax_one_hot(probability: Tensor) -> Tensor:
     """Return 1 for the most likely branch of each node and 0 for the others, in the shape of `probability`."""
     return torch.nn.functional.one_hot(probability.argmax(-1), probability.shape[-1]).to(probability.dtype)

@@ -37,8 +37,7 @@ class LinearLayers:
         """Return the outputs, [M, b, o], or [b, o] for a single network.
 
         Args:
-            x: inputs, [b, i] for a single network. For several networks [M, b, i], or [G, b, i] if the networks of a
-                group read the same inputs.
+            x: inputs, [M, b, i], or [G, b, i] if the networks of a group read the same; [b, i] for a single network.
         """
         num_networks = self._num_networks
         if num_networks == 1:
@@ -59,7 +58,7 @@ class LinearLayers:
         """Write the gradients of the weights and the biases to the tensors that the constructor received.
 
         Args:
-            x: the input that `forward` was called with.
+            x: the input of `forward`.
             dy: gradient with respect to the output of `forward`.
         """
         num_networks = self._num_networks
@@ -84,11 +83,7 @@ class LinearLayers:
             torch.bmm(wide.transpose(1, 2), x, out=out)
 
     def input_gradient(self, dy: Tensor) -> Tensor:
-        """Return the gradient with respect to the input, [M, b, i], or [b, i] for a single network.
-
-        Args:
-            dy: gradient with respect to the output of `forward`.
-        """
+        """Return the gradient with respect to the input, [M, b, i], or [b, i] for a single network."""
         if self._num_networks == 1:
             return torch.mm(dy, self._weight_oi)
         return torch.bmm(dy, self._weight_Moi)
@@ -101,22 +96,12 @@ class LinearLayers:
 
 
 def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient with respect to the input of a ReLU.
-
-    Args:
-        dy: gradient with respect to the output of the ReLU.
-        y: output of the ReLU.
-    """
+    """Return the gradient with respect to the input of a ReLU, from that of its output y."""
     return torch.ops.aten.threshold_backward(dy, y, 0)
 
 
 def linear_layers(parameters: Parameters, gradient: Parameters) -> list[LinearLayers]:
-    """Return the linear layers with the parameters weight_1 and bias_1, weight_2 and bias_2, and so on.
-
-    Args:
-        parameters: weights and biases of all layers.
-        gradient: the layers write their gradients here.
-    """
+    """Return the linear layers with the parameters weight_1 and bias_1, weight_2 and bias_2, and so on."""
     return [
         LinearLayers(*(tensors[f"{name}_{layer}"] for tensors in (parameters, gradient) for name in ("weight", "bias")))
         for layer in range(1, len(parameters.shapes) // 2 + 1)

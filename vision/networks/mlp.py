@@ -35,13 +35,7 @@ class MLPStack(Stack):
     def initialised(
         cls, sizes: Sequence[int], generators: Sequence[torch.Generator], device: torch.device
     ) -> "MLPStack":
-        """Return untrained networks. All layers have the initialisation of torch.nn.Linear.
-
-        Args:
-            sizes: number of inputs, width of each hidden layer, number of classes.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
-        """
+        """Return untrained networks, one for each random generator, with the initialisation of torch.nn.Linear."""
         stack = cls(sizes, Parameters(layer_shapes(sizes, sizes[1:]), len(generators), device))
         stack.reset_parameters(generators)
         return stack

@@ -101,11 +101,8 @@ class ModuleStack(Stack):
         for number, module in enumerate(self._networks):
             self._take_over(module, number)
         self._leaves = [value for module in self._networks for _, value in _trained(module)]
-        self._gradients = [
-            self._module_view(self.gradient[name][number])
-            for number in range(len(self))
-            for name in self.parameters.shapes
-        ]
+        names = self.parameters.shapes
+        self._gradients = [self._module_view(self.gradient[name][n]) for n in range(len(self)) for name in names]
         channels, height, width = structure.image_shape
         self.examples_at_once = max(16, min(2000, PIXELS_AT_ONCE // (height * width * max(structure.width, channels))))
         self._compute_dtype = torch.float32
@@ -117,13 +114,7 @@ class ModuleStack(Stack):
     def initialised(
         cls, structure: Structure, generators: Sequence[torch.Generator], device: torch.device
     ) -> "ModuleStack":
-        """Return untrained networks.
-
-        Args:
-            structure: what the networks consist of.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
-        """
+        """Return untrained networks, one for each random generator."""
         modules = [cls._untrained(structure, number, one) for number, one in enumerate(generators)]
         return cls(modules, structure, device)
 
@@ -164,12 +155,8 @@ class ModuleStack(Stack):
         return self.structure.image_shape
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> int:
-        norms = [
-            part
-            for module in self._networks
-            for part in module.modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm)
-        ]
+        parts = (part for module in self._networks for part in module.modules())
+        norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
@@ -229,10 +216,8 @@ class ModuleStack(Stack):
         dtype = self._compute_dtype if is_half else None
         autocast = torch.autocast(device, dtype, enabled=is_half, cache_enabled=False)
         with torch.set_grad_enabled(training and with_graph), autocast:
-            return [
-                self._output_of(number, self._module_view(x[number // networks_per_group], is_image=True))
-                for number in networks
-            ]
+            inputs = (self._module_view(x[number // networks_per_group], is_image=True) for number in networks)
+            return [self._output_of(number, of_network) for number, of_network in zip(networks, inputs, strict=True)]
 
     def _logits_in(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the logits of several networks as one tensor without a graph."""
@@ -250,8 +235,8 @@ class ModuleStack(Stack):
         d_outputs = [d.to(output.dtype) for d, output in zip(d_logits, outputs, strict=True)]
         found = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
         # A parameter that the network does not use has no gradient.
-        computed = [gradient if gradient is not None else torch.zeros_like(leaf)
-                    for gradient, leaf in zip(found, leaves, strict=True)]  # fmt: skip
+        pairs = zip(found, leaves, strict=True)
+        computed = [torch.zeros_like(leaf) if gradient is None else gradient for gradient, leaf in pairs]
         torch._foreach_copy_(self._gradients[which], computed)
 
     @property

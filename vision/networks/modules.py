@@ -1,11 +1,7 @@
 """Networks with mixtures of experts as torch modules.
 
-`GatedModuleStack` trains such modules. For mixtures in multilayer perceptrons, which have hand-written gradients, these
-modules have three other uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
-counted on a module, and trained networks are deployed as modules.
-
-The gates of a mixture form a tree. Each node of the tree has several branches, which lead to other nodes or to experts
-(see `gates`).
+`GatedModuleStack` trains such modules. Mixtures in multilayer perceptrons have hand-written gradients (`MixtureStack`);
+they are deployed as such modules, and tests compare both. For the tree of gates, see `gates`.
 
 Shapes: b examples, E experts, n nodes of the tree, K branches of all nodes together, C classes.
 """
@@ -16,14 +12,14 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from vision.networks.gates import expert_paths
+from vision.networks.gates import argmax_one_hot, draw_one_hot, expert_paths
 
 
 class MixtureLayerModule(nn.Module):
     """A mixture of experts: the weighted sum of the outputs of experts. A tree of gates computes the weights.
 
     Args:
-        experts: the experts. Each is a leaf of the tree of gates.
+        experts: the experts.
         features: module that maps the input [b, ...] to the features that the gates read, [b, num_features].
         num_features: number of features that the gates read.
         root: number of branches of the root, see `gates.expert_paths`.
@@ -62,12 +58,7 @@ class MixtureLayerModule(nn.Module):
         """The weights of the experts in the last forward pass. They have no gradient."""
 
     def forward(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of the experts' outputs.
-
-        Args:
-            x: input of the layer, [b, ...].
-            uniform_bn: random numbers with which hard gates choose branches in training, see `weights`.
-        """
+        """Return the weighted sum of the experts' outputs. For the arguments, see `weights`."""
         weights_bE = self.weights(x, uniform_bn)
         self.last_weights_bE = weights_bE.detach()
         outputs = [self.activation(expert(x)) for expert in self.experts]
@@ -102,11 +93,7 @@ class MixtureLayerModule(nn.Module):
         probability = logits.softmax(-1)
         if not self.hard:
             return probability
-        if uniform is None:
-            chosen = probability.argmax(-1)
-        else:
-            chosen = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
-        one_hot = nn.functional.one_hot(chosen, probability.shape[-1])
+        one_hot = argmax_one_hot(probability) if uniform is None else draw_one_hot(probability, uniform)
         # Straight-through gradient: the result has the value of `one_hot`, but the gradient of `probability`.
         return one_hot + probability - probability.detach()
 
@@ -144,12 +131,7 @@ class MixtureModule(nn.Module):
 
 
 def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a torch.nn.Linear with copies of the given parameters.
-
-    Args:
-        weight: [outputs, inputs].
-        bias: [outputs].
-    """
+    """Return a torch.nn.Linear with copies of the given parameters, [outputs, inputs] and [outputs]."""
     linear = nn.Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
         linear.weight.copy_(weight)

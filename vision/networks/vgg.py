@@ -26,8 +26,7 @@ BLOCKS = (2, 2, 4, 4, 4)
 def draw_layers_of(module: nn.Module, generator: torch.Generator) -> None:
     """Draw the parameters of all convolutions without bias and of all linear layers, in the order of the module.
 
-    The numbers have the distribution of torch's own initialisation: a weight is uniform between -1/sqrt(n) and
-    1/sqrt(n) for n inputs of a unit.
+    They have the distribution of torch's own initialisation: uniform between -1/sqrt(n) and 1/sqrt(n) for n inputs.
     """
     with torch.no_grad():
         for layer in module.modules():
