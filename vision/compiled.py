@@ -36,14 +36,7 @@ class CompileError(RuntimeError):
 
 @lru_cache
 def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
-    """Return the compiled library of a C file, or None if ALMA_COMPILE=0 or the compilation fails.
-
-    A failure is logged as a warning, once per process, C file and number type.
-
-    Args:
-        source: the C file.
-        real: number type of the C code, the value of the macro REAL: "float" or "double".
-    """
+    """Return what `load` returns, or None if ALMA_COMPILE=0 or the compilation fails, which is logged as a warning."""
     if os.environ.get("ALMA_COMPILE", "1") == "0":
         return None
     try:

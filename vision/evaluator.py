@@ -101,8 +101,8 @@ class ErrorRateEvaluator:
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int, is_last: bool) -> None:
         """Write routing.npz, which says how the first network of each seed distributes test images over experts.
 
-        The file is written to the folder of stage k if the number of experts has grown since the file of an earlier
-        stage was written, or if k is the last stage (`is_last`). It contains these arrays, for n images and E experts:
+        The file is written to the folder of stage k if the number of experts has grown since the last file, or if k is
+        the last stage (`is_last`). It contains these arrays, for n images and E experts:
 
         images   pixels, uint8 [n, height, width], or [n, height, width, 3] for colour images
         label    class of each image, [n]

@@ -77,18 +77,15 @@ class VisionLearner:
         self.stage_index = self.stage_length = 0
         """Index of the last trained stage, and number of new mega-batches in this stage. Both are 0 before stage 1."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
-        """For each seed, loss and error rate on the validation data of the most recent stage.
-
-        None before stage 1. Also None if the evaluator computes these scores, as for growing ensembles."""
+        """For each seed, loss and error rate on the validation data of the most recent stage; None before stage 1, or
+        if the evaluator computes these scores, as for growing ensembles."""
         self.validated_on = (0, 0)
         """First and last mega-batch, counted from 1, whose validation data the most recent stage used."""
         self.num_stored: int | None = None if not settings.replay else 0
         """With replay: number of examples per seed that are kept for replay, for training and validation together."""
         self.expert_load: list[list[list[float]]] | None = None
-        """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
-
-        It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
-        None."""
+        """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert; None for
+        learners without mixtures."""
         self._file = StackFile(settings.network)
         out, folders = Path(settings.out), settings.seed_folders
         # If the run had keep_stages=true before, what it stored then is not deleted.
@@ -135,13 +132,7 @@ class VisionLearner:
         return OwnLoss(len(self.seeds), self.networks_per_seed, self.settings.label_smoothing)
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Add capacity to the networks and return the cost for each seed. The base class adds no capacity.
-
-        This method is called before each stage except the first.
-
-        Args:
-            stage: the stage that will be trained next.
-        """
+        """Add capacity to the networks before `stage`, which is not the first, and return the cost for each seed."""
         return [Spent() for _ in self.seeds]
 
     @property
@@ -195,10 +186,7 @@ class VisionLearner:
         return [generator(seed, purpose, member, stage_index) for seed in self.seeds for member in range(count)]
 
     def train(self, stage: Stage) -> list[Spent]:
-        """Train the stack for one stage with a new optimizer, and return the cost for each seed.
-
-        At the end, each network gets back the parameters of the epoch with the best validation score.
-        """
+        """Train the stack for one stage (see `train_stage`) with a new optimizer, and return the cost for each seed."""
         settings, began = self.settings, time.perf_counter()
         epochs = settings.epochs_at(stage.new[-1].t)
         self.watcher.begin_stage(stage.index, stage.new[-1].t, epochs)
@@ -210,9 +198,7 @@ class VisionLearner:
         batches = Batches(data, orders, settings.batch_size, stage.past_share, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
-        # changes the networks in place, so the file written before the training becomes out of date.
-        self.stack = stack
+        self.stack = stack  # the setter records that no file contains the networks, which will change in place
         optimizer = new_optimizer(stack.parameters.flat, settings)
         is_constant = settings.schedule == "constant"
         rates = None if is_constant else cosine_rates(optimizer.lr, epochs * batches.updates_per_epoch)
@@ -336,8 +322,7 @@ class VisionLearner:
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
 
-        Raises:
-            RunError: if learner.json is damaged, or if a file with networks has changed.
+        Raise RunError if learner.json is damaged, or if a file with networks has changed.
         """
         state: dict[str, Any] = dict(read_json(folder / STATE, State, advice="restore the file from a backup"))
         for file in state["files"]:

@@ -1,7 +1,6 @@
 """Write, read and delete the files of a vision learner: its networks, its state, and predictor.json.
 
-A step is the growth or the training of the learner in one stage. After some steps, the learner is saved (see
-`fairseq_alma.core.run_record`) to a folder such as stages/stage_001/train.
+`fairseq_alma.core.run_record` decides when a learner is saved to a folder such as stages/stage_001/train.
 """
 
 import os
