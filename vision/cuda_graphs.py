@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
-from vision.networks.stack import LossGradient, Stack
+from vision.networks import GatedStack, ModuleStack, Stack
+from vision.networks.stack import LossGradient
 
 WARM_UPS = 3
 """Number of steps before a graph is recorded, in which libraries allocate their memory and choose their kernels."""
@@ -25,7 +26,8 @@ class GraphedGradient:
     """
 
     def __init__(self, stack: Stack):
-        if not stack.can_be_graphed:
+        assert isinstance(stack, ModuleStack)  # the settings allow no other
+        if isinstance(stack, GatedStack) and stack.gates[0].hard:
             raise SettingError(
                 "cuda_graphs=true cannot be used with hard gates, because their random numbers are drawn on the CPU in "
                 "each training step: give cuda_graphs=false"

@@ -161,19 +161,7 @@ def identity_of(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
     }
     if settings.plugin:
         identity["plugin_digest"] = plugin_digest(settings.plugin)
-    for name, code in _code_of_user(settings).items():
-        if not is_ours(code):
-            identity[f"{name}_digest"] = source_digest(code, name, str(getattr(settings, name)))
-    return identity
-
-
-def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
-    """Return numbers with seven digits, as a JSON value."""
-    return [float(f"{one:.7g}") for one in value] if isinstance(value, tuple) else float(f"{value:.7g}")
-
-
-def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
-    """Return the functions and classes that settings name, by name of the setting. Some of them may be ours."""
+    # The functions and classes that settings name. Some of them may be ours.
     code: dict[str, Callable[..., Any]] = {"learner": LEARNERS[settings.learner]}
     entry = entry_of(settings.dataset)
     if kind_of(settings.dataset) == "function":
@@ -184,7 +172,15 @@ def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
         code["transform"] = load_function("transform", settings.transform)
     if settings.network != "mlp":
         code["backbone"] = find_architecture(settings.network).function
-    return code
+    for name, one in code.items():
+        if not is_ours(one):
+            identity[f"{name}_digest"] = source_digest(one, name, str(getattr(settings, name)))
+    return identity
+
+
+def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
+    """Return numbers with seven digits, as a JSON value."""
+    return [float(f"{one:.7g}") for one in value] if isinstance(value, tuple) else float(f"{value:.7g}")
 
 
 def _evaluator(

@@ -159,8 +159,7 @@ def train_stage(
             networks are computed further as long as other units of the stack are trained, but their parameters of the
             best epoch do not change any more, and the further epochs are not counted. If None, no unit ends early.
         rates: learning rate of each update. If None, the optimizer's learning rate does not change.
-        cuda_graphs: whether to record the computation of the gradients as CUDA graphs. The stack must allow it
-            (`Stack.can_be_graphed`).
+        cuda_graphs: whether to record the computation of the gradients as CUDA graphs (see `GraphedGradient`).
     """
     compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
     y_valid_Un = loss.unit_labels(validation.labels)

@@ -107,10 +107,6 @@ class GatedModuleStack(ModuleStack, GatedStack):
         is_random = training and self.gates[0].hard
         self._uniforms = [gates.drawn(num_examples) for gates in self.gates] if is_random else None
 
-    @property
-    def can_be_graphed(self) -> bool:
-        return not self.gates[0].hard  # the random numbers of hard gates are drawn on the CPU
-
     def _output_of(self, number: int, x_bCss: Tensor) -> Tensor:
         uniforms = None if self._uniforms is None else [uniform[number] for uniform in self._uniforms]
         return self._networks[number](x_bCss, uniforms=uniforms)

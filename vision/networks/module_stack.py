@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vision.flops import Flops, count_flops
 from vision.networks.architectures import CHANNELS_LAST, Structure, num_stored, once_per_structure, untrained_module
-from vision.networks.conv_block import ConvBlock
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
+from vision.networks.vgg import ConvBlock
 
 NUM_STREAMS = 4
 """Number of networks that a GPU computes at the same time. Their activations are in memory at the same time."""
@@ -197,11 +197,8 @@ class ModuleStack(Stack):
                     self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
 
     @property
-    def can_be_graphed(self) -> bool:
-        return True
-
-    @property
     def has_replaced_buffers(self) -> bool:
+        """Whether a network has put a new tensor in the place of one of the stack's tensors."""
         return any(module.get_buffer(name) is not view for module, name, view in self._buffers)
 
     def _outputs_of(self, networks: range, x: Tensor, training: bool, with_graph: bool = True) -> list[Tensor]:

@@ -49,16 +49,6 @@ class Stack(ABC):
         return self.parameters.size
 
     @property
-    def can_be_graphed(self) -> bool:
-        """Whether `compute_gradient` starts the same operations on a GPU in each step, so that it can be recorded."""
-        return False
-
-    @property
-    def has_replaced_buffers(self) -> bool:
-        """Whether a network has put a new tensor in the place of one of the stack's tensors."""
-        return False
-
-    @property
     def num_experts(self) -> int | None:
         """Number of experts in each mixture of a network, or None for networks without mixtures."""
         return None

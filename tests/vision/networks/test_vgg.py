@@ -10,9 +10,9 @@ from tests.vision.networks.vggs import CPU, generators, mixture, vgg
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
 from vision.networks import ModuleStack, Structure, narrow
-from vision.networks.conv_block import ConvBlock
 from vision.networks.modules import MixtureLayerModule
 from vision.networks.narrow import NarrowBlock
+from vision.networks.vgg import ConvBlock
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
