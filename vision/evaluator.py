@@ -119,17 +119,19 @@ class ErrorRateEvaluator:
         if stack.num_experts <= self._num_experts_written and not is_last:
             return
         self._num_experts_written = stack.num_experts
-        routings = stack.routing(self._routed_1n)[::networks_per_seed]
-        for run, routing in zip(self._runs, routings, strict=True):
+        stack.logits_of_many(self._routed_1n)
+        gates, weights_MnE = stack.gates[0], stack.expert_weights[0].cpu().numpy()
+        for number, run in enumerate(self._runs):
+            network = number * networks_per_seed
             with written_aside(run.routing(k), durable=False) as temporary:
                 np.savez_compressed(
                     temporary,
                     images=_pictures(self._images[:ROUTING_EXAMPLES], self._image_shape),
                     label=self._y_1n[0, :ROUTING_EXAMPLES].cpu().numpy(),
-                    expert=routing["weights"].argmax(-1),
-                    weights=routing["weights"].astype(np.float16),
-                    root=routing["root"],
-                    splits=np.array(routing["splits"], dtype=np.int64),
+                    expert=weights_MnE[network].argmax(-1),
+                    weights=weights_MnE[network].astype(np.float16),
+                    root=gates.root,
+                    splits=np.array(gates.splits[network], dtype=np.int64),
                 )
 
 

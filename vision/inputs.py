@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels
+from vision.seeds import seed_torch
 
 
 class Inputs:
@@ -153,14 +154,10 @@ class Transformed(Inputs):
         """See `Inputs`. Raise SettingError if the function returns something else than an image of the same shape."""
         if augmentation is None:
             return self.to_input(stored)
-        devices = [stored.device] if stored.is_cuda else []
         found = []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([stored.device] if stored.is_cuda else []):
             for image, seed in zip(stored.unflatten(-1, self._image_shape), augmentation[:, 0].tolist(), strict=True):
-                # torch.manual_seed would also change the random numbers of GPUs that are not used here.
-                torch.default_generator.manual_seed(seed)
-                if stored.is_cuda:
-                    torch.cuda.default_generators[stored.get_device()].manual_seed(seed)
+                seed_torch(seed, stored.device)
                 found.append(self._checked(self._transform(image), stored.dtype))
         return self.to_input(torch.stack(found).flatten(1))
 

@@ -27,10 +27,14 @@ def random_state(seed: int, device: torch.device) -> Iterator[None]:
 
     Only the modules of users use this state, for example for dropout, on the given device.
     """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.default_generators[torch.empty(0, device=device).get_device()].manual_seed(seed)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed_torch(seed, device)
         yield
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's own random state, on the CPU and on the device."""
+    # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.empty(0, device=device).get_device()].manual_seed(seed)

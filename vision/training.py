@@ -190,7 +190,6 @@ def train_stage(
         if best.all_have_stopped:
             break
     best.restore()
-    stack.free_activations()
     sizes = (batches.updates_per_epoch, num_examples, validation.num_examples)
     return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged, select_by == "last")
 

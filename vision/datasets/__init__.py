@@ -12,7 +12,6 @@ cifar.py        CIFAR-10 and CIFAR-100
 libraries.py    classes of torchvision, datasets of the Hugging Face hub
 """
 
-from fairseq_alma.core.datasets import DatasetEntry, entry_of
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.checks import check_dataset
 from vision.datasets.examples import Dataset, Examples, ImageFiles, Pixels, Selection, measured_pixels
@@ -20,14 +19,12 @@ from vision.datasets.loading import load_dataset, register_dataset
 
 __all__ = [
     "Dataset",
-    "DatasetEntry",
     "Examples",
     "ImageFiles",
     "Pixels",
     "Selection",
     "check_dataset",
     "dataset_from_arrays",
-    "entry_of",
     "load_dataset",
     "measured_pixels",
     "register_dataset",

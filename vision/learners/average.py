@@ -98,7 +98,6 @@ class AveragedPredictor:
         if isinstance(average, GatedStack) and isinstance(trained, GatedStack) and trained.gates[0].noise is not None:
             average.set_gate_noise(trained.gates[0].noise)
         self.num_examples = average.recompute_statistics(x for x, _ in islice(batches, STATISTICS_BATCHES))
-        average.free_activations()
 
     @staticmethod
     def _replace_infinite(average: Stack, trained: Stack) -> None:

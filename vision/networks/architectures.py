@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.errors import SettingError
+from vision.seeds import seed_torch
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -216,8 +217,7 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
     architecture = architecture_of(structure)
     with torch.random.fork_rng(devices=[]):
         if architecture.draw is None:
-            # torch.manual_seed would also change the random numbers of GPUs.
-            torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
+            seed_torch(int(torch.randint(2**63 - 1, (), generator=generator)), torch.device("cpu"))
         function = architecture.function
         module = call_own_function(f"backbone={structure.backbone}", function, **_accepted(function, structure))
         _check_in_evaluation(module, structure)

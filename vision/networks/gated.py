@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +31,6 @@ class GatedStack(Stack):
         """Set the function that returns the random numbers with which hard gates choose branches in training."""
         for gates in self.gates:
             gates.noise = noise
-
-    def free_activations(self) -> None:
-        for gates in self.gates:
-            gates.free_activations()
 
     def logits_of_parts(self, parts: Iterable[Tensor]) -> Tensor:
         """See `Stack`. Afterwards, `expert_weights` contains the weights for all parts, [M, n, E] for each mixture."""
@@ -75,19 +70,3 @@ class GatedStack(Stack):
         Raises:
             ValueError: if `flat` is True, and an expert has been split with `flat=False` before.
         """
-
-    def routing(self, x: Tensor) -> list[dict[str, Any]]:
-        """Return, for each network, the expert weights in its first mixture and the structure of the gates.
-
-        Each dictionary contains "weights", an array [b, E], and "root" and "splits", which describe the tree of gates:
-        they are the arguments of `gates.expert_paths`.
-
-        Args:
-            x: examples, [1, b, ...].
-        """
-        self.logits_of_many(x)
-        gates = self.gates[0]
-        return [
-            {"weights": weights_bE.cpu().numpy(), "root": gates.root, "splits": splits}
-            for weights_bE, splits in zip(self.expert_weights[0], gates.splits, strict=True)
-        ]

@@ -157,8 +157,9 @@ class Gates:
         Args:
             d_weights_MbE: gradient with respect to the weights that this call of `weights` returned.
         """
+        saved, self._saved = self._saved, ()
         if self.hard:
-            probability_MbK, chosen_MbK, failed_MbE = self._saved
+            probability_MbK, chosen_MbK, failed_MbE = saved
             # Straight-through gradients. Let the choice of a branch be 1 if it was chosen, else 0. The weight of an
             # expert is the product of the choices on its path. So the derivative of the weight with respect to one
             # choice is 1 if all other branches on the path were chosen, else 0. This derivative is used as the
@@ -169,7 +170,7 @@ class Gates:
             d_probability = torch.einsum("mbke,mbe->mbk", reached_MbKE, d_weights_MbE)
             d_log = d_probability.mul_(probability_MbK)
         else:
-            probability_MbK, weights_MbE = self._saved
+            probability_MbK, weights_MbE = saved
             d_log = d_weights_MbE * weights_MbE
             if self.splits[0]:
                 d_log = torch.bmm(d_log, self._on_path_MKE.transpose(1, 2))
@@ -178,10 +179,6 @@ class Gates:
         # branch, and `total` is the sum of d_log over all branches of the node.
         total = self._apply_per_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
-
-    def free_activations(self) -> None:
-        """Free the tensors saved for `backward`."""
-        self._saved = ()
 
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
         """Choose one branch of each node, and return the weights of the experts, [M, b, E]."""

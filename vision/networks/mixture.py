@@ -98,16 +98,13 @@ class MixtureStack(GatedStack):
             self._saved = [*saved, (x,)]
         return self._add_axis(self._layers[-1].forward(self._drop_axis(x)))
 
-    def free_activations(self) -> None:
-        super().free_activations()
-        self._saved = []
-
     def backward(self, d_logits_MbC: Tensor) -> None:
-        head, (x,) = self._layers[-1], self._saved[-1]
+        saved, self._saved = self._saved, []
+        head, (x,) = self._layers[-1], saved[-1]
         head.backward(self._drop_axis(x), self._drop_axis(d_logits_MbC))
         dx = self._add_axis(head.input_gradient(self._drop_axis(d_logits_MbC)))
         for number in range(len(self.gates) - 1, -1, -1):
-            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], self._saved[number]
+            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], saved[number]
             d_out_MbEh = dx[:, :, None]
             if gates.num_branches:
                 d_out_MbEh = weights_MbE[..., None] * d_out_MbEh

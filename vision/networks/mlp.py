@@ -58,13 +58,11 @@ class MLPStack(Stack):
         y = self._layers[-1].forward(x)
         return y[None] if self._is_single else y
 
-    def free_activations(self) -> None:
-        self._saved = []
-
     def backward(self, d_logits_MbC: Tensor) -> None:
+        saved, self._saved = self._saved, []
         dy = d_logits_MbC[0] if self._is_single else d_logits_MbC
         for number in range(len(self._layers) - 1, -1, -1):
-            layer, x = self._layers[number], self._saved[number]
+            layer, x = self._layers[number], saved[number]
             layer.backward(x, dy)
             if number:
                 dy = relu_backward(layer.input_gradient(dy), x)

@@ -43,7 +43,7 @@ class MixtureLayerModule(nn.Module):
     ):
         super().__init__()
         self.root, self.splits, self.hard, self.num_features = root, list(splits), hard, num_features
-        self.num_nodes, self.num_branches = bool(root) + len(splits), root + 2 * len(splits)
+        self.num_branches = root + 2 * len(splits)
         self.experts, self.features = nn.ModuleList(experts), features
         self.activation = activation or nn.Identity()
         self.gate = nn.Linear(num_features, self.num_branches) if self.num_branches else None

@@ -97,7 +97,7 @@ class Stack(ABC):
 
     @abstractmethod
     def backward(self, d_logits_MbC: Tensor) -> None:
-        """Compute the gradients of the parameters and write them to `gradient`.
+        """Compute the gradients of the parameters and write them to `gradient`. The saved activations are freed.
 
         Args:
             d_logits_MbC: gradient with respect to the logits that the last call with `training=True` returned.
@@ -113,9 +113,6 @@ class Stack(ABC):
             unit: number of networks that are trained as one model, which is called a unit.
         """
         self.backward(loss(self.logits(x, training=True), one_hot_UbC))
-
-    def free_activations(self) -> None:  # noqa: B027 (autograd frees its activations itself)
-        """Free the activations saved for `backward`, because the stack stays in memory for a long time."""
 
     @abstractmethod
     def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
