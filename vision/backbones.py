@@ -34,7 +34,6 @@ class Backbone:
             num_experts: number of experts in each mixture.
             hard: if True, a gate chooses one of its branches for each example. If False, it weighs all its branches.
             generators: random generators for the initial parameters, one for each network.
-            device: device on which the networks are placed.
         """
         if isinstance(self.structure, Structure):
             return GatedModuleStack.of_experts(self.structure, num_experts, hard, generators, device)

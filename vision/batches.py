@@ -49,10 +49,6 @@ class Memory:
     dataset, which may be a file, and are copied to the device batch by batch (see `LargeRows`).
 
     Args:
-        inputs: converts images to their storage format and to network inputs.
-        num_classes: number of classes, C.
-        num_seeds: number of seeds, S.
-        device: device on which the examples are stored.
         large_bytes: see above. By default LARGE_BYTES.
     """
 
@@ -69,8 +65,7 @@ class Memory:
         validation examples of earlier mega-batches are included.
 
         Args:
-            new: the mega-batches that have arrived since the previous stage.
-            past: all earlier mega-batches.
+            new: the mega-batches that have arrived since the previous stage. `past` are all earlier ones.
             replay: the setting `replay` (see `StreamSettings.replay`).
         """
         wanted = [*past, *new] if replay else new
@@ -143,7 +138,6 @@ class Batches:
     """The batches of a stage, sampled anew for every epoch.
 
     Args:
-        data: data of the stage.
         generators: one random generator for each order. The generators of the first seed come first, then those of the
             second seed, and so on.
         batch_size: number of examples per batch. The last batch of an epoch may be smaller. A last batch of one example
@@ -187,8 +181,7 @@ class Batches:
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of one epoch: the examples as inputs, [R, b, ...], and one-hot vectors, [R, b, C].
 
-        Args:
-            augmented: if True, images are cropped and flipped at random.
+        If `augmented` is True, images are cropped and flipped at random.
         """
         rows, num_orders = self._data.training, len(self._generators)
         # The device of `y` is that on which rows are looked up: the main processor if the examples stay in the dataset.

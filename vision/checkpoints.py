@@ -37,8 +37,6 @@ def read_checkpoint(path: Path, device: torch.device, backbone: str | None = Non
     The file may come from somebody else, so a function that it names is not imported, unless the caller names it too.
 
     Args:
-        path: the file.
-        device: device on which the networks are placed.
         backbone: the setting `backbone` of the run, which the file must have. By default, the file may have any network
             that is registered in this process.
 

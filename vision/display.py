@@ -32,7 +32,6 @@ class RunDisplay(Watcher):
 
     Args:
         title: text at the start of the progress line, for example the learner and its width.
-        num_mega_batches: number of mega-batches that arrive.
         epochs: number of epochs of each stage that is planned, for the estimate of the remaining time.
         is_exact: whether the run will have exactly these stages. With wait=auto, they are an estimate.
         console: console to print on; by default standard error.

@@ -30,9 +30,6 @@ class ErrorRateEvaluator:
     """Computes the scores of a learner on the test set, for all seeds. For learners with gates, it writes routing.npz.
 
     Args:
-        dataset: the dataset that contains the test set.
-        inputs: converts images to network inputs.
-        device: device on which the test set is stored.
         runs: the run folder of each seed. The routing.npz of a stage is written to it.
         last_arrival: arrival of the last stage of the complete run. A routing.npz is written after this stage, even if
             the number of experts is the same as in the file before.

@@ -25,11 +25,7 @@ EXAMPLES_PER_BLOCK = 2000
 class HeldOutEvaluator:
     """Scores learners on the validation data of each mega-batch that arrives in the run.
 
-    Args:
-        streams: for each seed, the mega-batches in order of arrival.
-        num_classes: number of classes, C.
-        inputs: converts images to network inputs.
-        device: device on which the validation data are stored.
+    `streams` has, for each seed, the mega-batches in order of arrival.
     """
 
     def __init__(self, streams: Sequence[Sequence[Arrival]], num_classes: int, inputs: Inputs, device: torch.device):
@@ -89,10 +85,7 @@ class HeldOutEvaluator:
 def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> list[list[float | None]]:
     """Return the error rate on the examples of each class, for each seed; None for a class without examples.
 
-    Args:
-        outputs: outputs of a predictor for n examples.
-        y_Sn: true classes of the examples, [S, n], or [1, n] if they are the same for all seeds.
-        num_classes: number of classes, C.
+    The true classes are [S, n], or [1, n] if they are the same for all seeds.
     """
     is_wrong_Sn = outputs.predicted_classes() != y_Sn
     rates: list[list[float | None]] = []
@@ -104,14 +97,10 @@ def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> li
 
 
 class CachedOutputs:
-    """Computes the outputs of learners for fixed examples, summed over the networks of each seed.
+    """Computes the outputs of learners for the examples from `first` to `end` of a table, summed over networks.
 
-    The outputs of stacks that will not change any more are computed once.
-
-    Args:
-        rows: a table that contains the examples. It has the examples of S seeds, or examples that all seeds share.
-        first: index of the first example.
-        end: index after the last example, as in a Python slice. By default, the number of examples in the table.
+    The outputs of stacks that will not change any more are computed once. The table has the examples of S seeds, or
+    examples that all seeds share.
     """
 
     def __init__(self, rows: Rows, first: int = 0, end: int | None = None):

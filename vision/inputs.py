@@ -131,7 +131,6 @@ class Transformed(Inputs):
 
     Args:
         inputs: the other conversion, which turns the augmented pixels into network inputs.
-        image_shape: shape of an image, (channels, height, width).
         transform: function from an image, uint8 or float32 [channels, height, width] on the device, to an image of the
             same shape. If it returns floats for an image of bytes, 1.0 is the pixel value 255, as in
             torchvision.transforms.v2.ToDtype(torch.float32, scale=True). The result is normalised afterwards.

@@ -57,7 +57,6 @@ class SGD(Optimizer):
 
     Args:
         parameters: all parameters as one flat tensor, which `step` changes in place.
-        lr: learning rate.
         momentum: momentum factor; 0 turns momentum off.
         weight_decay: this factor times the parameters is added to the gradient.
         nesterov: if True, use Nesterov momentum.
@@ -87,9 +86,6 @@ class TorchOptimizer(Optimizer):
 
     Args:
         parameters: all parameters as one flat tensor, which `step` changes in place.
-        kind: the optimizer's class.
-        lr: learning rate.
-        weight_decay: weight decay.
     """
 
     def __init__(self, parameters: Tensor, kind: type[torch.optim.Adam], lr: float, weight_decay: float):

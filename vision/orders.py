@@ -25,12 +25,6 @@ def positions_of_mega_batches(dataset: Dataset, num_mega_batches: int, seed: int
     Sizes that are called equal differ by at most one example. Examples with equal classes or values are in random order
     before they are cut. The sizes do not depend on the seed, so several seeds can be trained together.
 
-    Args:
-        dataset: the dataset.
-        num_mega_batches: number of mega-batches, B.
-        seed: random seed.
-        order: the setting `order`, one of the above.
-
     Raises:
         SettingError: if the dataset does not have the column, or if its number of mega-batch folders is not B.
     """

@@ -101,7 +101,6 @@ def load_predictor(
 
     Args:
         folder: the run folder of one seed.
-        device: device on which the networks are placed.
         stage: index of a finished stage, from 1. The run needs the setting `keep_stages`. By default the last stage.
         backbone: the setting `backbone` of the run, or the function itself. It is needed only for a function of yours.
 

@@ -81,8 +81,7 @@ class Rows:
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples in some rows as they are stored, [b, ...], and their classes as one-hot vectors, [b, C].
 
-        Args:
-            rows: numbers of the rows, int64 [b], on the device of `y`.
+        `rows` are the numbers of the rows, int64 [b], on the device of `y`.
         """
         return self.x.index_select(0, rows), self.one_hot.index_select(0, rows)
 
@@ -151,9 +150,6 @@ def large_rows(
 
     Args:
         of_seeds: for each seed, the examples in one or more pieces. Each seed has the same number of examples.
-        num_classes: number of classes, C.
-        inputs: converts images to their storage format and to network inputs.
-        device: device on which network inputs are computed.
         large_bytes: the examples are few if they need at most so many bytes when they are stored, or if they are not
             selections of one dataset.
     """

@@ -61,12 +61,8 @@ def partition(
     array_split. numpy guarantees that RandomState returns the same numbers in all releases.
 
     Args:
-        dataset: the dataset.
-        num_mega_batches: number of mega-batches, B.
         validation_share: fraction of each mega-batch that becomes validation data. The number of validation examples
             is rounded down, but is at least one.
-        seed: random seed for shuffling.
-        order: the setting `order`.
 
     Raises:
         SettingError: if a mega-batch would contain fewer than two examples, or if the dataset does not have what
@@ -110,9 +106,7 @@ def what_was_read(dataset: Dataset, arrivals: Sequence[Arrival], order: str) -> 
     """Return what a run reads, for inputs.json: numbers of images by class and by mega-batch, order, ignored files.
 
     Args:
-        dataset: the dataset.
         arrivals: the mega-batches of one seed. Those of other seeds have the same sizes.
-        order: the setting `order`.
     """
     names = [str(one) for one in (range(dataset.num_classes) if dataset.class_names is None else dataset.class_names)]
     files = dataset.files or ImageFiles()

@@ -29,20 +29,13 @@ class Watcher:
         """Called before stage `index` is trained, at an arrival, for a number of epochs."""
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
-        """Called after each epoch.
-
-        Args:
-            epoch: number of the epoch in the stage, counted from 1.
-            error: function that returns the current validation error rate of each unit, [U].
-        """
+        """Called after each epoch, from 1. `error` returns the current validation error rate of each unit, [U]."""
 
 
 class OwnLoss:
     """The training loss if each network is trained separately, so that each network is a unit (U = R = M).
 
     Args:
-        num_seeds: number of seeds, S.
-        networks_per_seed: number of networks per seed, N.
         label_smoothing: share of the probability of each label that is spread evenly over all classes.
     """
 
@@ -63,9 +56,7 @@ class OwnLoss:
 
         The loss of a unit is its cross entropy, averaged over the examples of the batch.
 
-        Args:
-            logits_MbC: logits of all networks for one batch.
-            one_hot_RbC: classes of the examples of each order, as one-hot vectors.
+        `one_hot_RbC` are the classes of the examples of each order, as one-hot vectors.
         """
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), smoothed(one_hot_RbC, self.label_smoothing))
 
@@ -84,8 +75,6 @@ class JointLoss(OwnLoss):
     The logits of a unit are the mean of its networks' logits (in the paper) or their sum (in the authors' code).
 
     Args:
-        num_seeds: number of seeds, S.
-        networks_per_seed: number of networks per seed, N.
         mean: if True, the networks' logits are averaged. If False, they are summed.
         label_smoothing: share of the probability of each label that is spread evenly over all classes.
     """
@@ -146,11 +135,8 @@ def train_stage(
     stage are restored.
 
     Args:
-        stack: M networks.
-        batches: training data.
         validation: validation data, used to select the best epoch.
         loss: the training loss. It also defines the units.
-        optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
         select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy". With "last",
             the last epoch counts as the best, and only this epoch is validated.
@@ -251,11 +237,9 @@ class _BestEpoch:
 
 
 def smoothed(one_hot: Tensor, label_smoothing: float) -> Tensor:
-    """Return labels as class probabilities with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
+    """Return one-hot vectors [..., C] with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
 
-    Args:
-        one_hot: labels as one-hot vectors, [..., C].
-        label_smoothing: share of the probability that is spread evenly over all classes. With 0, `one_hot` is returned.
+    `label_smoothing` is the share of the probability that is spread evenly over all classes.
     """
     if not label_smoothing:
         return one_hot

@@ -78,13 +78,7 @@ class MemberOutputs:
 
 
 def sum_members(logits_MbC: Tensor, num_seeds: int, combine: Combine) -> MemberOutputs:
-    """Return the outputs of M members, summed over the N members of each seed.
-
-    Args:
-        logits_MbC: logits of all members. The members of the first seed come first.
-        num_seeds: number of seeds, S.
-        combine: how the members predict together (see `MemberOutputs.combine`).
-    """
+    """Return the outputs of members with the given logits, summed over the N members of each seed."""
     logits_SNbC = logits_MbC.unflatten(0, (num_seeds, -1))
     num_members = logits_SNbC.shape[1]
     if combine == "logit":

@@ -45,7 +45,6 @@ def dataset_from_arrays(
     """Return a dataset of images and labels in arrays (or tensors). Its normalisation is measured on the images.
 
     Args:
-        name: name of the dataset.
         x_train: training images, uint8 or float: [n, height, width] for grey, [n, height, width, channels] or
             [n, channels, height, width].
         y_train: class of each training image, integers from 0 without gaps, [n].

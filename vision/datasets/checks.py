@@ -71,7 +71,6 @@ def check_held_out(labels: np.ndarray | Sequence[Any], training: np.ndarray, whe
     Args:
         labels: class of each example, a number or a name.
         training: positions of the training examples.
-        where: the origin of the dataset, for messages.
         parts: how the user can give both parts, for messages.
     """
     classes, counts = np.unique(labels, return_counts=True)

@@ -39,7 +39,6 @@ class Selection:
     learner that gets the selection of a mega-batch cannot read mega-batches that have not arrived.
 
     Args:
-        source: all examples.
         positions: positions of the selected examples in `source`, int64 [n].
     """
 
@@ -102,11 +101,7 @@ class Pixels:
             raise SettingError(f"mean={self.mean} and deviation={self.deviation} must have the same number of channels")
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return images as normalised floats of the same shape.
-
-        Args:
-            images: pixels, uint8 or float32 [..., channels * height * width].
-        """
+        """Return images, uint8 or float32 [..., channels * height * width], as normalised floats of the same shape."""
         x = images.to(torch.float32, copy=True).div_(self.largest)
         means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
         # Normalise channel by channel and in place, so that no second tensor of the size of x is allocated.
@@ -213,7 +208,6 @@ def resized(images: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
     Args:
         images: pixels, uint8 or float32 [n, channels * height * width].
         shape: shape of an image, (channels, height, width).
-        size: new height and width.
     """
     height, width, top, left = scaled(shape[1], shape[2], size)
     found = []

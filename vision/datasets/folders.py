@@ -53,8 +53,6 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
     line is file,NAME,... and the files are paths below the folder.
 
     Args:
-        root: the folder.
-        name: name of the dataset.
         data_root: the data folder. Decoded images are stored in its subfolder image_cache.
         image_size: height and width to which images are resized (see `resized_dataset`); None if all have one size.
         order: the setting `order`. Only order=folders and order=column:NAME make a difference here.

@@ -37,11 +37,9 @@ def decoded_images(
     this at the same time: each writes a file of its own, and renames it when it is complete.
 
     Args:
-        paths: the image files.
         root: folder that contains the files.
         cache: folder for the decoded images.
         image_size: height and width to which images are resized. If None, all images must have the same size.
-        where: the dataset, for error messages.
 
     Raises:
         SettingError: if a file cannot be read as an image, or if `image_size` is None and images have different

@@ -66,9 +66,7 @@ def download(name: str, kind: str, data_root: Path, folder: str, **arguments: An
     """Download and unpack the files of a dataset with torchvision.
 
     Args:
-        name: name of the dataset.
         kind: name of the dataset's class in torchvision.datasets.
-        data_root: the data folder.
         folder: the dataset's folder in `data_root`. The error message names it.
         **arguments: further arguments of the class.
 

@@ -31,7 +31,6 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
 
     Args:
         name: hf:NAME, where NAME is the name of the dataset on the hub, or the path of a folder with its files.
-        data_root: the data folder.
         image_size: as for `arrays_of`.
 
     Raises:
@@ -105,7 +104,6 @@ def read_torchvision(name: str, data_root: Path, image_size: int | None) -> Data
 
     Args:
         name: name of the class in torchvision.datasets, for example "FashionMNIST".
-        data_root: the data folder.
         image_size: as for `arrays_of`.
 
     Raises:
@@ -168,7 +166,6 @@ def arrays_of(
     Args:
         examples: object with a length, whose elements are examples. It need not be iterable.
         image_size: height and width to which images are resized; None if all have one size.
-        where: the dataset, for error messages.
         read: function from an element to the image, as a PIL image, and its class. By default, the element is a tuple
             of both.
 

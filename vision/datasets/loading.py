@@ -27,7 +27,6 @@ def register_dataset(
     The decorated function is load(data_root: Path) -> Dataset. It may use `dataset_from_arrays`.
 
     Args:
-        name: name of the dataset.
         mega_batches: default number of mega-batches. If None, the user must give `mega_batches=`.
         backbone: default network, a value of `backbone=`. If None, the user must give `backbone=`.
 

@@ -119,11 +119,7 @@ class Chain:
         return [layer.width for layer in self.layers]
 
     def num_params(self, widths: Sequence[int] | None = None) -> int:
-        """Return the number of parameters that this network would have if its layers had the given widths.
-
-        Args:
-            widths: number of units of each layer. By default, the widths of this network.
-        """
+        """Return the number of parameters of this network, or of one whose layers have the given numbers of units."""
         first = self.layers[0].weight
         num_in, kernel_size, total = first.shape[1], first[0, 0].numel(), 0
         for layer, width in zip(self.layers, widths or self.widths, strict=True):
@@ -132,11 +128,7 @@ class Chain:
         return total + (num_in + 1) * len(self.head_bias)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits in evaluation mode, [b, classes].
-
-        Args:
-            x: examples, [b, inputs] or [b, channels, s, s].
-        """
+        """Return the logits in evaluation mode, [b, classes], for x, [b, inputs] or [b, channels, s, s]."""
         for layer in self.layers:
             x = layer.pool(layer.activate(layer.add_bias(layer.product(x, layer.weight)), layer.norm))
         return F.linear(head_input(x), self.head_weight, self.head_bias)
@@ -220,7 +212,6 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
     """Return a stack of one network with copies of the tensors of the chain.
 
     Args:
-        chain: the network.
         like: a stack. The new stack has the same kind, the same number of inputs and the same device.
     """
     device = like.parameters.device

@@ -55,7 +55,6 @@ class WidthCandidates:
     """A network with all candidates for growth in width: the split of every unit, and K new units in every layer.
 
     Args:
-        chain: the network.
         num_candidates: number of new units per layer, K.
         draw_uniform: function that returns uniform random numbers in [0, 1).
         draw_normal: function that returns standard normal random numbers.
@@ -111,11 +110,9 @@ class WidthCandidates:
         ]
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the logits of the network with all candidates, [b, classes].
+        """Return the logits of the network with all candidates, [b, classes], for examples x.
 
-        Args:
-            x: examples, [b, inputs] or [b, channels, s, s].
-            gates: the gates from `gates()`, in the second ranking pass. None in the first pass.
+        In the second ranking pass, `gates` are those from `gates()`.
         """
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):

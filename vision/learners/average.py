@@ -28,8 +28,6 @@ class AveragedPredictor:
     Args:
         weights: the weights of the average.
         out: folder that contains the folders of the stages.
-        backbone: name of the network in the settings of the run.
-        device: device on which the networks are placed.
         prepared: function that is called with each new stack, and returns it.
     """
 

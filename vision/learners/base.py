@@ -49,10 +49,8 @@ class VisionLearner:
     The base class itself behaves as the learner SM: it has one network per seed, and every stage continues to train it.
 
     Args:
-        settings: settings of the run.
         backbone: creates the learner's networks.
         memory: stores the mega-batches as tensors.
-        device: device on which the networks are placed.
         watcher: object whose methods are called during the training, for example to show the progress.
     """
 

@@ -43,11 +43,7 @@ class State(TypedDict):
 
 
 class StackFile:
-    """The file that contains the networks of a stack in their current state.
-
-    Args:
-        backbone: name of the network in the settings of the run.
-    """
+    """The file that contains the networks of a stack in their current state."""
 
     def __init__(self, backbone: str) -> None:
         self._backbone = backbone

@@ -166,7 +166,6 @@ def once_per_structure(
 
     Args:
         known: the values that were computed before. A new value is added.
-        structure: what the network consists of.
         compute: computes the value.
         kind: what else the value depends on.
     """

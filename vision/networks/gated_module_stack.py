@@ -38,7 +38,6 @@ class GatedModuleStack(ModuleStack, GatedStack):
     Args:
         modules: the networks, instances of `MixtureModule`. The stack takes them over.
         structure: what the networks consist of, with `mixture`.
-        device: device on which the networks are stored.
     """
 
     kind = "gated_module"
@@ -67,8 +66,6 @@ class GatedModuleStack(ModuleStack, GatedStack):
             num_experts: number of experts in each mixture. If it is larger than 1, the root of the gates has one
                 branch per expert.
             hard: if True, the gates are hard, see `Gates`.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
 
         Raises:
             SettingError: if the network is not a torch.nn.Sequential of at least three blocks.

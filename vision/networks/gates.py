@@ -70,7 +70,6 @@ class Gates:
             separately. If instead the gates chose the expert with the largest weight, a split could change the output
             of the network: it divides the weight of one expert between two, so another expert could then have the
             largest weight.
-        device: device on which the gates are computed.
     """
 
     def __init__(self, root: int, splits: Sequence[Sequence[int]], hard: bool, device: torch.device):
@@ -152,10 +151,7 @@ class Gates:
     def backward(self, d_weights_MbE: Tensor) -> Tensor:
         """Return the gradient with respect to the logits of all branches, [M, b, K].
 
-        The logits are the argument of the last call of `weights` with `training=True`.
-
-        Args:
-            d_weights_MbE: gradient with respect to the weights that this call of `weights` returned.
+        `d_weights_MbE` is the gradient with respect to what the last call of `weights` with `training=True` returned.
         """
         saved, self._saved = self._saved, ()
         if self.hard:

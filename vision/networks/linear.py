@@ -10,16 +10,10 @@ from vision.networks.parameters import Parameters
 
 
 class LinearLayers:
-    """One linear layer, x W^T + bias, in each of M networks.
+    """One linear layer, x W^T + bias, in each of M networks. `backward` writes gradients to d_weight_Moi and d_bias_Mo.
 
     The constructor creates all views of the tensors once, because for small layers creating a view takes as long as
     computing with the view.
-
-    Args:
-        weight_Moi: weights of the layer in each network.
-        bias_Mo: biases of the layer in each network.
-        d_weight_Moi: `backward` writes the gradient of the weights here.
-        d_bias_Mo: `backward` writes the gradient of the biases here.
     """
 
     def __init__(self, weight_Moi: Tensor, bias_Mo: Tensor, d_weight_Moi: Tensor, d_bias_Mo: Tensor):
@@ -36,8 +30,7 @@ class LinearLayers:
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [M, b, o], or [b, o] for a single network.
 
-        Args:
-            x: inputs, [M, b, i], or [G, b, i] if the networks of a group read the same; [b, i] for a single network.
+        The inputs are [M, b, i], or [G, b, i] if the networks of a group read the same; [b, i] for a single network.
         """
         num_networks = self._num_networks
         if num_networks == 1:
@@ -55,12 +48,7 @@ class LinearLayers:
         return by_network.reshape(num_networks, x.shape[1], self._num_outputs)
 
     def backward(self, x: Tensor, dy: Tensor) -> None:
-        """Write the gradients of the weights and the biases to the tensors that the constructor received.
-
-        Args:
-            x: the input of `forward`.
-            dy: gradient with respect to the output of `forward`.
-        """
+        """Write the gradients of weights and biases, from the input of `forward` and the gradient of its output."""
         num_networks = self._num_networks
         if num_networks == 1:
             dy_ob = dy.t()

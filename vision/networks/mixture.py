@@ -59,8 +59,6 @@ class MixtureStack(GatedStack):
             num_experts: number of experts in each hidden layer. If it is larger than 1, the root of the gates has
                 one branch per expert.
             hard: if True, the gates are hard, see `Gates`.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
         """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]

@@ -31,7 +31,6 @@ class SideStreams:
     """Lets a GPU compute independent parts of a step at the same time. On a CPU, it changes nothing.
 
     Args:
-        device: the device that computes.
         num_parts: number of parts. A single part is computed in the current stream.
     """
 
@@ -78,8 +77,6 @@ class ModuleStack(Stack):
 
     Args:
         modules: the networks. The stack takes them over: it replaces their tensors by views of its own tensors.
-        structure: what the networks consist of.
-        device: device on which the networks are stored.
     """
 
     kind = "module"

@@ -19,11 +19,8 @@ class MixtureLayerModule(nn.Module):
     """A mixture of experts: the weighted sum of the outputs of experts. A tree of gates computes the weights.
 
     Args:
-        experts: the experts.
         features: module that maps the input [b, ...] to the features that the gates read, [b, num_features].
-        num_features: number of features that the gates read.
-        root: number of branches of the root, see `gates.expert_paths`.
-        splits: the experts that were split, in order, see `gates.expert_paths`.
+        root, splits: the tree of gates, see `gates.expert_paths`.
         hard: if True, each node gives the weight 1 to one of its branches and 0 to its other branches.
         activation: module that is applied to the output of each expert before the sum, for example ReLU. None if there
             is no activation.
@@ -99,12 +96,7 @@ class MixtureLayerModule(nn.Module):
 
 
 class MixtureModule(nn.Module):
-    """A network with mixtures. It maps a batch of examples to logits [b, C].
-
-    Args:
-        layers: all layers except the last, in order. The mixtures are instances of `MixtureLayerModule`.
-        head: the last layer, which is not a mixture.
-    """
+    """A network with mixtures: layers, some of which are instances of `MixtureLayerModule`, and a head."""
 
     def __init__(self, layers: Sequence[nn.Module], head: nn.Module):
         super().__init__()
@@ -116,12 +108,9 @@ class MixtureModule(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, MixtureLayerModule)]
 
     def forward(self, x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the logits, [b, C].
+        """Return the logits, [b, C], for examples [b, ...].
 
-        Args:
-            x: examples, [b, ...].
-            uniforms: random numbers with which hard gates choose branches in training, one tensor [b, n] per mixture
-                (see `uniform_bn` of `MixtureLayerModule.weights`). If None, each node chooses its most likely branch.
+        `uniforms` has, for each mixture, the argument `uniform_bn` of `MixtureLayerModule.weights`.
         """
         uniform_bn = iter(uniforms or [])
         for layer in self.layers:

@@ -18,8 +18,6 @@ class Parameters:
 
     Args:
         shapes: name -> shape of this tensor in one network.
-        num_networks: number of networks, M.
-        device: device on which the tensors are stored.
         dtype: dtype of the tensors. None means torch's default dtype.
         alignment: the values of each network in each tensor begin at a multiple of this number of values. The gaps
             contain zeros. With more than 1, the tensors of the networks do not follow each other without gaps.

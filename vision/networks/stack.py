@@ -64,10 +64,9 @@ class Stack(ABC):
         return (self.parameters.shapes["weight_1"][1],)
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C]. Many examples are computed in several forward passes.
+        """Return the logits of any number of examples, [M, n, C], in several forward passes if they are many.
 
-        Args:
-            x: examples, [M, n, ...], or [G, n, ...] if the networks of a group read the same examples.
+        The examples are [M, n, ...], or [G, n, ...] if the networks of a group read the same.
         """
         return self.logits_of_parts([x] if x.shape[1] <= self.examples_at_once else x.split(self.examples_at_once, 1))
 
@@ -99,8 +98,7 @@ class Stack(ABC):
     def backward(self, d_logits_MbC: Tensor) -> None:
         """Compute the gradients of the parameters and write them to `gradient`. The saved activations are freed.
 
-        Args:
-            d_logits_MbC: gradient with respect to the logits that the last call with `training=True` returned.
+        `d_logits_MbC` is the gradient with respect to the logits that the last call with `training=True` returned.
         """
 
     def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:

@@ -68,11 +68,7 @@ class ConvBlock(nn.Sequential):
             self.add_module("pool", nn.MaxPool2d(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output, [b, D, s/2, s/2].
-
-        Args:
-            x: images or activations, [b, C, s, s].
-        """
+        """Return the output, [b, D, s/2, s/2], for images or activations, [b, C, s, s]."""
         if self.is_pooled and not self.only_torch and (self.training or not torch.is_grad_enabled()):
             x_bssC, (norms, parameters) = x.permute(0, 2, 3, 1), self._norms_and_parameters()
             if narrow.can_compute(x_bssC, parameters):
@@ -104,7 +100,6 @@ def vgg(image_shape: ImageShape, num_classes: int, width: int) -> nn.Sequential:
 
     Args:
         image_shape: channels, height and width of an image. Height and width must be at least 32.
-        num_classes: number of classes.
         width: number of output channels of each convolution, c.
 
     Raises:
@@ -124,8 +119,6 @@ def conv_network(image_shape: ImageShape, num_classes: int, layers: Sequence[tup
     """Return a sequence of convolutions with batch normalisation and ReLU, and a linear head.
 
     Args:
-        image_shape: channels, height and width of an image.
-        num_classes: number of classes.
         layers: for each convolution, the number of its output channels, and whether 2 x 2 max pooling follows it. Each
             pooling ends a block.
     """
