@@ -128,7 +128,7 @@ def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) ->
         num_channels: number of channels.
         at_most: number of images to draw.
     """
-    # RandomState(0) would draw the first mega-batches of seed=0, because `vision.orders` shuffles with it. This
+    # RandomState(0) would draw the first mega-batches of seed=0, because `vision.stream` shuffles with it. This
     # seed, a list of six numbers, is used for nothing else.
     drawn = np.sort(np.random.RandomState(list(b"pixels")).permutation(len(images))[:at_most])
     largest = 1.0 if images.is_floating_point() else 255.0
