@@ -4,7 +4,7 @@ Shapes: S seeds, T mega-batches, n examples of all mega-batches, C classes.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -35,8 +35,12 @@ class HeldOutEvaluator:
         self._ends = [0, *accumulate(len(piece) for piece in pieces[0])]
         """The examples of mega-batch t are those from ends[t - 1] to ends[t]."""
         self._all = CachedOutputs(self._rows)
-        self._blocks: dict[int, tuple[int, CachedOutputs]] = {}
-        """For each block of `_unchanging`, the number of its first example, and the outputs for its examples."""
+        self._blocks: list[tuple[int, CachedOutputs]] = []
+        """For each mega-batch, the first example of the block that contains it, and the outputs for the block."""
+        for _, block in groupby(range(len(pieces[0])), lambda number: self._ends[number] // EXAMPLES_PER_BLOCK):
+            numbers = list(block)
+            first, end = self._ends[numbers[0]], self._ends[numbers[-1] + 1]
+            self._blocks += [(first, CachedOutputs(self._rows, first, end))] * len(numbers)
 
     def prequential(self, learner: VisionLearner, mega_batch: MegaBatch) -> list[Prequential]:
         """Return the scores of the learner's predictor on the validation data of a mega-batch, for each seed."""
@@ -70,14 +74,8 @@ class HeldOutEvaluator:
         """Return the outputs for mega-batch t of the stacks that will not change any more."""
         if all(name is None for name, _ in learner.members):
             return MemberOutputs.empty()
-        start, end = self._ends[t - 1 : t + 1]
-        number = start // EXAMPLES_PER_BLOCK
-        if number not in self._blocks:
-            firsts = [first for first in self._ends[:-1] if first // EXAMPLES_PER_BLOCK == number]
-            last = self._ends[self._ends.index(firsts[-1]) + 1]
-            self._blocks[number] = (firsts[0], CachedOutputs(self._rows, firsts[0], last))
-        first, outputs = self._blocks[number]
-        known, part = outputs.of_unchanging(learner), slice(start - first, end - first)
+        first, outputs = self._blocks[t - 1]
+        known, part = outputs.of_unchanging(learner), slice(self._ends[t - 1] - first, self._ends[t] - first)
         votes = None if known.votes_SbC is None else known.votes_SbC[:, part]
         return MemberOutputs(known.combine, known.summed_SbC[:, part], votes, known.num_members)
 
