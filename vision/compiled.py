@@ -6,7 +6,7 @@ Environment variables:
     XDG_CACHE_HOME      store the cache in $XDG_CACHE_HOME/alma instead of ~/.cache/alma
 
 The file name of a cached library contains two digests. The first is the digest of everything that the library depends
-on (source and headers, compiler, flags, processor). So machines of different kinds can share one home folder. The
+on (source, compiler, flags, processor). So machines of different kinds can share one home folder. The
 second is the digest of the library file itself. So a damaged file is detected, and the library is compiled again. A
 file that another user could have written is not loaded. If the library cannot be cached, it is compiled for the current
 process only.
@@ -50,7 +50,7 @@ def load(source: Path, real: str) -> ctypes.CDLL:
     """Return the compiled library of a C file. It is loaded from the cache, or compiled if it is not in the cache.
 
     Args:
-        source: the C file. It may include header files (.h) from its folder.
+        source: the C file.
         real: number type of the C code, the value of the macro REAL: "float" or "double".
 
     Raises:
@@ -63,8 +63,7 @@ def load(source: Path, real: str) -> ctypes.CDLL:
         raise CompileError(f"CC={os.environ['CC']} is not a valid command ({error})") from error
     command = [*compiler, *_flags(), f"-DREAL={real}", "-shared", "-fPIC"]
     version = _run([command[0], "--version"])
-    sources = [source, *sorted(source.parent.glob("*.h"))]
-    about = [*(path.read_text() for path in sources), version, *command, platform.machine(), _processor()]
+    about = [source.read_text(), version, *command, platform.machine(), _processor()]
     name, folder = f"{source.stem}-{real}-{_digest(chr(0).join(about).encode())}", None
     with suppress(OSError):
         folder = _cache_folder()
