@@ -90,8 +90,10 @@ class ImageFormat:
                 f"training"
             )
         content = read_json(path, _Inputs, advice="run the training command again, which writes the file")
-        of_pixels = (content["largest"], content["mean"], content["deviation"])
-        pixels = Pixels(*(tuple(value) if isinstance(value, list) else value for value in of_pixels))
+        mean, deviation = (
+            tuple(one) if isinstance(one, list) else one for one in (content["mean"], content["deviation"])
+        )
+        pixels = Pixels(content["largest"], mean, deviation)
         channels, height, width = content["image_shape"]
         shape, is_bytes, names = (channels, height, width), content["dtype"] == "uint8", content["class_names"]
         return cls(shape, is_bytes, pixels, names, content["image_size"], content["decoded"])

@@ -140,7 +140,7 @@ def rows_of_seeds(
         return large
     x, y = stored(of_seeds, inputs, device)
     one_hot = torch.nn.functional.one_hot(y, num_classes).float()
-    return Rows(x.flatten(0, 1), y.flatten(), one_hot.flatten(0, 1), *y.shape, inputs)
+    return Rows(x.flatten(0, 1), y.flatten(), one_hot.flatten(0, 1), len(y), y.shape[1], inputs)
 
 
 def large_rows(

@@ -40,8 +40,8 @@ def digits() -> Dataset:
 
 def mnist(data_root: Path) -> Dataset:
     """Return MNIST."""
-    parts = _read_files("mnist", "MNIST", data_root, ("train", "t10k"), range(10))
-    return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), *parts)
+    training, test = _read_files("mnist", "MNIST", data_root, ("train", "t10k"), range(10))
+    return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), training, test)
 
 
 def _emnist(split: str, num_classes: int, data_root: Path) -> Dataset:
@@ -49,9 +49,9 @@ def _emnist(split: str, num_classes: int, data_root: Path) -> Dataset:
     first = 1 if split == "letters" else 0  # in the files of the split "letters", the labels start at 1
     prefixes = (f"emnist-{split}-train", f"emnist-{split}-test")
     parts = _read_files("emnist", "EMNIST", data_root, prefixes, range(first, first + num_classes), split=split)
-    parts = [Examples(part.images, part.labels - first) for part in parts]
+    training, test = (Examples(part.images, part.labels - first) for part in parts)
     name = "emnist" if split == "balanced" else f"emnist_{split}"
-    return Dataset(name, (1, 28, 28), num_classes, Pixels(255.0, 0.1736, 0.3317), *parts)
+    return Dataset(name, (1, 28, 28), num_classes, Pixels(255.0, 0.1736, 0.3317), training, test)
 
 
 emnist = partial(_emnist, "balanced", 47)

@@ -156,7 +156,8 @@ def chain_from_stack(stack: Stack) -> Chain:
 
 def _chain_from_module(module: nn.Module, where: str) -> Chain:
     layers: list[Layer] = []
-    last, weight, norm = None, torch.empty(0), None
+    last: type[nn.Module] | None = None
+    head: nn.Linear | None = None
     for part in _parts(module, where):
         kind = next((kind for kind in MAY_FOLLOW if isinstance(part, kind)), None)
         if isinstance(part, nn.Identity) or (
@@ -165,7 +166,7 @@ def _chain_from_module(module: nn.Module, where: str) -> Chain:
             continue
         if kind is None or last not in MAY_FOLLOW[kind] or not _has_known_options(part, layers):
             raise SettingError(f"{NEEDED}. In {where}, this layer does not fit: {part}")
-        last, head = kind, part
+        last = kind
         if isinstance(part, nn.Conv2d):
             weight = part.weight.detach()
         elif isinstance(part, nn.BatchNorm2d):
@@ -175,7 +176,9 @@ def _chain_from_module(module: nn.Module, where: str) -> Chain:
             layers.append(Layer(weight, None, norm))
         elif isinstance(part, nn.MaxPool2d):
             layers[-1] = replace(layers[-1], is_pooled=True)
-    if last is not nn.Linear or head.bias is None:
+        elif isinstance(part, nn.Linear):
+            head = part
+    if head is None or head.bias is None:
         raise SettingError(f"{NEEDED}. {where} does not end with a Linear that has a bias")
     return Chain(layers, head.weight.detach(), head.bias.detach())
 
@@ -225,17 +228,16 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
     assert isinstance(like, ModuleStack)
     structure = replace(like.structure, layers=tuple((layer.width, layer.is_pooled) for layer in chain.layers))
     module = untrained_module(structure, torch.Generator())
-    convs, norms, (head,) = (
-        [part for part in module.modules() if isinstance(part, kind)] for kind in (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
-    )
+    convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    (head,) = (part for part in module.modules() if isinstance(part, nn.Linear))
     with torch.no_grad():
         for layer, conv, norm in zip(chain.layers, convs, norms, strict=True):
-            assert layer.norm is not None
+            assert layer.norm is not None and norm.running_mean is not None and norm.running_var is not None
             conv.weight.copy_(layer.weight)
-            for ours, theirs in zip(
-                (norm.weight, norm.bias, norm.running_mean, norm.running_var), layer.norm, strict=True
-            ):
-                ours.copy_(theirs)
+            ours = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+            for value, new in zip(ours, layer.norm, strict=True):
+                value.copy_(new)
         head.weight.copy_(chain.head_weight)
         head.bias.copy_(chain.head_bias)
     return ModuleStack([module], structure, device)

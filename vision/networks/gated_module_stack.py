@@ -14,7 +14,7 @@ Shapes: M networks, b examples, E experts, K branches of the gates, f features t
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class GatedModuleStack(ModuleStack, GatedStack):
         hard: bool,
         generators: Sequence[torch.Generator],
         device: torch.device,
-    ) -> "GatedModuleStack":
+    ) -> Self:
         """Return untrained networks with mixtures.
 
         Args:
@@ -134,7 +134,7 @@ class GatedModuleStack(ModuleStack, GatedStack):
         return GatedModuleStack(modules, structure, self.parameters.device)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> Self:
         check_trees(state["structure"]["mixture"]["gates"], len(state["parameters"]))
         return super().from_state(state, device)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -108,9 +108,7 @@ class ModuleStack(Stack):
         """The logits of each network in the last forward pass in training mode, with their graph."""
 
     @classmethod
-    def initialised(
-        cls, structure: Structure, generators: Sequence[torch.Generator], device: torch.device
-    ) -> "ModuleStack":
+    def initialised(cls, structure: Structure, generators: Sequence[torch.Generator], device: torch.device) -> Self:
         """Return untrained networks, one for each random generator."""
         modules = [cls._untrained(structure, number, one) for number, one in enumerate(generators)]
         return cls(modules, structure, device)
@@ -253,7 +251,7 @@ class ModuleStack(Stack):
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> Self:
         structure = Structure.from_json(state["structure"])
         count = num_stored(structure, state["parameters"])
         stack = cls.initialised(structure, [torch.Generator() for _ in range(count)], device)
