@@ -167,10 +167,8 @@ class _Options(Namespace):
 
 @lru_cache(maxsize=16)
 def _convert(given: _Options) -> DictConfig:
-    """Return fairseq's typed configuration for options. The caller must not change it.
-
-    Raises:
-        SettingError: if an option has a value of the wrong type.
+    """Return fairseq's typed configuration for options, which the caller must not change. Raise SettingError if one is
+    wrong.
     """
     try:
         return convert_namespace_to_omegaconf(given)
@@ -183,9 +181,8 @@ def _convert(given: _Options) -> DictConfig:
 def identity_of_config(config: DictConfig) -> dict[str, Any]:
     """Return the options in `config` that influence the result of a training, as values that JSON can represent.
 
-    Paths, the options for checkpoints and the number of workers are left out, because they do not influence the result.
-    The options for the number of devices and for the mega-batches to read are left out, too, because the caller adds
-    the devices and the digests of the mega-batches instead.
+    Paths, checkpoints and the number of workers are left out. So are the devices and the mega-batches to read: the
+    caller adds the devices and the digests of the mega-batches.
     """
     plain = OmegaConf.to_container(config, enum_to_str=True)
     assert isinstance(plain, dict)
@@ -205,8 +202,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     """Write the checkpoint of an untrained model. Its weights are the initial weights of a training from scratch.
 
     Args:
-        config: the return value of member_config. This function changes `config`, so that fairseq uses one process and
-            the CPU.
+        config: the return value of member_config. It is changed, so that fairseq uses one process and the CPU.
         path: the checkpoint to write. Its folder is created if it is missing.
     """
     # Set one process and the CPU, because fairseq would otherwise use one process for each GPU.
@@ -239,9 +235,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
 def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
     """Return the name and the shape of each tensor in the state of the model that `config` describes.
 
-    Args:
-        config: the return value of member_config. This function changes `config`, so that the model is not spread
-            over devices.
+    `config` is changed, so that the model is not spread over devices.
     """
     config.model.expert_parallel = 1
     task = tasks.setup_task(config.task)
@@ -251,14 +245,10 @@ def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
 
 
 def _parse(words: list[str], only_given: bool = False) -> Namespace:
-    """Return the namespace that fairseq-train parses from the command line `words`.
-
-    Args:
-        words: the options and their values.
-        only_given: if True, the namespace contains only the options in `words`, without default values.
+    """Return the namespace that fairseq-train parses from `words`; if `only_given`, without default values.
 
     Raises:
-        SettingError: if fairseq refuses one of the options in `words`.
+        SettingError: if fairseq refuses one of the options.
     """
     output = io.StringIO()
     try:
@@ -279,9 +269,9 @@ def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
     """Raise SettingError if the setting `fairseq` contains an option that users must not change.
 
     Args:
-        given: names of the options in the setting `fairseq`.
+        given: names of the options in the setting.
         given_by_alma: names of the options that alma-lm sets from its own settings.
-        fairseq: the setting `fairseq`, which the error message quotes.
+        fairseq: the setting, which the error message quotes.
     """
 
     def words(names: set[str]) -> str:

@@ -40,7 +40,7 @@ from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_chain import SlurmProcesses, submit_runs, summarize_seeds, train_member
+from fairseq_alma.lm.slurm_chain import SlurmProcesses, run_member_job, submit_runs, summarize_seeds
 from fairseq_alma.lm.stage_processes import LocalProcesses
 from launch.slurm import SlurmSettings
 
@@ -60,9 +60,7 @@ OTHER_KEYS = ("table_updates",)
 def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> list[LedgerRow]:
     """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
 
-    Args:
-        settings: settings of the run.
-        slurm: what each Slurm job of this run asks for; None if the stages are trained on this machine.
+    If `slurm` is given, the stages are trained in Slurm jobs that ask for it, otherwise on this machine.
 
     Raises:
         HandedOver: if other Slurm jobs continue the run.
@@ -87,6 +85,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.lm.average import remove_old_continuations
     from fairseq_alma.lm.learners import make_learner
     from fairseq_alma.lm.precision import with_known_precision
 
@@ -118,7 +117,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             RunRecord([record]),
             complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
-        learner.remove_old_continuations(rows[-1].stage)
+        remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage)
         return rows
 
 
@@ -207,7 +206,7 @@ def hydra_main(config: DictConfig) -> float:
         if job is None:
             submit_runs(settings, slurm)
         else:
-            train_member(settings, slurm, int(job.removeprefix("stage ")), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+            run_member_job(settings, slurm, int(job.removeprefix("stage ")), int(os.environ["SLURM_ARRAY_TASK_ID"]))
         return math.nan  # the result is not known yet
 
     return COMMAND.run_job(config, run)
@@ -216,8 +215,7 @@ def hydra_main(config: DictConfig) -> float:
 def hide_messages_of_libraries(force: bool = True) -> None:
     """Configure logging and warnings, so that messages of libraries that users cannot act on are not printed.
 
-    Args:
-        force: whether to replace an existing configuration of logging.
+    With `force`, an existing configuration of logging is replaced.
     """
     log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper(), force)
     if "PYTHONWARNINGS" not in os.environ:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -22,12 +22,6 @@ MEMBER_SEED_STRIDE = 10_000_000
 For update number u of a member, fairseq uses the seed (seed of the member) + u. Two updates with the same seed would
 have the same dropout masks. To avoid this, the difference is larger than any number of updates. It is also larger than
 any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
-
-
-class Started(TypedDict):
-    """The content of started.json in the folder of a member, as far as it is read."""
-
-    key: str | None
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,7 @@ class TrainingConfigs:
             start: the checkpoint with the weights from which the training starts.
 
         Raises:
-            SettingError: if fairseq refuses an option (see member_config), or if experts and optimizer state are both
-                to be spread over devices.
+            SettingError: if fairseq refuses an option (see member_config), or if options cannot be combined.
         """
         s = self.settings
         updates = updates_of_stage(s, stage) if stage else 2
@@ -162,24 +155,13 @@ class TrainingConfigs:
         return values
 
     def _divide_update(self, config: DictConfig, num_devices: int) -> DictConfig:
-        """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`.
-
-        See `of` for the arguments.
-
-        Raises:
-            SettingError: if the experts cannot be spread over devices, or the weights cannot be averaged, with these
-                options.
-        """
+        """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`."""
         _check_expert_parallel(config)
-        s, spreads_weights = self.settings, str(config.distributed_training.ddp_backend) == "fully_sharded"
-        for given, is_used in (
-            (f"average={s.average}", s.average is not None), ("optimizer_state=keep", s.keeps_optimizer),
-        ):  # fmt: skip
-            if is_used and spreads_weights:
-                raise SettingError(
-                    f"{given} cannot be combined with --ddp-backend fully_sharded, where no process has all weights: "
-                    f"leave one of them out"
-                )
+        if self.settings.keeps_continuation and str(config.distributed_training.ddp_backend) == "fully_sharded":
+            raise SettingError(
+                f"{self.settings.continuation_settings} cannot be combined with --ddp-backend fully_sharded, where no "
+                f"process has all weights: leave one of them out"
+            )
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
@@ -203,20 +185,13 @@ def _check_expert_parallel(config: DictConfig) -> None:
 
 
 def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
-    """Return the number of updates of each member in a stage.
-
-    If the number depends on the number of mega-batches (setting `updates_per_mega_batch`), mega-batches of earlier
-    stages count only with replay=all.
-    """
+    """Return the number of updates of each member in a stage. Replayed mega-batches count only with replay=all."""
     replayed = len(stage.past) if stage.replay == "all" else 0
     return settings.updates_of_stage(len(stage.new) + replayed)
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:
-    """Return the options of the fairseq task that select the mega-batches on which a stage trains.
-
-    If a share of each batch comes from mega-batches of earlier stages, `stage.past_share` is this share.
-    """
+    """Return the options of the fairseq task that select the mega-batches on which a stage trains."""
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
         return {"mega_batches": format_mega_batches(new)}
