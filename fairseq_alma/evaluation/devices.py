@@ -24,11 +24,7 @@ def default_devices() -> list[torch.device]:
 
 
 def parse_devices(text: str | None) -> list[torch.device]:
-    """Return the devices that a user names.
-
-    Args:
-        text: cpu, cuda (all GPUs), or several devices separated by commas, for example cuda:0,cuda:2. None for the
-            default devices.
+    """Return the devices that a user names: cpu, cuda (all GPUs), or several, such as cuda:0,cuda:2; by default all.
 
     Raises:
         SettingError: if a device does not exist on this machine.
@@ -46,9 +42,8 @@ def parse_devices(text: str | None) -> list[torch.device]:
 
 
 def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
-    """Return the default number of tokens in one forward pass on each device.
-
-    The number is large enough to keep the devices busy, and small enough for the memory of each device.
+    """Return the number of tokens in a forward pass that keeps the devices busy and fits into the memory of each of
+    them.
     """
     if any(device.type != "cuda" for device in devices):
         return CPU_TOKENS
@@ -59,9 +54,8 @@ def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
 def on_each(items: Sequence[Item], work: Callable[[Item], Result], cancel: Callable[[], None]) -> list[Result]:
     """Call `work` for all items at the same time, and return the results in the order of the items.
 
-    An item is, for example, the copy of a model on one device. There is one thread for each item. Threads are fast
-    enough, because Python only starts the GPU computations, so the threads hardly delay each other. Threads are also
-    safer than child processes, because threads end when this process is killed.
+    An item is, for example, the copy of a model on one device. Each has a thread. Threads are fast enough, because
+    Python only starts the GPU computations, and safer than processes, because they end when this process is killed.
 
     Args:
         items: the arguments of the calls.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.modules.switch_feed_forward import WEIGHTS, SwitchFeedForward
+from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS, SwitchFeedForward
 
 
 def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
@@ -17,18 +17,15 @@ def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
     shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     for name, module in model.named_modules():
         if isinstance(module, SwitchFeedForward):
-            for weight in WEIGHTS:
+            for weight in EXPERT_WEIGHTS:
                 key = f"{name}.{weight}"
                 shapes[key] = torch.Size([module.num_experts, *shapes[key][1:]])
     return shapes
 
 
 def refuse_other_sizes(saved: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
-    """Raise SettingError if the tensors in a checkpoint do not fit a model.
-
-    Args:
-        saved: the state dict in the checkpoint.
-        own: the return value of `shapes_of` for the model.
+    """Raise SettingError if the tensors in a checkpoint, `saved`, do not fit a model with the shapes `own` (see
+    `shapes_of`).
     """
     differing = [key for key in own if key in saved and saved[key].shape != own[key]]
     only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]

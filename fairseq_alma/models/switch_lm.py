@@ -83,11 +83,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: SwitchLanguageModelConfig, task: Any) -> "SwitchLanguageModel":
-        """Return a new model.
-
-        Args:
-            cfg: options of the model.
-            task: the fairseq task. Its source_dictionary is the vocabulary.
+        """Return a new model, whose vocabulary is the source_dictionary of `task`.
 
         Raises:
             SettingError: if the sizes are invalid or do not fit together, or if the number of ranks is not a multiple
@@ -117,11 +113,8 @@ class SwitchLanguageModel(FairseqLanguageModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check that a state dict fits this model. fairseq calls this method before it loads the state dict.
 
-        Without this check, torch would report an error that lists every tensor whose size differs.
-
-        Args:
-            state_dict: the state dict. If it has no `version` entry, the entry is added in place.
-            name: prefix of the keys, for fairseq's base class.
+        Without this check, torch would report an error that lists every tensor whose size differs. If the state dict
+        has no `version` entry, it is added in place.
 
         Raises:
             SettingError: if the layers, widths, vocabulary or experts differ from those of this model.
@@ -254,9 +247,8 @@ class SwitchDecoder(FairseqDecoder):
 
 
 class SwitchDecoderLayer(nn.Module):
-    """A decoder layer: self-attention, then a feed-forward network or a mixture of experts.
-
-    Both sublayers are pre-norm and have a residual connection.
+    """A decoder layer: pre-norm self-attention, then a pre-norm feed-forward network or mixture of experts, both
+    residual.
 
     Args:
         cfg: options of the model.
@@ -293,9 +285,7 @@ class SwitchDecoderLayer(nn.Module):
     def forward(self, x: Tensor, token_mask: Tensor | None) -> tuple[Tensor, MixtureOutput | None]:
         """Return the output of the layer [B, L, D] and the MixtureOutput (None if the layer has no mixture).
 
-        Args:
-            x: input features, [B, L, D].
-            token_mask: bool [B, L], False for padding; None if there is no padding.
+        `token_mask` is bool [B, L], False for padding; None if there is no padding.
         """
         x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x)))
         h = self.final_layer_norm(x)
@@ -312,13 +302,7 @@ class SwitchDecoderLayer(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head self-attention in which each token attends only to itself and to earlier tokens.
-
-    Args:
-        dim: model width, D.
-        num_heads: number of attention heads, H.
-        dropout: dropout probability of attention weights.
-    """
+    """Multi-head self-attention of width D in which each token attends only to itself and to earlier tokens."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float):
         super().__init__()

@@ -23,13 +23,7 @@ class LossCheck:
         self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def add(self, loss: Tensor, update: int) -> None:
-        """Add a loss to the losses that are to be checked, and check all losses that have arrived at the host.
-
-        A loss on a CPU is already at the host, so it is checked in this call.
-
-        Args:
-            loss: a scalar.
-            update: number of the update that computed the loss, counted from 1. Error messages contain it.
+        """Add a loss, a scalar, and check all losses that have arrived at the host. One on a CPU is checked at once.
 
         Raises:
             FloatingPointError: if one of the checked losses is not finite. The message names its update.
@@ -45,10 +39,8 @@ class LossCheck:
             self._check_oldest()
 
     def finish(self) -> None:
-        """Check all losses that have been added but not yet checked. Wait until they have arrived at the host.
-
-        Raises:
-            FloatingPointError: if a loss is not finite.
+        """Check all losses that are not checked yet. Wait until they have arrived at the host. For the error, see
+        `add`.
         """
         while self._waiting:
             self._check_oldest()
