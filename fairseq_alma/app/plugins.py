@@ -27,7 +27,7 @@ def load_plugin(name: str) -> None:
     """Import a plugin from the current folder or from the installed packages.
 
     Raises:
-        SettingError: if the module, or a module that it imports, is not found, or if its source has changed since this
+        SettingError: if the module, or one that it imports, is not found, or if its source has changed since this
             process has imported it.
     """
     try:
@@ -78,13 +78,9 @@ def _current_folder_first() -> Iterator[None]:
 
 
 def load_function(setting: str, text: str) -> Callable[..., Any]:
-    """Return the function that a setting names, for example `dataset=my_module:load`. Its module is imported first.
+    """Return the function that `setting` names as MODULE:FUNCTION, for example `dataset=my_module:load`.
 
-    The module is searched for in the current folder and in the installed packages.
-
-    Args:
-        setting: name of the setting, for error messages.
-        text: MODULE:FUNCTION.
+    Its module is imported first, from the current folder or the installed packages.
 
     Raises:
         SettingError: if the text has another form, if the module or the function is not found, or if the source of the
@@ -110,13 +106,7 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
 
 
 def call_own_function(what: str, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
-    """Call a function of the user and return its result.
-
-    Args:
-        what: the setting that names the function, for the error message.
-        function: the function.
-        arguments: its arguments.
-        more: its keyword arguments.
+    """Call a function of the user and return its result. `what` is the setting that names the function.
 
     Raises:
         SettingError: if the function raises an error. The message names the line. An AlmaError is not replaced.
@@ -135,11 +125,7 @@ def call_own_function(what: str, function: Callable[..., Result], *arguments: An
 
 
 def function_name(setting: str, function: Callable[..., Any]) -> str:
-    """Return the text MODULE:FUNCTION that names a function or a class of the user.
-
-    Args:
-        setting: name of the setting that gets the text, for error messages.
-        function: the function.
+    """Return the text MODULE:FUNCTION that names a function or a class of the user, as the value of `setting`.
 
     Raises:
         SettingError: if it is not defined at the top level of a module, a script or a notebook, so that it cannot be
@@ -211,8 +197,8 @@ def source_digest(function: Callable[..., Any], setting: str, value: str) -> str
 def plugin_named_by(arguments: Sequence[str]) -> str | None:
     """Return the name of the plugin that a command line selects; None if it selects no plugin.
 
-    The argument `plugin=MODULE` selects a plugin. Without this argument, the preset file of `preset=NAME` can select a
-    plugin with the key `plugin`, if the preset file is in the folder given by `--config-dir`.
+    The argument `plugin=MODULE` selects a plugin. Without it, the preset file of `preset=NAME` can do so, with the key
+    `plugin`, if it is in the folder given by `--config-dir`.
     """
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
     if "plugin" in values:

@@ -60,14 +60,10 @@ class RunScalars:
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
-        """Write the scalars of the rows that were added to the ledger since the last call.
+        """Write the scalars of the rows that were added to the ledger since the last call. `rows` are all rows so far.
 
-        If no stage was trained at an arrival, its scalars are skipped, because the model has not changed. There are two
-        exceptions: the scalars of the untrained learner (t = 0) and of the last arrival are always written. If no stage
-        was trained at the last arrival, `close` writes its scalars.
-
-        Args:
-            rows: all rows of the ledger so far, including those of earlier calls.
+        If no stage was trained at an arrival, its scalars are skipped, because the model has not changed. But the
+        scalars of the untrained learner (t = 0) and of the last arrival are always written, the latter by `close`.
         """
         if not self._is_on:
             return
@@ -81,11 +77,7 @@ class RunScalars:
     def during_stage(self, name: str, value: float, stage_index: int, progress: float) -> None:
         """Write the scalar during_stage/NAME at TensorBoard step 1000 * (stage_index - 1 + progress).
 
-        Args:
-            name: name of the scalar.
-            value: value of the scalar.
-            stage_index: index of the stage, from 1.
-            progress: finished fraction of the stage, between 0 and 1.
+        `stage_index` is counted from 1. `progress` is the finished fraction of the stage, between 0 and 1.
         """
         if self._is_on:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
@@ -141,8 +133,7 @@ class RunScalars:
 class Sums:
     """Running totals over the arrivals so far: the sum of error rates or perplexities, and the sums of the costs.
 
-    Args:
-        cer_from: first arrival whose error rate or perplexity is added.
+    `cer_from` is the first arrival whose error rate or perplexity is added.
     """
 
     def __init__(self, cer_from: int = 1) -> None:
@@ -161,12 +152,7 @@ class Sums:
 
 
 def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
-    """Return a mapping from scalar name to value for one arrival. Scalars without a value are left out.
-
-    Args:
-        row: ledger row of the arrival.
-        sums: sums over all arrivals up to this one.
-    """
+    """Return the scalars of one arrival, name -> value. `sums` are those over all arrivals up to this one."""
     scores = row.scores
     values: dict[str, float | None] = {
         "test/error_rate": scores.error_rate,

@@ -80,11 +80,7 @@ class JobRecord:
 
 
 class RunJobs:
-    """The Slurm jobs of a run, and their records in the folder RUN/launch.
-
-    Args:
-        run: the run folder.
-    """
+    """The Slurm jobs of a run, and their records in the folder RUN/launch."""
 
     def __init__(self, run: str | Path):
         self.run = Path(run)
@@ -136,7 +132,7 @@ class RunJobs:
         return [job for job in found if step is None or job.comment.rpartition("#")[2] == step]
 
     def queued_if_any(self) -> list[QueuedJob]:
-        """Return the jobs that are pending or running. A run without Slurm jobs has none, also if there is no Slurm.
+        """Like `queued`, but a run without Slurm jobs has none, also if there is no Slurm.
 
         Raises:
             RunError: if the run has Slurm jobs, and Slurm does not answer.
@@ -333,10 +329,8 @@ def _has_progress(folder: Path) -> bool:
 
 
 def status(folder: Path) -> int:
-    """Print the ledger and the jobs of each run in `folder`, and what is left to do. Return the exit status.
-
-    Args:
-        folder: a run folder, or a folder that contains run folders at any depth.
+    """Print the ledger and the jobs of each run in `folder`, at any depth, and what is left to do. Return the exit
+    status.
 
     Raises:
         RunError: if no run is found.
@@ -375,10 +369,7 @@ def status(folder: Path) -> int:
 
 
 def print_jobs(jobs: RunJobs) -> str:
-    """Print the Slurm jobs of a run and their states.
-
-    Return what the jobs that are pending or running will do; "" if there are none.
-    """
+    """Print the Slurm jobs of a run and their states. Return what those that are pending or running will do, or ""."""
     if not jobs.command.exists():
         return ""
     try:

@@ -118,12 +118,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
 
 
 def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
-    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
-
-    Args:
-        rows: all rows of the ledger.
-        wait: the setting `wait` of the run.
-    """
+    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none."""
     last_stage = max((row.t for row in rows if row.updated), default=0)
     count = rows[-1].t - last_stage
     if not count:

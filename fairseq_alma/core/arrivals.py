@@ -38,23 +38,14 @@ class StoredArrivals(TypedDict):
 
 
 def read_arrivals(folder: Path) -> StoredArrivals:
-    """Return the content of arrivals.json in a run folder.
-
-    Raises:
-        RunError: if the file is damaged.
-    """
+    """Return the content of arrivals.json in a run folder. Raise RunError if the file is damaged."""
     return read_json(RunFolder(folder).arrivals, StoredArrivals, advice="restore the file from a backup")
 
 
 class Arrivals:
-    """Reads and writes arrivals.json and decisions.jsonl in a run folder.
+    """Reads and writes arrivals.json and decisions.jsonl in a run folder. Raises RunError if one of them is damaged.
 
-    Args:
-        folder: the run folder.
-        durable: if True, the disk must have stored the decisions before `write` returns.
-
-    Raises:
-        RunError: if one of the files is damaged.
+    If `durable`, the disk has stored the decisions when `write` returns.
     """
 
     def __init__(self, folder: Path, durable: bool):
@@ -119,10 +110,6 @@ class _Line(TypedDict):
 
 
 def decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
-    """Return the arrival and what was recorded there, for a line of decisions.jsonl.
-
-    Raises:
-        ValueError: if the line is damaged.
-    """
+    """Return the arrival and the decision in a line of decisions.jsonl. Raise ValueError if the line is damaged."""
     value_of(line, _Line)
     return line["t"], Decision(line["due"], Prequential.from_json(line), line.get("reason"))

@@ -16,10 +16,7 @@ class JsonLines:
     """A file with one JSON object per line. A process that is killed can damage at most the line that it writes.
 
     An incomplete last line is ignored, and the next `append` removes it. Only one process at a time may append lines.
-
-    Args:
-        path: path of the file. It need not exist yet.
-        durable: if True, `append` waits until the disk has stored the line.
+    If `durable`, the disk has stored the line when `append` returns. The file need not exist yet.
     """
 
     def __init__(self, path: str | Path, durable: bool = True):
@@ -56,10 +53,7 @@ class JsonLines:
                 fence.unsynced.add(self.path.absolute())
 
     def keep_if(self, is_kept: Callable[[dict[str, Any]], bool], kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
-        """Remove the objects for which `is_kept` returns False. Return the others.
-
-        The new file replaces the old one in one step. For `kind` and the errors, see `values`.
-        """
+        """Atomically remove the objects for which `is_kept` returns False. Return the others. See `values`."""
         values = self.values(kind)
         kept = [value for value in values if is_kept(value)]
         if len(kept) < len(values):
@@ -75,10 +69,7 @@ class JsonLines:
         return content[: content.rfind(b"\n") + 1]
 
     def values(self, kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the objects of all complete lines, in order.
-
-        Args:
-            kind: the declared type of each object (see `fairseq_alma.core.json_types`).
+        """Return the objects of all complete lines, in order, each of the declared type `kind` (see `core.json_types`).
 
         Raises:
             RunError: if a line is damaged. The message contains file and line number.

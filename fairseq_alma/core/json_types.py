@@ -39,7 +39,7 @@ _NAMES: dict[Any, str] = {int: "an integer", str: "a text", bool: "true or false
 
 
 def value_of(value: Any, kind: Any) -> Any:
-    """Return a value that was read from JSON. If the declared type `kind` is a dataclass, return an object of it.
+    """Return a value that was read from JSON; an object of `kind` if this declared type is a dataclass.
 
     Raises:
         ValueError: if the value does not have the declared type.

@@ -21,10 +21,9 @@ class LearnerSettings(Settings):
 
     @property
     def stages_between_growths(self) -> int | None:
-        """Return the number of stages from one growth (step that adds capacity) to the next.
+        """Number of stages from one growth (step that adds capacity) to the next, the setting `grow_every`.
 
-        This number is the setting `grow_every`. Return None for a learner without this setting. Such a learner grows
-        at every stage or never.
+        It is None for a learner without this setting, which grows at every stage or never.
         """
         return None
 
@@ -33,13 +32,8 @@ class LearnerSettings(Settings):
         return False
 
     def check_run(self, run: Any) -> None:
-        """Check that these settings are compatible with the other settings of the run. The base class checks nothing.
-
-        Args:
-            run: the `VisionSettings` or `LanguageModelSettings` object that contains this object.
-
-        Raises:
-            SettingError: if the settings are invalid for this run.
+        """Raise SettingError if these settings are invalid for `run`, the object with all settings. The base class
+        never does.
         """
 
 
@@ -195,15 +189,11 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     random. 0 makes exact copies, 1 re-initializes all units."""
 
     def added_at(self, stage_index: int) -> int:
-        """Return the number of experts that are added to every mixture of experts before a stage.
-
-        Args:
-            stage_index: index of the stage, at least 2. There is no growth before the first stage.
-        """
+        """Return the number of experts that are added to every mixture before a stage, whose index is at least 2."""
         return _number_at(self._growths, stage_index)
 
     def layers_added_at(self, stage_index: int) -> int:
-        """Return the number of layers that are added before a stage. See `added_at` for the argument."""
+        """Return the number of layers that are added before a stage, whose index is at least 2."""
         return _number_at(self._layer_growths, stage_index)
 
     def grows_before(self, stage_index: int) -> bool:

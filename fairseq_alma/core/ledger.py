@@ -107,11 +107,7 @@ class Prequential:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Prequential | None":
-        """Return the scores in a JSON object that contains the result of `to_json`; None if it contains no scores.
-
-        Raises:
-            ValueError: if only one of the two scores is in the object, or if one is no score.
-        """
+        """Return the scores in a JSON object; None if it has none. Raise ValueError if one is missing or no score."""
         if "prequential_error_rate" not in value and "prequential_loss" not in value:
             return None
         value_of(value, _Ahead)
@@ -155,12 +151,9 @@ class LedgerRow:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
-        """Return the row for a JSON object that `to_json` returned.
+        """Return the row for a JSON object that `to_json` returned. Raise ValueError if it is no ledger row.
 
-        Keys that this version of ALMA does not know are ignored, because a later version may have written them.
-
-        Raises:
-            ValueError: if the object is not a ledger row.
+        Unknown keys are ignored, because a later version may have written them.
         """
         head = value_of(value, _Head)
         if None in value.values():
@@ -188,11 +181,8 @@ class Ledger:
 
     Exception: the last row is removed if a stage is trained at this arrival after all (see `SeedRecord.decision`).
 
-    The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
-
-    Args:
-        path: path of the file.
-        durable: if True, `append` waits until the disk has stored the row.
+    The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to it. If `durable`, the
+    disk has stored the row when `append` returns.
     """
 
     def __init__(self, path: str | Path, durable: bool = True):

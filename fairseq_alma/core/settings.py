@@ -13,9 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 from fairseq_alma.core.errors import SettingError
 
 MAX_SEED = 1_000_000
-"""Seeds must be smaller than this number. For each member (network) of a run, alma-lm computes a seed by adding a
-multiple of MEMBER_SEED_STRIDE to the seed of the run. MEMBER_SEED_STRIDE is larger than MAX_SEED. So members of runs
-with different seeds never have the same seed."""
+"""Seeds must be smaller than this number. It is smaller than MEMBER_SEED_STRIDE, a multiple of which alma-lm adds to
+the seed of the run for each member, so members of runs with different seeds never have the same seed."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ def setting(default: Any = MISSING, **flags: Any) -> Any:
 class SettingErrors:
     """Collects the errors of several checks of settings, so that one message reports all of them.
 
-    Args:
-        errors: name of a setting -> message, for errors that are known already.
+    `errors`, name of a setting -> message, are known already.
     """
 
     def __init__(self, errors: Mapping[str, str] | None = None):
@@ -97,11 +95,7 @@ class SettingErrors:
 
 
 class ManySettingsError(SettingError):
-    """Several settings are invalid. The message has a line for each error.
-
-    Args:
-        messages: the messages of the errors.
-    """
+    """Several settings are invalid. The message has a line for each error."""
 
     def __init__(self, messages: Sequence[str]):
         super().__init__("\n- ".join([f"{len(messages)} errors:", *messages]))
@@ -218,8 +212,7 @@ GONE = (
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise SettingError if one of `keys` is not in `known`.
 
-    The message suggests the successor of the key, or the most similar known key. If there is none, the message lists
-    all known keys.
+    The message suggests the successor of the key, or the most similar known key; otherwise it lists all known keys.
     """
     unknown = sorted(set(keys) - set(known))
     if not unknown:
