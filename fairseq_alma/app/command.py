@@ -305,7 +305,7 @@ def store_settings(cls: type[RunSettings]) -> None:
 
 
 def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Return setting name -> value for a Hydra configuration without `other_keys`, with all ${...} references resolved."""
+    """Return setting name -> value for a Hydra configuration, without `other_keys` and with references resolved."""
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items() if key not in ("hydra", *GROUPS, *other_keys)}

@@ -57,11 +57,7 @@ class Arrivals:
         self._decisions: dict[int, Decision] = {}
         self.unwritten: list[dict[str, Any]] = []
         """Lines for decisions.jsonl that `write` will append."""
-        for number, line in enumerate(self._lines.values(), start=1):
-            try:
-                t, decision = decision_of(line)
-            except ValueError as error:
-                raise RunError(f"{self._lines.path}, line {number} is damaged ({error}): restore the file") from error
+        for number, (t, decision) in enumerate(self._lines.parsed(decision_of), start=1):
             if not 0 <= t - len(self._decisions) <= 1:
                 raise RunError(
                     f"{self._lines.path}, line {number} is damaged (t is {t} after {len(self._decisions)} decisions): "

@@ -4,12 +4,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of
 from fairseq_alma.core.files import file_named, parse_json, write_whole
 from fairseq_alma.core.json_types import value_of
+
+T = TypeVar("T")
 
 
 class JsonLines:
@@ -69,15 +71,24 @@ class JsonLines:
         return content[: content.rfind(b"\n") + 1]
 
     def values(self, kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the objects of all complete lines, in order, each of the declared type `kind` (see `core.json_types`).
+        """Return the objects of all complete lines, in order, each of the declared type `kind` (see `json_types`).
+
+        For the errors, see `parsed`.
+        """
+        return self.parsed(lambda value: value_of(value, kind))
+
+    def parsed(self, parse: Callable[[Any], T]) -> list[T]:
+        """Return what `parse` makes of the value of each complete line, in order.
 
         Raises:
-            RunError: if a line is damaged. The message contains file and line number.
+            RunError: if a line is damaged, or if `parse` raises ValueError. The message contains file and line number.
         """
-        values = []
+        found = []
         for number, line in enumerate(self.complete_lines().split(b"\n")[:-1], start=1):
             try:
-                values.append(value_of(parse_json(line), kind))
+                found.append(parse(parse_json(line)))
             except ValueError as error:
-                raise RunError(f"{self.path}, line {number} is damaged ({error}): restore the file") from error
-        return values
+                raise RunError(
+                    f"{self.path}, line {number} is damaged ({error}): restore the file from a backup"
+                ) from error
+        return found

@@ -6,14 +6,11 @@ the untrained learner.
 
 import gzip
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.json_types import Amount, Fraction, Loss, Perplexity, value_of
 from fairseq_alma.core.settings import NonNegative
@@ -187,7 +184,7 @@ class Ledger:
 
     def __init__(self, path: str | Path, durable: bool = True):
         self.path = Path(path)
-        self._lines = JsonLines(path, durable)
+        self._lines = _CompressibleLines(path, durable)
 
     def rows(self) -> list[LedgerRow]:
         """Return all complete rows, in order. Ignore an incomplete last line, which a killed process may have left.
@@ -195,28 +192,13 @@ class Ledger:
         Raises:
             RunError: if a line is damaged or the arrivals are out of order. The message contains file and line number.
         """
-        if not self.path.exists():
-            return []
-        rows: list[LedgerRow] = []
-        content = self._read_complete_lines()
-        lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
-        # Decode all lines at once, which is faster. If the decoding fails, `lines` still contains bytes, and the loop
-        # below raises an error with the number of the damaged line.
-        with suppress(UnicodeDecodeError):
-            lines = content.decode("utf-8").split("\n")[:-1]
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = LedgerRow.from_json(parse_json(line))
-            except ValueError as error:
+        rows = self._lines.parsed(LedgerRow.from_json)
+        for number, row in enumerate(rows):
+            if row.t != number:
                 raise RunError(
-                    f"{self.path}, line {number} is damaged ({error}): restore the file from a backup"
-                ) from error
-            if row.t != len(rows):
-                raise RunError(
-                    f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}: "
+                    f"{self.path}, line {number + 1} contains arrival t={row.t}, expected t={number}: "
                     f"restore the file from a backup"
                 )
-            rows.append(row)
         return rows
 
     def remove_from(self, t: int) -> None:
@@ -227,9 +209,13 @@ class Ledger:
         """Append rows to the file. First remove an incomplete last line, which a killed process may have left."""
         self._lines.append(*(row.to_json() for row in rows))
 
-    def _read_complete_lines(self) -> bytes:
-        if self.path.suffix != ".gz":
-            return self._lines.complete_lines()
+
+class _CompressibleLines(JsonLines):
+    """The lines of a file that may be compressed."""
+
+    def complete_lines(self) -> bytes:
+        if self.path.suffix != ".gz" or not self.path.exists():
+            return super().complete_lines()
         most_bytes = _MAX_LEDGER_BYTES + _MAX_RATIO * self.path.stat().st_size
         try:
             with gzip.open(self.path) as file:

@@ -129,7 +129,7 @@ def test_settings_of_unexpected_types_do_not_stop_the_report(tmp_path):
     (write_vision(tmp_path / "e", ERRORS) / "settings.json").write_text("{}")
     data = read_runs([tmp_path])
     wrong, missing = data.errors
-    assert "learner is ['sm'], expected a text" in wrong
+    assert "learner is ['sm'], expected a string" in wrong
     assert "settings.json is damaged (learner is missing)" in missing
     assert len(data.comparisons) == 3
     assert all(len(comparison.slug) < 100 for comparison in data.comparisons)
