@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 import pickle
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import check_zip, remove, unfinished_files, written_aside
+from fairseq_alma.core.store import link_or_copy
 
 logger = logging.getLogger(__name__)
 
@@ -154,10 +154,7 @@ def link(source: Path, target: Path) -> None:
     links.
     """
     with written_aside(target, durable=False) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
+        link_or_copy(source, temporary)
 
 
 def drop_optimizer_state(path: Path) -> None:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,6 @@ def name_and_value(argument: str) -> tuple[str, str] | None:
 def is_sweep(arguments: Collection[str]) -> bool:
     """Return True if the command line starts a sweep, which is one command for many combinations of settings."""
     return bool({"-m", "--multirun"} & set(arguments))
-
-
-def version_text(command: str) -> str:
-    """Return the text of `--version`: the version of ALMA, and that of Hydra, which reads the command line."""
-    return f"{command} {metadata.version('fairseq-alma')} (Hydra {metadata.version('hydra-core')})"
 
 
 def default_out(arguments: Sequence[str], settings: type[RunSettings], data: str, not_named: Collection[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from fairseq_alma.app.arguments import (
     name_and_value,
     remove_empty,
     values_in,
-    version_text,
 )
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
@@ -109,10 +109,11 @@ class Command:
                 load_plugin(plugin)
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
-                print(help_text(self.introduction, self.settings, self._presets(), GROUPS), end="")
+                print(help_text(self.introduction, self.settings, _files_in(self.configs / "preset"), GROUPS), end="")
                 return
             if "--version" in arguments:
-                print(version_text(self.name))
+                versions = [metadata.version(package) for package in ("fairseq-alma", "hydra-core")]
+                print(f"{self.name} {versions[0]} (Hydra {versions[1]})")  # Hydra reads the command line
                 return
             self._check_arguments(arguments)
         try:
@@ -137,9 +138,6 @@ class Command:
         if len(arguments) != 1 or arguments[0].startswith("-"):
             raise SettingError(f"{usage}, where RUN is a run folder, or a folder that contains run folders")
         return SUBCOMMANDS[name](Path(arguments[0]))
-
-    def _presets(self) -> list[str]:
-        return _files_in(self.configs / "preset")
 
     @property
     def _texts(self) -> TextSettings:

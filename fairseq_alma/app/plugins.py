@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import yaml
@@ -30,14 +31,20 @@ def load_plugin(name: str) -> None:
         SettingError: if the module, or one that it imports, is not found, or if its source has changed since this
             process has imported it.
     """
+    _imported(f"plugin={name}", name)
+
+
+def _imported(setting: str, module: str) -> ModuleType:
+    """Import a module that a setting names. See `load_plugin`."""
     try:
         with _current_folder_first():
-            importlib.import_module(name)
-        _check_unchanged(name)
+            found = importlib.import_module(module)
+        _check_unchanged(module)
     except ModuleNotFoundError as error:
         raise SettingError(
-            f"plugin={name}: {error}. Plugins are searched for in the current folder and in the installed packages."
+            f"{setting}: {error}. Modules are searched for in the current folder and in the installed packages."
         ) from error
+    return found
 
 
 def _check_unchanged(module: str) -> None:
@@ -91,14 +98,7 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
         raise SettingError(
             f"{setting}={text!r} must have the form MODULE:FUNCTION, for example {setting}=my_module:load"
         )
-    try:
-        with _current_folder_first():
-            function = getattr(importlib.import_module(module), name, None)
-        _check_unchanged(module)
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            f"{setting}={text}: {error}. Modules are searched for in the current folder and in the installed packages."
-        ) from error
+    function = getattr(_imported(f"{setting}={text}", module), name, None)
     if not callable(function):
         hint = ". Define it in this notebook or script first" if module == "__main__" else ""
         raise SettingError(f"{setting}={text}: the module {module} has no function {name}{hint}")

@@ -143,7 +143,10 @@ def _check_of_number(kind: type, bounds: tuple[Any, ...]) -> Check:
 
 
 def _check_of_parts(
-    container: type, expected: str, parts: Callable[[Any], Iterable[tuple[Any, Any, Check]]], size: int | None = None
+    container: type[list] | type[dict],
+    expected: str,
+    parts: Callable[[Any], Iterable[tuple[Any, Any, Check]]],
+    size: int | None = None,
 ) -> Check:
     """Check a container, and each of its parts: `parts` returns their places in it, values and checks."""
 
