@@ -85,8 +85,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def digest_of_model(checkpoint: Path) -> str:
-    """Return the SHA-256 digest of the weights and buffers in a checkpoint. Raise StageError if it is missing or
-    damaged.
+    """Return the SHA-256 digest of the weights and buffers in a checkpoint. For the errors, see `require_checkpoint`.
 
     The other contents of the file are ignored, because they include folder names and times.
     """

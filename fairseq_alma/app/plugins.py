@@ -27,9 +27,8 @@ Result = TypeVar("Result")
 def load_plugin(name: str) -> None:
     """Import a plugin from the current folder or from the installed packages.
 
-    Raises:
-        SettingError: if the module, or one that it imports, is not found, or if its source has changed since this
-            process has imported it.
+    Raise SettingError if the module, or one that it imports, is not found, or if its source has changed since this
+    process has imported it.
     """
     _imported(f"plugin={name}", name)
 
@@ -108,8 +107,7 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
 def call_own_function(what: str, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
     """Call a function of the user and return its result. `what` is the setting that names the function.
 
-    Raises:
-        SettingError: if the function raises an error. The message names the line. An AlmaError is not replaced.
+    If it raises an error other than an AlmaError, raise a SettingError whose message names the line.
     """
     try:
         return function(*arguments, **more)
@@ -127,9 +125,8 @@ def call_own_function(what: str, function: Callable[..., Result], *arguments: An
 def function_name(setting: str, function: Callable[..., Any]) -> str:
     """Return the text MODULE:FUNCTION that names a function or a class of the user, as the value of `setting`.
 
-    Raises:
-        SettingError: if it is not defined at the top level of a module, a script or a notebook, so that it cannot be
-            found by its name.
+    Raise SettingError if it is not defined at the top level of a module, a script or a notebook, and so cannot be
+    found.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if name is None or getattr(sys.modules.get(module or ""), name, None) is not function:

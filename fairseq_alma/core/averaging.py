@@ -23,11 +23,7 @@ class AverageWeights:
 
     @classmethod
     def parse(cls, text: str) -> "AverageWeights":
-        """Return the weights for a value of the setting `average`: power:P or decay:D.
-
-        Raises:
-            SettingError: if the text has another form, or if the number is out of range.
-        """
+        """Return the weights for a value of the setting `average`: power:P or decay:D. Raise SettingError otherwise."""
         kind, _, number = text.partition(":")
         try:
             value = float(number)

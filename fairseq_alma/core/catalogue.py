@@ -169,8 +169,7 @@ def not_compared(name: str) -> bool:
 def takes(program: Program, learner: str, setting: str) -> bool:
     """Return True if a run of `learner` has the setting `setting`.
 
-    For a learner that is not in the catalogue, perhaps one of a plugin that is not imported, it is True for every
-    setting.
+    For an unknown learner, perhaps one of a plugin that is not imported, it is True for every setting.
     """
     if learner not in _ENTRIES or _ENTRIES[learner].settings(program) is None:
         return True
@@ -179,9 +178,8 @@ def takes(program: Program, learner: str, setting: str) -> bool:
 
 
 class RunSettings(Settings):
-    """Base class for the object with all settings of a run.
-
-    The field `learner_settings` contains the additional settings of the learner.
+    """Base class for the object with all settings of a run. `learner_settings` has the additional settings of the
+    learner.
     """
 
     program: ClassVar[Program]
@@ -191,8 +189,7 @@ class RunSettings(Settings):
     def _complete_and_check_learner_settings(self) -> None:
         """Check the additional settings of the learner. If they are None, first set them to the default settings.
 
-        Subclasses call this method at the end of `__post_init__`, because the check compares them with the other
-        settings.
+        Subclasses call this at the end of `__post_init__`, because the check compares them with the other settings.
         """
         kind = find_learner(self.learner, self.program).settings(self.program)
         # `kind` cannot be None, because find_learner accepts only learners with a settings class for `program`. The

@@ -92,8 +92,7 @@ def known_error(prequential: Sequence[Prequential | None] | None, scores: Sequen
     """Return the error that a learner knows at an arrival, before it trains on the new mega-batch; None if unknown.
 
     Vision: the prequential error rate at this arrival. Language models, which have none: the latest validation
-    perplexity. Test scores are not used. All seeds of a run need one common decision, so this is the mean over the
-    seeds.
+    perplexity. It is the mean over the seeds of a run, which need one common decision. Test scores are not used.
     """
     values = [one.error_rate for one in prequential or () if one is not None]
     if not values:
@@ -113,8 +112,8 @@ def stage_exponent(replay: bool | str | float) -> float:
 
 
 def relative_charge(ratio: float, exponent: float, stage_exponent: float) -> float:
-    """Return the summed error of a long stream, up to a factor, if each stage has `ratio` (r > 0) times the earlier
-    data.
+    """Return the summed error of a long stream, up to a factor, if each stage has `ratio` (r > 0) times the data
+    before.
 
     `exponent` is b, below 1, and `stage_exponent` is s.
     """

@@ -88,12 +88,9 @@ class ErrorFile:
 
 
 def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
-    """Return the error matrix of a run, or None if the run has none.
+    """Return the error matrix of a run, or None if the run has none. Raise RunError if errors.jsonl is damaged.
 
     `stages` has, for each row of the ledger, the index of the last finished stage (`LedgerRow.stage`).
-
-    Raises:
-        RunError: if errors.jsonl is damaged.
     """
     path = folder / FILE
     if not path.exists():

@@ -94,8 +94,7 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
 def remove(path: Path) -> None:
     """Remove a file, or a folder with everything in it. It need not exist.
 
-    Raises:
-        LeaseLostError: if another process has taken over the lease of a folder above it. Then nothing is removed.
+    Raise LeaseLostError, and remove nothing, if another process has taken over the lease of a folder above it.
     """
     fence = fence_of(path)
     if fence and fence.place not in path.absolute().parents and fence.is_on_disk_of(path.parent):
@@ -170,8 +169,7 @@ def _digest_of_value(value: Mapping[str, Any]) -> str:
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises:
-        ValueError: if the text is not valid JSON, if an object has a key twice, or if lists are nested too deeply.
+    Raise ValueError if the text is not valid JSON, if an object has a key twice, or if lists are nested too deeply.
     """
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
@@ -236,11 +234,8 @@ def sha256_once(path: str | Path) -> str:
 def check_zip(path: str | Path) -> None:
     """Compare the checksums of the parts of a zip file, such as a checkpoint: torch does not compare them.
 
-    This process reads the file only once, as long as nobody replaces it.
-
-    Raises:
-        ValueError: if a part is damaged.
-        BadZipFile: if the file is not a zip file.
+    This process reads the file only once, as long as nobody replaces it. Raise ValueError if a part is damaged, and
+    BadZipFile if the file is not a zip file.
     """
     if damaged := _once(_damaged_part, str(path), _state_of(path)):
         raise ValueError(f"the checksum of {damaged} is wrong")

@@ -30,8 +30,7 @@ class JsonLines:
     def append(self, *values: dict[str, Any]) -> None:
         """Append each object as a line. First remove an incomplete last line, which a killed process may have left.
 
-        Raises:
-            LeaseLostError: if another process has taken over the folder.
+        Raise LeaseLostError if another process has taken over the folder.
         """
         lines = "".join(json.dumps(value) + "\n" for value in values)
         if not self.path.exists():
@@ -71,17 +70,13 @@ class JsonLines:
         return content[: content.rfind(b"\n") + 1]
 
     def values(self, kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the objects of all complete lines, in order, each of the declared type `kind` (see `json_types`).
-
-        For the errors, see `parsed`.
-        """
+        """Return the objects of all complete lines, in order, each of the declared type `kind`. See `parsed`."""
         return self.parsed(lambda value: value_of(value, kind))
 
     def parsed(self, parse: Callable[[Any], T]) -> list[T]:
         """Return what `parse` makes of the value of each complete line, in order.
 
-        Raises:
-            RunError: if a line is damaged, or if `parse` raises ValueError. The message contains file and line number.
+        If a line is damaged, or `parse` raises ValueError, raise a RunError that names the file and the line.
         """
         found = []
         for number, line in enumerate(self.complete_lines().split(b"\n")[:-1], start=1):

@@ -50,8 +50,7 @@ _NAMES: dict[Any, str] = {int: "an integer", str: "a string", bool: "true or fal
 def value_of(value: Any, kind: Any) -> Any:
     """Return a value that was read from JSON; an object of `kind` if this declared type is a dataclass.
 
-    Raises:
-        ValueError: if the value does not have the declared type.
+    Raise ValueError if the value does not have the declared type.
     """
     if fault := fault_in(value, kind):
         raise ValueError(fault)

@@ -116,10 +116,8 @@ class Lease:
     def wait(self) -> None:
         """Create the folder, and wait until no other process holds its lease.
 
-        `with` calls this method. Call it before if the wait, but not what follows, may be interrupted by Ctrl-C.
-
-        Raises:
-            RunError: if another process holds the lease and is running, or if the folder is not writable.
+        `with` calls this method. Call it before if the wait, but not what follows, may be interrupted by Ctrl-C. Raise
+        RunError if another process holds the lease and is running, or if the folder is not writable.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,11 +193,8 @@ class Lease:
     def _is_left_behind(self) -> bool:
         """Return True if the lease may be removed, because its holder has ended or has not renewed it in time.
 
-        Return False if the lease was just released, if its file is still being written, or if the holder's state is
-        unknown.
-
-        Raises:
-            RunError: if the holder is running. The message names the holder.
+        Return False if it was just released, is still being written, or if the holder's state is unknown. Raise a
+        RunError that names the holder if it is running.
         """
         # Read before `stat`: on a network file system, opening the file brings its modification time up to date.
         holder = _read(self.path)

@@ -189,8 +189,7 @@ class Ledger:
     def rows(self) -> list[LedgerRow]:
         """Return all complete rows, in order. Ignore an incomplete last line, which a killed process may have left.
 
-        Raises:
-            RunError: if a line is damaged or the arrivals are out of order. The message contains file and line number.
+        If a line is damaged or the arrivals are out of order, raise a RunError that names the file and the line.
         """
         rows = self._lines.parsed(LedgerRow.from_json)
         for number, row in enumerate(rows):

@@ -139,10 +139,7 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
     """Return the content of summary.json for one run: the metrics of the run, and its numbers of arrivals and stages.
 
     The prequential score is left out if the ledger does not have it for all arrivals. For `cer_from`, 0 or 1, see
-    `cumulative_error_rate`.
-
-    Raises:
-        ValueError: if the ledger has no arrival after t = 0.
+    `cumulative_error_rate`. Raise ValueError if the ledger has no arrival after t = 0.
     """
     if len(rows) < 2:
         raise ValueError(
@@ -215,11 +212,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def check_summary(ledger: Path, rows: Sequence[LedgerRow], summary: Mapping[str, Any], cer_from: int = 1) -> None:
     """Compare the metrics in `summary`, the content of summary.json, with those of the ledger with these rows.
 
-    A row can be damaged in such a way that it is still a row. Then its numbers do not give these metrics. The summary
-    may lack metrics, and may belong to another number of arrivals.
-
-    Raises:
-        RunError: if they differ.
+    A row can be damaged in such a way that it is still a row. Then its numbers do not give these metrics, and RunError
+    is raised. The summary may lack metrics, and may belong to another number of arrivals.
     """
     if len(rows) < 2 or summary.get("num_arrivals") != rows[-1].t:
         return

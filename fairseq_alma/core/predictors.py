@@ -48,8 +48,7 @@ def read_predictor(folder: Path, stage: int | None, kind: type[T]) -> T: ...
 def read_predictor(folder: Path, stage: int | None = None, kind: Any = Predictor) -> Any:
     """Return which checkpoints predict in a run, now or after a stage, as an object of the declared type `kind`.
 
-    Raises:
-        RunError: if the file that says so is damaged.
+    Raise RunError if the file that says so is damaged.
     """
     path = RunFolder(folder).predictor(stage)
     found = read_json(path, kind, advice="restore the file from a backup")

@@ -41,8 +41,7 @@ class RecordedSettings(TypedDict, total=False):
 def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of settings.json in a run folder.
 
-    Raises:
-        RunError: if the file is damaged, or if it lacks one of the settings in `required`.
+    Raise RunError if the file is damaged, or if it lacks one of the settings in `required`.
     """
     path = Path(folder) / "settings.json"
     advice = "restore the file from a backup, or choose another out= for a new run"

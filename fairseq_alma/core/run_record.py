@@ -224,10 +224,9 @@ class RunRecord:
         return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.seeds)]
 
     def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, and return it. See `protocol.Record`.
+        """Store whether a stage starts at arrival t, for all seeds, and return it. See `protocol.Record`.
 
-        All seeds have the same decision. If a killed process has stored it only for the first seeds, store it for the
-        others.
+        A killed process may have stored the decision only for the first seeds. Then store it for the others.
         """
         for record in self.seeds:
             due = record.decision(t, due)

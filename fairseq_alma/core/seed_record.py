@@ -149,8 +149,7 @@ class SeedRecord:
     def append(self, row: LedgerRow) -> None:
         """Add a row to the ledger, unless it has the row already, as in a continued run, which starts at t = 0 again.
 
-        Raises:
-            RunError: if the ledger has a different row for this arrival.
+        Raise RunError if the ledger has a different row for this arrival.
         """
         if row.t == len(self._rows):
             self._rows.append(row)
@@ -189,8 +188,7 @@ class SeedRecord:
     def restore(self, unwritten: Mapping[str, Any]) -> None:
         """Add the rows and decisions that `unwritten` returned in an earlier process, unless the files have them.
 
-        Raises:
-            RunError: if the ledger lacks rows before them.
+        Raise RunError if the ledger lacks rows before them.
         """
         for row in map(LedgerRow.from_json, unwritten["rows"]):
             if row.t > len(self._rows):
@@ -245,8 +243,7 @@ class SeedRecord:
     def _fork(self, k: int, changed: dict[str, list[Any]]) -> None:
         """Use other settings from stage k on, which is not finished. Delete what stage k has trained so far.
 
-        `changed` has the old and the new value of each changed setting. Raise RunError if a member of the stage is in
-        training.
+        `changed` has their old and new values. Raise RunError if a member of the stage is in training.
         """
         folder = self.paths.stage(k)
         unfinished = [path for path in folder.glob("*") if path.name not in ("grow", "grow.done.json")]

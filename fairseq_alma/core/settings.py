@@ -122,10 +122,8 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Create a settings object from a mapping of setting names to values.
-
-        Raises:
-            SettingError: if a name is unknown or a value is invalid.
+        """Return the settings for a mapping of names to values. Raise SettingError if a name is unknown or a value
+        invalid.
         """
         errors = SettingErrors()
         known = [one.name for one in describe(cls)]

@@ -28,11 +28,8 @@ class MegaBatch:
 class MegaBatchStream:
     """Iterable over the mega-batches of a stream, t = 1, 2, ..., B, in order. It can be iterated only once.
 
-    For replay, a learner finds the mega-batches of earlier stages in `Stage.past`, because `run_stream` keeps them
-    there.
-
-    Raises:
-        ValueError: if the `t` of a mega-batch is not its position in the list.
+    For replay, `run_stream` keeps those of earlier stages in `Stage.past`. Raises ValueError if the `t` of a mega-batch
+    is not its position in the list.
     """
 
     def __init__(self, mega_batches: Sequence[MegaBatch]):

@@ -50,8 +50,7 @@ class _Manifest(TypedDict):
 
 
 def split_prefix(root: Path, split: str) -> Path:
-    """Return the path of the data of a split in the stream folder `root`, without the suffixes .bin and .idx, for
-    fairseq.
+    """Return the path of the data of a split in the stream folder `root`, without .bin and .idx, as fairseq expects it.
 
     A split is mega_batch_1, ..., valid, test, or the held-out text of a period, such as mega_batch_1/test.
     """
@@ -225,8 +224,7 @@ class StreamFolder:
     def verify_bytes(self, splits: Iterable[str] | None = None) -> None:
         """Check every byte of the data files of some splits, by default of all. A process checks each file once.
 
-        Raises:
-            StreamError: if a file has changed since `alma-prep` wrote it.
+        Raise StreamError if a file has changed since `alma-prep` wrote it.
         """
         for split in [*self.splits, *self.period_splits] if splits is None else splits:
             _verify_split(self.prefix(split), split_entry(self.description, split), self.description["dtype"])
@@ -234,8 +232,7 @@ class StreamFolder:
     def verify_file(self, name: str) -> None:
         """Check the digest of a file that `alma-prep` lists in manifest.json. Without this file, nothing is checked.
 
-        Raises:
-            StreamError: if the file has changed since `alma-prep` wrote it, or if manifest.json is damaged.
+        Raise StreamError if the file has changed since `alma-prep` wrote it, or if manifest.json is damaged.
         """
         path = self.path / "manifest.json"
         try:

@@ -86,14 +86,11 @@ class ReplayShareDataset(BaseWrapperDataset):
         return sequence[start - first * population :][:count]
 
     def batch_by_size(self, indices: np.ndarray, max_sentences: int | None = None, **kwargs: Any) -> list[list[int]]:
-        """Return batches of `max_sentences` of the blocks `indices`, in each of which about a fraction `share` are past
+        """Return batches of `max_sentences` (--batch-size) blocks, in each of which about a fraction `share` are past
         blocks.
 
         If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
-        0.3 and 8 blocks it is 2, 2, 3, 2, ...
-
-        Raises:
-            SettingError: if max_sentences (--batch-size) is not given.
+        0.3 and 8 blocks it is 2, 2, 3, 2, ... Raise SettingError without `max_sentences`.
         """
         if max_sentences is None:
             raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")

@@ -26,8 +26,7 @@ def default_devices() -> list[torch.device]:
 def parse_devices(text: str | None) -> list[torch.device]:
     """Return the devices that a user names: cpu, cuda (all GPUs), or several, such as cuda:0,cuda:2; by default all.
 
-    Raises:
-        SettingError: if a device does not exist on this machine.
+    Raise SettingError if a device does not exist on this machine.
     """
     gpus = [device for device in default_devices() if device.type == "cuda"]
     known = {"cpu": [torch.device("cpu")], **{str(gpu): [gpu] for gpu in gpus}, **({"cuda": gpus} if gpus else {})}

@@ -132,8 +132,7 @@ class PerplexityEvaluator:
     def complete(self, learner: Predictor, scores: Scores) -> Scores:
         """Return scores of the learner's current predictor with its perplexities on periods that they lack.
 
-        These periods were added to the stream after the scores were measured. For the errors, see a call of this
-        object.
+        These periods were added to the stream after the scores were measured. For the errors, see `__call__`.
         """
         known = scores.period_perplexities
         if known is None or len(known) >= self._stream.num_periods:
@@ -144,8 +143,7 @@ class PerplexityEvaluator:
     def _by_period(self, members: Sequence[MemberScores]) -> list[float] | None:
         """Return the perplexity on the test text of each period; None if the stream has no periods.
 
-        The first tokens of a period are predicted from the last tokens of the period before, as in the complete test
-        set.
+        The first tokens of a period are predicted from the last ones of the period before, as in the whole test set.
         """
         perplexities = []
         for t in range(1, self._stream.num_periods + 1):
@@ -208,10 +206,8 @@ class PerplexityEvaluator:
         return MemberScores(facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()})
 
     def _score_split(self, model: Any, task: Any, split: str, max_tokens: int | None) -> TokenScores:
-        """Return the scores of a model on a split.
-
-        Raises:
-            StreamError: if `max_tokens` is None and not all tokens of the split were scored.
+        """Return the scores of a model on a split. Raise StreamError if not all tokens were scored without
+        `max_tokens`.
         """
         scores = score_tokens(model, task, split, self._devices, max_tokens=max_tokens)
         expected = self._stream.counts(split)["tokens"]

@@ -257,10 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _by_source(members: Sequence[np.ndarray], stream: StreamFolder, split: str) -> dict[str, PerplexityScore]:
     """Return the score on each source whose text is in the split, by the name of the source.
 
-    The first tokens of a passage are predicted from the passage before, as in the score of the complete split.
-
-    Raises:
-        StreamError: if the stream does not say from which source its passages come, or if the file has changed.
+    The first tokens of a passage are predicted from the passage before, as in the score of the complete split. Raise
+    StreamError if the stream does not say from which source its passages come, or if the file has changed.
     """
     # Import pyarrow only here, because it is rarely needed, and the import takes a tenth of a second.
     import pyarrow.parquet
@@ -306,10 +304,8 @@ def _print_score(
 def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> tuple[list[Path], Path]:
     """Return the checkpoint files and the stream folder that alma-eval uses.
 
-    They are those of a run, if `paths` contains only its folder. For checkpoint files, `stream` must be given.
-
-    Raises:
-        StreamError: if a path does not exist, if the run has no finished stage, or if there is no stream.
+    They are those of a run, if `paths` contains only its folder. For checkpoint files, `stream` must be given. Raise
+    StreamError if a path does not exist, if the run has no finished stage, or if there is no stream.
     """
     if len(paths) == 1 and paths[0].is_dir():
         run = paths[0]

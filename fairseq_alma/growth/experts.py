@@ -153,8 +153,7 @@ def _choose(
 def _copy(
     mixture: Mapping[str, Tensor], parents: list[int], router: RouterGrowth, noise: float, random: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the tensors of a mixture that change if the experts `parents` are copied, by their names in
-    SwitchFeedForward.
+    """Return the tensors of a mixture, by their names, that change if the experts `parents` are copied.
 
     The copies keep the validation results of their parents.
     """

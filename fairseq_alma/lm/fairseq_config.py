@@ -247,8 +247,7 @@ def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
 def _parse(words: list[str], only_given: bool = False) -> Namespace:
     """Return the namespace that fairseq-train parses from `words`; if `only_given`, without default values.
 
-    Raises:
-        SettingError: if fairseq refuses one of the options.
+    Raise SettingError if fairseq refuses one of the options.
     """
     output = io.StringIO()
     try:

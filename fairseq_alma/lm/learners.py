@@ -67,13 +67,11 @@ class LanguageModelLearner:
 
     @property
     def predictor(self) -> list[Path]:
-        """Checkpoints of the models that predict now. The prediction is the mean of their probabilities.
+        """Checkpoints of the models that predict now, with the mean of their probabilities. At first they are
+        untrained.
 
-        Before the first stage, these are untrained checkpoints.
-
-        Raises:
-            StageError: if a checkpoint is missing.
-            RunError: if a checkpoint has changed since an earlier process recorded it.
+        Raises StageError if a checkpoint is missing, and RunError if it has changed since an earlier process recorded
+        it.
         """
         self._check_files(self._predictor, "the predictor")
         return self._predictor or list(self._untrained().values())
@@ -92,12 +90,9 @@ class LanguageModelLearner:
         return bool(self._predictor)
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
+        """Add capacity to the model before a stage other than the first. Return the cost. The base class adds nothing.
 
-        This method is called before every stage except the first.
-
-        Raises:
-            StageError: if a checkpoint from which the stage continues is missing.
+        Raise StageError if a checkpoint from which the stage continues is missing.
         """
         self._check_files(self._continuations.values(), f"stage {stage.index}")
         return [Spent()]
@@ -132,9 +127,7 @@ class LanguageModelLearner:
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`.
 
-        Raises:
-            StageError: if a checkpoint is missing.
-            RunError: if learner.json is damaged.
+        Raise StageError if a checkpoint is missing, and RunError if learner.json is damaged.
         """
         state = read_json(folder / "learner.json", _State, advice="restore the file from a backup")
         # Whether the files have changed is checked when they are used: those of earlier stages are large, or removed.
@@ -259,8 +252,7 @@ class GrowingEnsemble(LanguageModelLearner):
 class GrowingMixture(LanguageModelLearner):
     """gMoE: a single model with mixtures. Before each stage except the first, experts are copied, or layers, or both.
 
-    Raises:
-        SettingError: if a growth would add more layers than it can copy.
+    Raises SettingError if a growth would add more layers than it can copy.
     """
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):

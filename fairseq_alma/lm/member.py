@@ -90,13 +90,7 @@ class Processes(Protocol):
 
 
 class MemberTraining:
-    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member.
-
-    Args:
-        settings: settings of the run.
-        stream: training and validation data.
-        processes: starts the processes.
-    """
+    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member."""
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
         self.settings = settings
@@ -109,8 +103,7 @@ class MemberTraining:
     def check(self, member: Member, num_members: int) -> None:
         """Let fairseq check the options with which `member` is trained. Nothing is written to the run folder.
 
-        Raises:
-            SettingError: if fairseq refuses an option, or the shared folder (setting `reuse_from`) cannot be written.
+        Raise SettingError if fairseq refuses one, or if the shared folder (setting `reuse_from`) cannot be written.
         """
         num_devices = self._usable_devices(num_members)
         self._configs.of(member, num_devices)
@@ -236,8 +229,7 @@ class MemberTraining:
     def _start(self, stage: Stage, config: DictConfig, folder: Path, start: Path) -> str | None:
         """Write started.json, with the devices and the key of the training (see SharedMembers). Return the key.
 
-        If the training was started before and can be resumed, its key is kept. The key is None without the setting
-        `reuse_from`.
+        If the training can be resumed, its key is kept. The key is None without the setting `reuse_from`.
         """
         path, num_devices = folder / STARTED, config.distributed_training.distributed_world_size
         now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size,
@@ -274,8 +266,7 @@ class MemberTraining:
     def _key(self, stage: Stage, config: DictConfig, start: Path) -> str:
         """Return the key of a member's training in the shared folder: a digest of all that influences the result.
 
-        It contains digests of the data and of the initial weights, not their paths, so runs in different folders can
-        share.
+        It contains digests of the data and of the initial weights, not paths, so runs in different folders can share.
         """
         recipe: dict[str, Any] = {
             "config": identity_of_config(config),
@@ -291,10 +282,10 @@ class MemberTraining:
         return key_of(recipe, start)
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
-        """Return the cost of a member's training, and remove the optimizer state from its best checkpoint, which is
-        then smaller.
+        """Return the cost of a member's training: from the FLOPs of the model, and the updates and tokens in its
+        checkpoint.
 
-        The cost follows from the FLOPs of the model and from the numbers of updates and tokens in the last checkpoint.
+        The optimizer state is removed from the best checkpoint, which makes it much smaller.
         """
         last = require_checkpoint(folder / LAST)
         # fairseq adds the training time of this stage to the time in the checkpoint from which the stage started. So

@@ -50,12 +50,6 @@ UNTRAINED_TOKENS = 10_000
 """Number of tokens of the validation set and of the test set on which the untrained learner is scored, if no metric
 includes its perplexity. The first tokens are taken."""
 
-WHEN_STOPPED = "what is being trained is saved first, which takes up to a minute"
-"""What alma-lm does before it ends, if it is stopped by Ctrl-C or by a scheduler."""
-
-OTHER_KEYS = ("table_updates",)
-"""Keys in the YAML files that are not settings of the run, but from which the YAML files compute settings."""
-
 
 def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> list[LedgerRow]:
     """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
@@ -183,8 +177,8 @@ COMMAND = Command(
     LanguageModelSettings,
     CONFIGS,
     example_out="runs/sm_w1",
-    other_keys=OTHER_KEYS,
-    when_stopped=WHEN_STOPPED,
+    other_keys=("table_updates",),
+    when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
 )
 

@@ -47,14 +47,7 @@ SEEDS = "seeds.json"
 
 
 class SlurmProcesses(LocalProcesses):
-    """Trains the members of a stage in Slurm jobs. Implements the protocol `Processes` of member.py.
-
-    Args:
-        run: the run folder.
-        slurm: what each job asks for.
-        num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
-        scalars: see `LocalProcesses`.
-    """
+    """Trains the members of a stage in Slurm jobs, which ask for `slurm`. Implements `Processes` of member.py."""
 
     def __init__(self, run: str, slurm: SlurmSettings, num_mega_batches: int, scalars: RunScalars | None = None):
         super().__init__(num_mega_batches, scalars=scalars)
@@ -179,10 +172,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
 def summarize_seeds(folder: Path) -> None:
     """Write summary.json for a run with several seeds: the means over those that are finished, if there are any.
 
-    If `folder` is not the folder of such a run, nothing is done.
-
-    Raises:
-        RunError: if another process is using `folder`.
+    Nothing is done for another folder. Raise RunError if another process is using `folder`.
     """
     if (folder / SEEDS).exists():
         with Lease(folder):

@@ -63,8 +63,7 @@ class LocalProcesses:
 
     Args:
         num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
-        at_once: number of members that train at the same time. By default the number of GPUs, or the number of cores
-            if there is no GPU.
+        at_once: number of members that train at the same time. By default the number of GPUs, or of cores.
         scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
     """
 

@@ -57,10 +57,8 @@ def stored_model(checkpoint: Any, path: Path, options: type = SwitchLanguageMode
 
 
 def stored_entry(checkpoint: Any, path: Path, *names: str) -> dict[str, Any]:
-    """Return a dictionary in a checkpoint, which is found by its names from the outside to the inside.
-
-    Raises:
-        SettingError: if there is no such dictionary.
+    """Return a dictionary in a checkpoint, found by its names from the outside to the inside. Raise SettingError
+    without it.
     """
     entry = checkpoint
     for name in names:

@@ -114,10 +114,8 @@ class SwitchLanguageModel(FairseqLanguageModel):
         """Check that a state dict fits this model. fairseq calls this method before it loads the state dict.
 
         Without this check, torch would report an error that lists every tensor whose size differs. If the state dict
-        has no `version` entry, it is added in place.
-
-        Raises:
-            SettingError: if the layers, widths, vocabulary or experts differ from those of this model.
+        has no `version` entry, it is added in place. Raise SettingError if layers, widths, vocabulary or experts
+        differ.
         """
         super().upgrade_state_dict_named(state_dict, name)
         own = shapes_of(self)
@@ -288,7 +286,7 @@ class SwitchDecoder(FairseqDecoder):
 
 
 class SwitchDecoderLayer(nn.Module):
-    """A decoder layer: pre-norm self-attention, then a pre-norm feed-forward network or mixture of experts, both
+    """A decoder layer: self-attention, then a feed-forward network or a mixture of experts. Both are pre-norm and
     residual.
 
     Args:

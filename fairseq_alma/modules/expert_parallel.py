@@ -34,15 +34,10 @@ from fairseq_alma.modules.experts import ExpertWeights, run_experts
 
 
 class ExpertGroup:
-    """The group of ranks to which this rank belongs. They hold all experts together.
+    """The group of N = `size` ranks to which this rank belongs. They hold all experts together.
 
     All ranks of the training must create this object at the same time, because they make process groups together.
-
-    Args:
-        size: number of ranks in a group, N.
-
-    Raises:
-        ValueError: if the number of ranks is not a multiple of N.
+    Raises ValueError if their number is not a multiple of N.
     """
 
     def __init__(self, size: int):
@@ -198,8 +193,7 @@ class ExpertShard:
         return self.slice_of(self.group.position)
 
     def collect(self, values: Tensor) -> Tensor | None:
-        """Return the values of all E experts, on the CPU, on rank 0; None on all other ranks. All ranks must call this
-        method.
+        """Return the values of all E experts, on the CPU, on rank 0; None on all other ranks. All ranks must call it.
 
         `values` are those of the experts that this rank holds, [number of these experts, ...].
         """
@@ -221,10 +215,7 @@ class ExpertShard:
     def collect_checked(self, values: Tensor) -> "Collected | None":
         """Return the values of all E experts and their digests, like `collect`.
 
-        Each rank sends digests of its values, which are compared with the values that have arrived.
-
-        Raises:
-            RuntimeError: if values have changed on their way.
+        Each rank sends digests of its values. Raise RuntimeError if the values that have arrived have others.
         """
         # Compute the digests before the exchange, so that all ranks compute them at the same time.
         digests = _as_tensor(digests_of_experts(values) if self.group.first_rank == 0 else []).to(values.device)
@@ -252,10 +243,9 @@ class Collected:
 
 
 def keep_own_experts(model: nn.Module) -> None:
-    """Tell torch's DistributedDataParallel to leave the weights and gradients of spread experts of a model as they are.
+    """Tell torch's DistributedDataParallel to leave weights and gradients of spread experts as they are.
 
-    Call it before the model is wrapped. fairseq's own wrapper, legacy_ddp, does so for all parameters with an attribute
-    `expert`.
+    Call it before the model is wrapped. fairseq's legacy_ddp does so for all parameters with an attribute `expert`.
     """
     spread = [name for name, parameter in model.named_parameters() if hasattr(parameter, "expert")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, spread)

@@ -154,10 +154,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split and store the dataset in `self.datasets[split]`. `epoch`, `combine` and `kwargs` are ignored.
 
-        The splits are "train" (the mega-batches of this stage), "valid", and "test" (for evaluation only).
-
-        Raises:
-            SettingError: if there is no such split.
+        The splits are "train" (the mega-batches of this stage), "valid", and "test" (for evaluation only). Raise
+        SettingError for others.
         """
         if split == "train":
             dataset = self._blocks(self._mega_batch_splits(self.args.mega_batches), shuffle=True)
@@ -230,10 +228,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
         batch. Its losses are not added to the validation losses of the experts again. Neither are those of another
-        subset than "valid".
-
-        Raises:
-            MemoryError: if the device does not have enough memory for the batch.
+        subset than "valid". Raise MemoryError if the device does not have enough memory for the batch.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         is_first = rank == 0 or sample["block_ids"] != self._first_valid_ids
@@ -254,8 +249,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         """Set the validation loss of each expert to 0. fairseq calls this method before each validation.
 
-        Raises:
-            FloatingPointError: if a training loss since the last check of the losses is not finite.
+        Raise FloatingPointError if a training loss since the last check of the losses is not finite.
         """
         self._loss_check.finish()
         for mixture in getattr(model, "mixtures", []):
@@ -280,8 +274,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_checkpoint_dict(self) -> dict:
         """Return the task's entry in a checkpoint: token counts (`self.processed`) and the digest of the dictionary.
 
-        Raises:
-            FloatingPointError: if a training loss since the last check is not finite. Then no checkpoint is written.
+        Raise FloatingPointError if a training loss since the last check is not finite. Then no checkpoint is written.
         """
         self._loss_check.finish()
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
@@ -290,8 +283,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def set_checkpoint_dict(self, state: dict) -> None:
         """Set `self.processed` to the value in the task's entry in a checkpoint, which `get_checkpoint_dict` returned.
 
-        Raises:
-            SettingError: if the checkpoint was trained with another dictionary.
+        Raise SettingError if the checkpoint was trained with another dictionary.
         """
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
         if state["dict_sha256"] != dictionary:

@@ -25,8 +25,7 @@ class LossCheck:
     def add(self, loss: Tensor, update: int) -> None:
         """Add a loss, a scalar, and check all losses that have arrived at the host. One on a CPU is checked at once.
 
-        Raises:
-            FloatingPointError: if one of the checked losses is not finite. The message names its update.
+        If a checked loss is not finite, raise a FloatingPointError that names its update.
         """
         loss, arrived = loss.detach(), None
         if loss.device.type == "cuda":
@@ -60,9 +59,5 @@ class LossCheck:
 
 
 def _has_arrived(event: torch.cuda.Event | None) -> bool:
-    """Return True if the copy of a loss has arrived at the host, or if `event` is None because no copy was needed.
-
-    Args:
-        event: CUDA event that was recorded after the copy, or None if the loss was on a CPU.
-    """
+    """Return True if the copy of a loss has arrived at the host, or if it needed no copy, and so has no event."""
     return event is None or event.query()
