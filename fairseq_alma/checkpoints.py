@@ -74,9 +74,7 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Atomically replace the file `path` with a checkpoint: plain values and tensors. It is on the disk when this
-    returns.
-    """
+    """Atomically replace the file `path` with a checkpoint: plain values and tensors. Afterwards, the disk has it."""
     # Delete the temporary files that killed processes have left behind, because they are large.
     for leftover in unfinished_files(path.parent, path.name):
         leftover.unlink(missing_ok=True)
@@ -149,9 +147,7 @@ def repair_stage_folder(folder: Path, needs_best: bool = True) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Atomically create `target` as a hard link to the file `source`, or as a copy if the file system has no hard
-    links.
-    """
+    """Atomically create `target` as a hard link to the file `source`, or as a copy where there are no hard links."""
     with written_aside(target, durable=False) as temporary:
         link_or_copy(source, temporary)
 

@@ -24,9 +24,7 @@ MAX_NAME = 150
 
 
 def name_and_value(argument: str) -> tuple[str, str] | None:
-    """Return the name and the value of an argument such as `wait=1`, `+wait=1` or `launch.time=10`; None for other
-    words.
-    """
+    """Return the name and the value of an argument such as `wait=1`, `+wait=1` or `launch.time=10`; otherwise None."""
     found = re.fullmatch(r"\+{0,2}~?([A-Za-z_][\w.]*)=(.*)", argument, re.DOTALL)
     return (found[1], found[2]) if found else None
 

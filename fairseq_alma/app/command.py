@@ -215,8 +215,8 @@ class Command:
         return list(dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys]))
 
     def _check_values(self, arguments: Sequence[str]) -> None:
-        """Check the values of the known settings on the command line, like those of a run. Raise SettingError if one is
-        invalid.
+        """Check the values of the known settings on the command line, like those of a run. For the error, see
+        `from_mapping`.
         """
         known = {*self._known()}
         valid = [one for one in arguments if (pair := name_and_value(one)) and pair[0] in known and pair[0] != "out"]

@@ -178,9 +178,7 @@ def takes(program: Program, learner: str, setting: str) -> bool:
 
 
 class RunSettings(Settings):
-    """Base class for the object with all settings of a run. `learner_settings` has the additional settings of the
-    learner.
-    """
+    """Base class for all settings of a run. `learner_settings` has the additional settings of the learner."""
 
     program: ClassVar[Program]
     learner: str

@@ -32,9 +32,7 @@ class LearnerSettings(Settings):
         return False
 
     def check_run(self, run: Any) -> None:
-        """Raise SettingError if these settings are invalid for `run`, the object with all settings. The base class
-        never does.
-        """
+        """Raise SettingError if these settings are invalid for `run`, the object with all settings of the run."""
 
 
 # ---- Settings of the vision learners (alma-vision).

@@ -263,11 +263,6 @@ class Lease:
                 claim.rmdir()
 
 
-def is_held(folder: str | Path) -> bool:
-    """Return True if a process holds a valid lease of `folder` (see `holder_of`). The folder is not changed."""
-    return holder_of(folder) is not None
-
-
 def holder_of_run(run: Path, ask_slurm: bool = False) -> Holder | None:
     """Return the process that is working on a run; None if there is none (see `holder_of`).
 

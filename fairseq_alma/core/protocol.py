@@ -47,9 +47,7 @@ class StreamSettings:
     them. "wait": they wait for the mega-batches that will arrive later."""
 
     def ratio(self, curve: ErrorCurve) -> tuple[float, str | None]:
-        """Return the ratio of waits that grow, and with wait="auto" the reason for it, which follows from the known
-        errors.
-        """
+        """Return the ratio of waits that grow, and with wait="auto" the reason for it, given the known errors."""
         if self.wait == "auto":
             return auto_ratio(curve, self.replay, ratio_of(self.wait))
         return ratio_of(self.wait), None

@@ -158,9 +158,7 @@ class RunRecord:
         return [Spent() for _ in self.seeds] if (k, name) == (self._saved[0], "grow") else None
 
     def _load(self) -> None:
-        """Load the learner, if it does not have the state after the last step. Raise RunError if no save has this
-        state.
-        """
+        """Load the learner, if it does not have the state after the last step. Raise RunError if no save has it."""
         if self._last >= self._saved and self._of_learner == self._last:
             return
         if self._learner is None or self._last != self._saved:

@@ -122,9 +122,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings for a mapping of names to values. Raise SettingError if a name is unknown or a value
-        invalid.
-        """
+        """Return the settings for a mapping of names to values. Raise SettingError if a name or a value is invalid."""
         errors = SettingErrors()
         known = [one.name for one in describe(cls)]
         errors.collect(lambda: refuse_unknown_keys(values, known))

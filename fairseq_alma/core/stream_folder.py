@@ -205,9 +205,7 @@ class StreamFolder:
         return TrainingView(self.path, *dictionary, digests, entries, self.description["dtype"])
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
-        """Return the stream of all mega-batches, or of the first `num_mega_batches`. Raise StreamError if there are
-        fewer.
-        """
+        """Return the stream of all mega-batches, or of the first ones. Raise StreamError if there are fewer."""
         wanted = num_mega_batches or self.num_mega_batches
         if wanted > self.num_mega_batches:
             raise StreamError(

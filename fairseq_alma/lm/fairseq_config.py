@@ -167,9 +167,7 @@ class _Options(Namespace):
 
 @lru_cache(maxsize=16)
 def _convert(given: _Options) -> DictConfig:
-    """Return fairseq's typed configuration for options, which the caller must not change. Raise SettingError if one is
-    wrong.
-    """
+    """Return fairseq's typed configuration, which the caller must not change. Raise SettingError if a type is wrong."""
     try:
         return convert_namespace_to_omegaconf(given)
     except Exception as error:

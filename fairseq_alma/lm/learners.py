@@ -161,9 +161,7 @@ class LanguageModelLearner:
         return 0
 
     def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
-        """Store the checkpoints of a stage: those that predict, and, by member number, those from which the next stage
-        continues.
-        """
+        """Store the checkpoints that predict now, and, by member number, those from which the next stage continues."""
         self._predictor, self._continuations = predictor, continuations
 
     def _starts(self, stage: Stage) -> dict[int, Path]:

@@ -51,9 +51,7 @@ class SharedMembers:
         self._store = Store(self.folder / "trained", durable=False)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the member with this key from the shared folder to `member_folder`. Return False if it is missing or
-        damaged.
-        """
+        """Copy the member with this key to `member_folder`. Return False if it is missing or damaged."""
         entry = self._store.take(key)
         if entry is None or not {BEST, "log.txt", "done.json"} <= entry.files.keys():
             return False

@@ -57,9 +57,7 @@ def stored_model(checkpoint: Any, path: Path, options: type = SwitchLanguageMode
 
 
 def stored_entry(checkpoint: Any, path: Path, *names: str) -> dict[str, Any]:
-    """Return a dictionary in a checkpoint, found by its names from the outside to the inside. Raise SettingError
-    without it.
-    """
+    """Return a dictionary in a checkpoint, found by its names, the outermost first. Raise SettingError without it."""
     entry = checkpoint
     for name in names:
         entry = entry.get(name) if isinstance(entry, dict) else None

@@ -148,9 +148,7 @@ def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def refuse_other_sizes(saved: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
-    """Raise SettingError if the tensors in a checkpoint, `saved`, do not fit a model with the shapes `own` (see
-    `shapes_of`).
-    """
+    """Raise SettingError if the tensors in a checkpoint, `saved`, do not have the shapes of a model, `own`."""
     differing = [key for key in own if key in saved and saved[key].shape != own[key]]
     only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
     if not differing and not only_one_side:

@@ -96,9 +96,7 @@ def _run_slots(x_SD: Tensor, weights: ExpertWeights, dropout: float) -> Tensor:
 
 
 def _run_grouped(x_SD: Tensor, load_E: Tensor, weights: ExpertWeights, dropout: float) -> Tensor:
-    """Return the outputs [S, D] of the experts if expert e has load_E[e] rows, with one grouped matrix product per
-    layer.
-    """
+    """Return the outputs [S, D] of the experts if expert e has load_E[e] rows, with one grouped matrix product each."""
     end_E = load_E.cumsum(0).to(torch.int32)
     # Select the bias of each row by a matrix product with a matrix of zeros and ones, [S, E], because the gradient of a
     # matrix product is fast. If the biases were selected by an index, the gradient would need S additions to only E

@@ -68,9 +68,7 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The options, as keyword arguments of torch.optim.AdamW. fairseq gives them precedence over those of a
-        checkpoint.
-        """
+        """The options, as keyword arguments of torch.optim.AdamW. They replace those in a checkpoint."""
         lr = self.cfg.lr
         return {
             "lr": lr if isinstance(lr, float) else lr[0],

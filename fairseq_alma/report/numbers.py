@@ -37,9 +37,7 @@ class Estimate:
         return cls(_mean(values), float(np.std(values, ddof=1) / len(values) ** 0.5))
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
-        """Return `12.34 ± 0.56`, or `12.34` for a single seed, with `digits` decimals; multiplied by `scale`, 100 for
-        percent.
-        """
+        """Return `12.34 ± 0.56`, or `12.34` for a single seed, with `digits` decimals. For percent, `scale` is 100."""
         text = f"{scale * self.mean:.{digits}f}"
         return text if self.stderr is None else f"{text} ± {scale * self.stderr:.{digits}f}"
 

@@ -254,9 +254,7 @@ def table2(comparison: Comparison) -> Table | None:
 
 
 def by_period(comparison: Comparison) -> Table | None:
-    """Return the averages over the matrix of perplexities by period, and the regret, of each group of runs, if there
-    are any.
-    """
+    """Return the averages over the matrix of perplexities by period, and the regret, of each group that has one."""
     reference, finished = reference_of(comparison), [group for group in comparison.groups if group.is_finished]
     widths = common_periods(finished)
     rows = []

@@ -294,9 +294,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self.processed = state["processed"]
 
     def _order(self, num_blocks: int) -> dict[str, Any]:
-        """Return the options on which the order of the training blocks depends, name -> value, and the number of
-        blocks.
-        """
+        """Return what the order of the training blocks depends on: options, name -> value, and the number of blocks."""
         names = ("mega_batches", "replay_mega_batches", "replay_share", "tokens_per_sample")
         options = {f"--{name.replace('_', '-')}": getattr(self.args, name) for name in names}
         return {**options, "number of blocks": num_blocks}
@@ -331,9 +329,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
 @contextmanager
 def _memory_error(when: str) -> Iterator[None]:
-    """In the `with` block, replace torch's RuntimeError about too little memory by a MemoryError, which fairseq does
-    not catch.
-    """
+    """Replace torch's RuntimeError about too little memory by a MemoryError, which fairseq does not catch."""
     try:
         yield
     except RuntimeError as error:

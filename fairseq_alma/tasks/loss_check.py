@@ -38,9 +38,7 @@ class LossCheck:
             self._check_oldest()
 
     def finish(self) -> None:
-        """Check all losses that are not checked yet. Wait until they have arrived at the host. For the error, see
-        `add`.
-        """
+        """Check all losses that are not checked yet, when they have arrived at the host. For the error, see `add`."""
         while self._waiting:
             self._check_oldest()
 

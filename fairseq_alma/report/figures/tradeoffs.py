@@ -178,8 +178,8 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> list[tuple[RunGroup, Numbers, RunGroup, Numbers]]:  # fmt: skip
-    """Find the finished groups of runs that differ only in replay: (group without replay, its results, group with, its
-    results).
+    """Return the finished groups that differ only in replay: group without replay, its results, group with, its
+    results.
     """
     finished = [(group, result) for group, result in zip(comparison.groups, numbers, strict=True) if result.quality]
     without = {_key_without(group, ("replay",)): (group, result) for group, result in finished if not group.replay}
