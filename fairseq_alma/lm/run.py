@@ -50,6 +50,9 @@ UNTRAINED_TOKENS = 10_000
 """Number of tokens of the validation set and of the test set on which the untrained learner is scored, if no metric
 includes its perplexity. The first tokens are taken."""
 
+OTHER_KEYS = ("table_updates",)
+"""Keys in the YAML files that are not settings of the run, but from which the YAML files compute settings."""
+
 
 def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> list[LedgerRow]:
     """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
@@ -177,7 +180,7 @@ COMMAND = Command(
     LanguageModelSettings,
     CONFIGS,
     example_out="runs/sm_w1",
-    other_keys=("table_updates",),
+    other_keys=OTHER_KEYS,
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
 )
