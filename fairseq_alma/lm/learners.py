@@ -26,10 +26,10 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.average import remove_old_continuations
+from fairseq_alma.lm.fairseq_config import Member
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.training_config import Member
 
 
 class LanguageModelLearner:

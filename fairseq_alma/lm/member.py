@@ -32,11 +32,16 @@ from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
-from fairseq_alma.lm.fairseq_config import identity_of_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import (
+    Member,
+    TrainingConfigs,
+    identity_of_config,
+    updates_of_stage,
+    write_untrained_checkpoint,
+)
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from fairseq_alma.lm.stage_processes import training_command
-from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
 
