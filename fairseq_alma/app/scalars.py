@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.files import remove
-from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.ledger import LedgerRow, Spent
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,9 @@ class RunScalars:
         self._writer: Any = None
         self._flushed = time.monotonic()
         self._num_seen = 0
-        self._sums = Sums(cer_from)
+        self._cer_from = cer_from
+        # Over the arrivals so far: the sum of error rates or perplexities, and the costs.
+        self._quality, self._spent = 0.0, Spent()
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
@@ -68,7 +70,9 @@ class RunScalars:
         if not self._is_on:
             return
         for row in rows[self._num_seen :]:
-            self._sums.add(row)
+            if row.t >= self._cer_from:
+                self._quality += row.scores.error_rate or row.scores.perplexity or 0.0
+            self._spent += row.spent
             self._unwritten = row
             if row.t == 0 or row.updated:
                 self._write_row()
@@ -93,7 +97,7 @@ class RunScalars:
 
     def _write_row(self) -> None:
         if self._unwritten is not None:
-            self._write(values_at(self._unwritten, self._sums), self._unwritten.t)
+            self._write(values_at(self._unwritten, self._quality, self._spent), self._unwritten.t)
             self._unwritten = None
 
     def _write(self, values: dict[str, float], step: int) -> None:
@@ -130,29 +134,11 @@ class RunScalars:
         self._is_on, self._writer, self._unwritten = False, None, None
 
 
-class Sums:
-    """Running totals over the arrivals so far: the sum of error rates or perplexities, and the sums of the costs.
+def values_at(row: LedgerRow, quality: float, spent: Spent) -> dict[str, float]:
+    """Return the scalars of one arrival, name -> value.
 
-    `cer_from` is the first arrival whose error rate or perplexity is added.
+    `quality` is the sum of error rates or perplexities, and `spent` that of the costs, over all arrivals so far.
     """
-
-    def __init__(self, cer_from: int = 1) -> None:
-        self._cer_from = cer_from
-        self.quality = 0.0
-        self.train_flops = self.num_updates = 0
-        self.train_seconds = 0.0
-
-    def add(self, row: LedgerRow) -> None:
-        """Add the scores and costs of the next ledger row to the sums."""
-        if row.t >= self._cer_from:
-            self.quality += row.scores.error_rate if row.scores.error_rate is not None else row.scores.perplexity or 0.0
-        self.train_flops += row.spent.train_flops
-        self.num_updates += row.spent.num_updates
-        self.train_seconds += row.spent.train_seconds
-
-
-def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
-    """Return the scalars of one arrival, name -> value. `sums` are those over all arrivals up to this one."""
     scores = row.scores
     values: dict[str, float | None] = {
         "test/error_rate": scores.error_rate,
@@ -162,9 +148,9 @@ def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
         "validation/error_rate": scores.validation_error_rate,
         "validation/perplexity": scores.validation_perplexity,
         "validation/prequential_error_rate": row.prequential.error_rate if row.prequential else None,
-        "cost/train_tflops": sums.train_flops / 1e12,
-        "cost/updates": sums.num_updates,
-        "cost/train_seconds": sums.train_seconds,
+        "cost/train_tflops": spent.train_flops / 1e12,
+        "cost/updates": spent.num_updates,
+        "cost/train_seconds": spent.train_seconds,
         "model/parameters": scores.num_params,
         "model/experts": scores.num_experts,
         "model/members": scores.num_members,
@@ -172,5 +158,5 @@ def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
     }
     if row.t >= 1:
         is_vision = scores.error_rate is not None
-        values["stream/cer" if is_vision else "stream/average_perplexity"] = sums.quality / (1 if is_vision else row.t)
+        values["stream/cer" if is_vision else "stream/average_perplexity"] = quality / (1 if is_vision else row.t)
     return {name: float(value) for name, value in values.items() if value is not None}

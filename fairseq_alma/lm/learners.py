@@ -78,10 +78,7 @@ class LanguageModelLearner:
 
     @property
     def frozen(self) -> list[Path]:
-        """The checkpoints in `predictor` that no later stage trains further.
-
-        These models do not change, so the evaluator may store their outputs and use the outputs again.
-        """
+        """The checkpoints in `predictor` that no later stage trains further, whose outputs may be stored."""
         return []
 
     @property
