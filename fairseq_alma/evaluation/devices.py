@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -40,11 +40,9 @@ def parse_devices(text: str | None) -> list[torch.device]:
     return found
 
 
-def default_tokens_per_batch(model: Any, devices: Sequence[torch.device]) -> int:
+def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
     """Return the number of tokens in a forward pass that keeps the devices busy and fits into their memory."""
-    # If the experts have a capacity limit, the scores must not depend on the devices.
-    has_limit = any(mixture.eval_capacity_factor > 0 for mixture in model.mixtures)
-    if has_limit or any(device.type != "cuda" for device in devices):
+    if any(device.type != "cuda" for device in devices):
         return CPU_TOKENS
     smallest = min(torch.cuda.get_device_properties(device).total_memory for device in devices)
     return min(GPU_TOKENS, max(CPU_TOKENS, smallest // BYTES_PER_TOKEN))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.devices import default_tokens_per_batch, on_each
+from fairseq_alma.evaluation.devices import CPU_TOKENS, default_tokens_per_batch, on_each
 
 # Names of array dimensions: B blocks in a batch, L tokens in a block, T tokens in a split, E experts. A name that ends
 # in _T belongs to an array with the dimension T.
@@ -50,14 +50,14 @@ def score_tokens(
         split: "valid" or "test".
         devices: the devices that compute the scores, each with a copy of the model. By default the model's device.
         tokens_per_batch: number of tokens in one forward pass. It changes the scores only if the experts have a
-            capacity limit. None: see `default_tokens_per_batch`.
+            capacity limit. None: see `_default_tokens_per_batch`.
         max_tokens: maximum number of tokens to score, from the beginning of the split, rounded down to whole blocks,
             but at least one block. None to score all tokens.
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
     length = task.args.tokens_per_sample
-    num_blocks = max(1, (tokens_per_batch or default_tokens_per_batch(model, devices)) // length)
+    num_blocks = max(1, (tokens_per_batch or _default_tokens_per_batch(model, devices)) // length)
     tokens_T = _tokens(task.stream, split)
     if max_tokens is not None:
         tokens_T = tokens_T[: max(1, max_tokens // length) * length]
@@ -100,6 +100,12 @@ def batches_of(task: Any, split: str, tokens_per_batch: int) -> Iterator[tuple[T
     tokens_T = _tokens(task.stream, split)
     for start, end in _spans(len(tokens_T), length, max(1, tokens_per_batch // length)):
         yield _batch(tokens_T, start, end, length, task.source_dictionary.eos())
+
+
+def _default_tokens_per_batch(model: Any, devices: Sequence[torch.device]) -> int:
+    # If the experts have a capacity limit, the scores must not depend on the devices.
+    has_limit = any(mixture.eval_capacity_factor > 0 for mixture in model.mixtures)
+    return CPU_TOKENS if has_limit else default_tokens_per_batch(devices)
 
 
 def _tokens(stream: StreamFolder, split: str) -> np.ndarray:
