@@ -127,11 +127,6 @@ class MemberTraining:
             write_untrained_checkpoint(self._configs.of(member, folder=path.parent), path)
         return path
 
-    @property
-    def _continuation(self) -> str:
-        """Name of the checkpoint from which the next stage continues."""
-        return CONTINUATION if self.settings.keeps_continuation else BEST
-
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:
         """Train each member for one stage.
 
@@ -163,7 +158,9 @@ class MemberTraining:
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
                 continue
-            if (error := _lease_error(folder)) is not None:
+            try:
+                Lease(folder).wait()
+            except RunError as error:
                 busy.add(member.number)
                 failures.append(
                     f"member {member.number} of stage {stage.index} is trained by another process: {error}. When it "
@@ -194,7 +191,8 @@ class MemberTraining:
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
-            trained[member.number] = (folder / BEST, folder / self._continuation, read_json(done, Spent))
+            continuation = CONTINUATION if self.settings.keeps_continuation else BEST
+            trained[member.number] = (folder / BEST, folder / continuation, read_json(done, Spent))
         if failures:
             failed = {status for status in statuses.values() if status}
             was_stopped = failed and failed <= {*STOPPED} and not busy
@@ -319,15 +317,6 @@ def is_trained(folder: Path, updates: int) -> bool:
     """Return whether the last checkpoint in the folder of a member was saved after all `updates` of the stage."""
     last = read_checkpoint(folder / LAST)
     return last is not None and num_updates(last) >= updates
-
-
-def _lease_error(folder: Path) -> RunError | None:
-    """Return an error that says which other process trains the member in `folder`; None if none does."""
-    try:
-        Lease(folder).wait()
-    except RunError as error:
-        return error
-    return None
 
 
 def _remove_leftovers(folder: Path) -> None:
