@@ -133,6 +133,26 @@ def check_sizes(settings: PrepSettings, files: Files) -> None:
         ) from error
 
 
+def check_known_settings(settings: PrepSettings, stream: Mapping) -> None:
+    """Raise PrepError if a stream was made or extended with a setting that alma-prep no longer has.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        stream: the content of stream.json.
+    """
+    known = settings.identity()
+    for made in (stream, *stream.get("extensions", [])):
+        for name, value in made["settings"].items():
+            # The defaults of the settings that were removed. "passages" was that of `hold_out`.
+            is_default = value in (None, "", False, [], "passages")
+            if not (name in known or name.startswith("sha256 of ") or is_default):
+                raise PrepError(
+                    f"{settings.out} was made with {name} {value}, a setting that alma-prep no longer has. So it can "
+                    "be neither checked nor extended: use the version of alma-prep that made it, or make a new stream "
+                    "in another folder."
+                )
+
+
 def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> None:
     """Raise PrepError if a finished stream, with this stream.json, was made with other settings or from other files."""
     before = stream["settings"]

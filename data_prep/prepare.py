@@ -15,6 +15,7 @@ from data_prep.checks import (
     check_endings,
     check_filters,
     check_installed,
+    check_known_settings,
     check_out_is_not_a_source,
     check_same_stream,
     check_sizes,
@@ -222,6 +223,8 @@ def prepare(settings: PrepSettings) -> dict:
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     finished = read_stream(settings.out)
+    if finished is not None:
+        check_known_settings(settings, finished.description)
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)

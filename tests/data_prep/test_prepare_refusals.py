@@ -162,6 +162,28 @@ def test_a_stream_of_another_format_version(finished, stream_copy, refused):
     assert "cannot be read" in refused(stream_copy, f"books:{finished}/books")
 
 
+@pytest.mark.damages_streams
+def test_a_stream_with_a_setting_that_no_longer_exists(finished, stream_copy, refused, write_corpus, tmp_path):
+    new = write_corpus(tmp_path / "new", num_files=2, seed=5)
+    extend = ["--extend", str(stream_copy), "--source", f"books:{new}", "--workers", "1"]
+    path = stream_copy / "stream.json"
+    stream = json.loads(path.read_text())
+    stream["settings"] |= {"mask_pii": False, "rules": "", "sha256 of rules": "0"}
+    path.write_text(json.dumps(stream))
+    assert main(extend) == 0  # defaults
+    extended = json.loads(path.read_text())
+    extended["extensions"][0]["given"] |= {"mask_pii": False}
+    path.write_text(json.dumps(extended))
+    assert main(extend) == 0
+    extended["extensions"][0]["settings"] |= {"rules": "c4"}
+    path.write_text(json.dumps(extended))
+    assert "was made with rules c4, a setting that alma-prep no longer has" in refused(stream_copy, f"books:{new}")
+    path.write_text(json.dumps(stream | {"settings": stream["settings"] | {"mask_pii": True}}))
+    message = refused(stream_copy, f"books:{finished}/books")
+    assert "was made with mask_pii True, a setting that alma-prep no longer has" in message
+    assert main(extend) == 2
+
+
 def test_a_folder_with_files_that_are_not_ours(finished, tmp_path, refused):
     (tmp_path / "out" / "valid").mkdir(parents=True)
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
