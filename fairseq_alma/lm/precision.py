@@ -14,10 +14,9 @@ from fairseq_alma.lm.settings import LanguageModelSettings, Precision
 def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettings:
     """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
-    A new run gets the precision that `precision_of_machine` returns. If it is one of several seeds (seeds=3), and
-    another seed was started before, perhaps on another machine, it gets the precision of that seed. If the run was
-    started before, it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json
-    contains.
+    A new run gets the precision of `precision_of_machine`. If it is one of several seeds (seeds=3), and another seed
+    was started before, perhaps on another machine, it gets the precision of that seed. If the run was started before,
+    it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json contains.
     """
     out = Path(settings.out)
     recorded = read_settings(out, ("precision", "batch_size")) if (out / "settings.json").exists() else None
@@ -30,7 +29,7 @@ def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettin
 
 
 def _of_other_seed(out: Path) -> Precision | None:
-    """Return the recorded precision of another seed of a run with several, RUN/seed_i; None if there is none."""
+    """Return the recorded precision of another seed of a run with several seeds; None if there is none."""
     others = RunFolder(out.parent).of_seeds() if RunFolder(out).is_of_one_of_several_seeds else []
     return read_settings(others[0].path, ("precision",))["precision"] if others else None
 

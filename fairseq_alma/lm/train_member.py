@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,28 @@ import fairseq_alma
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, LAST, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageWeights
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.fence import Fence, hold
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.average import Average
 from fairseq_alma.lm.compilation import keep_compiled_code
-from fairseq_alma.lm.expert_digests import check_experts
 from fairseq_alma.lm.training_loop import STOPPED, train_stage
+from fairseq_alma.modules.expert_parallel import digests_of_experts
 from launch.local import killed_with
 
 logger = logging.getLogger(__name__)
+
+
+def check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], path: str | Path, advice: str) -> None:
+    """Raise StageError if the experts that `model` has loaded from the checkpoint `path` are not those that were saved.
+
+    The model has all experts or those of this rank. `digests` is the entry EXPERT_DIGESTS of the checkpoint, and
+    `advice` the end of the message.
+    """
+    for name, parameter in model.named_parameters():
+        own = parameter.expert.own if hasattr(parameter, "expert") else slice(None)
+        if name in digests and digests_of_experts(parameter) != digests[name][own]:
+            raise StageError(f"{path} is damaged: the experts in {name} are not those that were saved. {advice}")
 
 
 def _continue_optimizer(trainer: Any, path: Path) -> None:

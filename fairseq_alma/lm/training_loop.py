@@ -25,7 +25,6 @@ from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, link
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.lm.average import Average
 from fairseq_alma.lm.compilation import cost_so_far
-from fairseq_alma.lm.expert_digests import digests_of_collected_experts
 from fairseq_alma.lm.updates import METERS, Updates
 
 logger = logging.getLogger(__name__)
@@ -273,7 +272,7 @@ class Checkpoints:
             extra_state["best"] = self.best
         if self._average is not None:
             extra_state[AVERAGE] = self._average.entry()
-        if digests := digests_of_collected_experts(trainer.get_model()):
+        if digests := _digests_of_collected_experts(trainer.get_model()):
             extra_state[EXPERT_DIGESTS] = digests
         # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one
         # file, because the old file is not overwritten.
@@ -281,3 +280,12 @@ class Checkpoints:
             trainer.save_checkpoint(str(temporary), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)
+
+
+def _digests_of_collected_experts(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Return the entry EXPERT_DIGESTS of a checkpoint, after the optimizer has collected the experts on this rank.
+
+    It is empty if the experts are not spread over ranks.
+    """
+    collected = {name: parameter.__dict__.get("collected") for name, parameter in model.named_parameters()}
+    return {name: values.digests for name, values in collected.items() if values is not None}
