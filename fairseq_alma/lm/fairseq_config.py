@@ -394,13 +394,14 @@ class TrainingConfigs:
         }
         config = member_config(values, s.fairseq)
         config.model.decoder_layers += member.added_layers
-        config.model.compile = s.compile is True or (
-            s.compile == "auto" and pays(
-                config.model, self.stream.dictionary_size, updates * s.sequences_per_update * s.tokens_per_sample,
-                num_devices, is_gpu=self.memory is not None,
-            )
-        )  # fmt: skip
-        return self._divide_update(config, num_devices)
+        self._divide_update(config, num_devices)
+        num_tokens = updates * s.sequences_per_update * s.tokens_per_sample
+        if s.compile is True or (
+            s.compile == "auto"
+            and pays(config.model, self.stream.dictionary_size, num_tokens, num_devices, self.memory is not None)
+        ):
+            config.model.compile_batch = config.dataset.batch_size
+        return config
 
     def check_fork(self, member: Member) -> None:
         """Raise SettingError if the run is forked with another `fairseq=` that changes the shape of its model."""
@@ -441,8 +442,8 @@ class TrainingConfigs:
             }  # fmt: skip
         return values
 
-    def _divide_update(self, config: DictConfig, num_devices: int) -> DictConfig:
-        """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`."""
+    def _divide_update(self, config: DictConfig, num_devices: int) -> None:
+        """Set the numbers of sequences in a forward pass and of forward passes in an update."""
         _check_expert_parallel(config)
         if self.settings.keeps_continuation and str(config.distributed_training.ddp_backend) == "fully_sharded":
             raise SettingError(
@@ -451,11 +452,8 @@ class TrainingConfigs:
             )
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
-        for group in (config.dataset, config.task, config.model):
-            group.batch_size = batch_size
-        config.dataset.batch_size_valid = batch_size
+        config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
         config.optimization.update_freq = [sequences // (batch_size * num_devices)]
-        return config
 
 
 def _check_expert_parallel(config: DictConfig) -> None:

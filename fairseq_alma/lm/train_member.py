@@ -103,7 +103,7 @@ def train(
         level=os.environ.get("LOGLEVEL", "INFO").upper(), stream=sys.stdout, force=True,
     )  # fmt: skip
     fairseq_alma.register()
-    if config.model.get("compile", False):
+    if config.model.get("compile_batch", 0):
         keep_compiled_code()
     if config.model.get("expert_parallel", 1) > 1:
         checkpoint_utils.load_checkpoint_to_cpu = _load_mapped

@@ -144,7 +144,7 @@ def _progress(trainer: Trainer, batches: Any, epoch: int) -> Any:
 
 def _compiled(trainer: Trainer) -> dict[str, Any]:
     """Return what compiling has cost so far, for the log. After the first updates, it should not grow any more."""
-    if not trainer.cfg.model.get("compile", False):
+    if not trainer.cfg.model.get("compile_batch", 0):
         return {}
     num_graphs, seconds = cost_so_far()
     return {"compiled_graphs": num_graphs, "compile_seconds": seconds}

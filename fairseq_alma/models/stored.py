@@ -76,7 +76,8 @@ def _check(field: Field, value: Any, path: Path) -> None:
         names = [str(one.value) for one in field.type]
         is_valid, expected = type(value) is str and value in names, f"one of {', '.join(names)}"
     elif kind is int:
-        is_valid, expected = type(value) is int and value >= 1, "an integer, 1 or more"
+        least = 0 if field.default == 0 else 1
+        is_valid, expected = type(value) is int and value >= least, f"an integer, {least} or more"
     elif kind is float:
         is_number = type(value) in (int, float)
         is_valid, expected = is_number and 0 <= value <= LARGEST_FACTOR, f"a number from 0 to {LARGEST_FACTOR}"

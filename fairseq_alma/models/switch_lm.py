@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -74,14 +74,14 @@ class SwitchLanguageModelConfig(FairseqDataclass):
             "multiple of it. It does not change checkpoints"
         },
     )
-    compile: bool = field(
-        default=False,
+    compile_batch: int = field(
+        default=0,
         metadata={
-            "help": "compile the layers with torch.compile, for training on batches of --batch-size full sequences"
+            "help": "compile the layers with torch.compile, for training on batches of this many full sequences; 0: do "
+            "not compile"
         },
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
-    batch_size: Optional[int] = II("dataset.batch_size")
 
 
 @register_model("switch_lm", dataclass=SwitchLanguageModelConfig)
@@ -205,9 +205,9 @@ class SwitchDecoder(FairseqDecoder):
         self.layers = nn.ModuleList(
             SwitchDecoderLayer(cfg, number % 2 == 0, group) for number in range(1, cfg.decoder_layers + 1)
         )
-        self.compiled_shape = (cfg.batch_size, cfg.tokens_per_sample) if cfg.compile else None
+        self.compiled_shape = (cfg.compile_batch, cfg.tokens_per_sample) if cfg.compile_batch else None
         """Numbers of sequences and tokens of the batches for which the layers are compiled; None: they never are."""
-        if cfg.compile:
+        if cfg.compile_batch:
             # Layer by layer, because the layers have only two kinds of code: so the compiler runs twice, however many
             # layers there are.
             for layer in self.layers:
@@ -282,7 +282,7 @@ class SwitchDecoder(FairseqDecoder):
         is_compiled = self.training and token_mask is None and tuple(prev_output_tokens.shape) == self.compiled_shape
         if is_compiled:
             for layer in self.layers:
-                if layer.mixture is not None:
+                if isinstance(layer.mixture, SwitchFeedForward):
                     layer.mixture.router.splits()  # reads a tensor at the first call, which is not compiled
         mixtures: list[MixtureOutput] = []
         for layer in self.layers:
