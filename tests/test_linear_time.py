@@ -19,7 +19,7 @@ from data_prep.cleaning.cleaner import Cleaner, Cleaning, our_words
 from data_prep.copies.near_copies import removed_copies
 from data_prep.dividing.partition import cut_document
 from data_prep.reading.ngrams import unit_hashes, unit_hashes_of
-from data_prep.sources import compression, records, remote, web_page, wikipedia
+from data_prep.sources import KINDS, compression, records, web_page, wikipedia
 from data_prep.sources.base import Document, SkippedUnits, no_report
 from data_prep.sources.books import without_gutenberg
 from data_prep.sources.dates import date_in_path, parse_date, snapshot_of
@@ -60,8 +60,6 @@ PATTERNS = {
     "data_prep.dividing.partition:LINE_END": search("\n", "a"),
     "data_prep.reading.ngrams:_CHUNK_END": search("a", " "),
     "data_prep.running.stream_folder:SHARD_NAME": fullmatch(("1", "mega_batch_", "!"), "removed/", "valid/"),
-    "data_prep.sources.common_crawl:ARCHIVE": search(".", ".war", ".warcc"),
-    "data_prep.sources.common_crawl:METADATA": search(".", ".cdx", ".cdxjj"),
     "data_prep.sources.common_crawl:_URI": fullmatch("<", ">", "urn:", "urn:a:", ("a", "urn:"),
     ("-", "<urn:", ":http")),
     "data_prep.sources.dates:_YEAR_OR_MONTH": fullmatch("1999", "1999-", "1"),
@@ -136,7 +134,6 @@ PATTERNS = {
     "data_prep.sources.wiki_templates:_NUMBER": match("-", "1", ","),
     "data_prep.sources.wiki_templates:_MANY": match("e3", "e", "\n"),
     "data_prep.sources.wiki_templates:_SOUND_FILE": search(".", ".a", ".aaaa", "a"),
-    "data_prep.sources.wikipedia:DUMP": search(".", ".xm", ".xmll"),
     "data_prep.sources.wikipedia:_REDIRECT": match(
         *SPACES, ("a", "#"), (" ", "#a"), (" ", "#a:"), (" ", "#a :", "[["), ("a", "#a[["), ("]", "#a[["),
         ("#a:", "", "[["),
@@ -272,8 +269,9 @@ FUNCTIONS = {
         *map(repeated, ("1", "1999", "1999-", "1999-01-01", "1999-01-01T", " ", " UTC", "Z", "a")),
         repeated("0", "1999-01-01."),
     ]),
-    "data_prep.sources.remote:is_wanted": (
-        partial(remote.is_wanted, "text"), [*map(repeated, ("/", ".", ".txt.", ".json.gz"))]
+    "data_prep.sources.base:is_wanted": (
+        lambda text: [kind.is_wanted(text) for kind in KINDS.values()],
+        [*map(repeated, ("/", ".", ".txt.", ".json.gz", ".war", ".warcc", ".cdxjj", ".xmll", "\n"))]
     ),
     # Files
     "data_prep.sources.books:without_gutenberg": (without_gutenberg, [

@@ -9,7 +9,7 @@ from data_prep.sources.bounded import Failure, parse
 from data_prep.sources.compression import DamagedFile
 from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, looks_like_utf16, marked_encoding, why_no_utf8
 from data_prep.sources.epub import read_epub
-from data_prep.sources.text import TOO_LONG, paths_ending_in
+from data_prep.sources.text import TOO_LONG
 
 # Project Gutenberg adds text before and after a book.
 # _START matches the line before the book: "*** START OF THE PROJECT GUTENBERG EBOOK ...", in old files "... THIS ...".
@@ -90,4 +90,4 @@ def _plain_text(part: Part) -> str:
         raise DamagedFile(f"the text is not valid UTF-8 at byte {error.start}. {hint}") from error
 
 
-BOOKS = Kind("*.txt, *.md or *.epub file", paths_ending_in(".txt", ".md", ".epub"), _read, wants_folder=True)
+BOOKS = Kind("*.txt, *.md or *.epub file", _read, r"\.(?:txt|md|epub)\Z", wants_folder=True)

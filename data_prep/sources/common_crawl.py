@@ -3,20 +3,16 @@
 import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, open_plain
 from data_prep.sources.records import arc_records, warc_records
-from data_prep.sources.walk import files_below
 from data_prep.sources.web_page import Content, Dropped, media_type_of, page_text
 
-# ARCHIVE matches the names of archives. METADATA matches the names of files that describe archives. These files are not
-# read, because they contain no page text.
-ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
-METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
+# The names of archives, without those of files that describe archives, which contain no page text.
+_ARCHIVE = r"(?s)\A(?!.*\.(?:wat|cdxj?)(?:\.|\Z)).*\.(?:arc|warc|wet)(?:\.|\Z)"
 # _URI matches an address as some crawlers write it: wget 1.19 and 1.20 write angle brackets around it,
 # and browsertrix writes urn:text: before the address of a page in the record with its text.
 _URI = re.compile(r"(<)?(?:urn:[\w-]+:(?=https?:))?(.*?)(?(1)>?)", re.DOTALL)
@@ -28,11 +24,6 @@ _OTHER_TYPE = "of a type that is not read, such as continuation"
 _PAGES = ("response", "resource", "conversion")
 _DESCRIPTIONS = ("warcinfo", "request", "metadata")
 _REVISIT = "revisit record, which refers to an earlier capture of the page"
-
-
-def _list_paths(root: Path) -> list[Path]:
-    """Return the paths of all web archives below a folder, without the files that only describe archives."""
-    return [path for path in files_below(root) if ARCHIVE.search(path.name) and not METADATA.search(path.name)]
 
 
 class _Page(NamedTuple):
@@ -131,8 +122,5 @@ def _read_arc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repor
 
 
 COMMON_CRAWL = Kind(
-    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)",
-    _list_paths,
-    _read,
-    needs=("fastwarc", "resiliparse"),
+    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)", _read, _ARCHIVE, needs=("fastwarc", "resiliparse")
 )

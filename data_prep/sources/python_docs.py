@@ -69,4 +69,4 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
         yield Document(text, part.name)
 
 
-PYTHON_DOCS = Kind("*.py file", lambda root: module_files(), _read, wants_path=False)
+PYTHON_DOCS = Kind("*.py file", _read, wants_path=False)

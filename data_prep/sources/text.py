@@ -5,7 +5,7 @@ import datetime
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +13,6 @@ from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part
 from data_prep.sources.bounded import LimitExceeded, stream
 from data_prep.sources.compression import CHUNK_BYTES, ENDINGS, DamagedFile, open_plain
 from data_prep.sources.encodings import Recoded, how_to_convert, looks_like_utf16, needs_recoding, why_no_utf8
-from data_prep.sources.walk import files_below
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
 COMPRESSED = tuple(ENDINGS)
@@ -27,15 +26,6 @@ _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Names of the files in which the library datasets describes a dataset."""
 NO_TEXT = "no text"
 """The reason for which objects and rows without text are skipped: a null, a missing value, an empty or a blank text."""
-
-
-def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
-    """Return a function that lists all files below a folder, at any depth, whose names end with one of `endings`."""
-
-    def list_paths(root: Path) -> list[Path]:
-        return [path for path in files_below(root) if path.name.lower().endswith(endings)]
-
-    return list_paths
 
 
 def plain_name(name: str) -> str:
@@ -265,11 +255,6 @@ def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Documen
         yield Skipped(part.name, str(error))
 
 
-_LISTED = (".txt", *JSON_LINES)
-"""Endings of the files that are read from a folder. Files with other endings may be something else than documents, so
-they are read only if the path or the pattern names them."""
-
-
 def _is_readable(name: str) -> bool:
     """Return True if the file name has an ending that tells how to read the file."""
     return name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES)
@@ -277,8 +262,9 @@ def _is_readable(name: str) -> bool:
 
 TEXT = Kind(
     "*.txt, *.json, *.jsonl, *.parquet or *.arrow file",
-    paths_ending_in(*TABLES, *_LISTED, *(end + packed for end in _LISTED for packed in COMPRESSED)),
     _read,
+    # Files with other endings may be something else than documents: they are read only if the user names them.
+    r"\.(?:parquet|arrow|feather|(?:txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|zst|xz))?)\Z",
     splittable=lambda name: not name.lower().endswith((*TABLES, *COMPRESSED)),
     is_readable=_is_readable,
     endings=f"{', '.join(TABLES)}; {', '.join(LINE_FILES)}, also with {', '.join(COMPRESSED)}",

@@ -22,11 +22,8 @@ from data_prep.sources.compression import (
     open_plain,
 )
 from data_prep.sources.text import TOO_LONG
-from data_prep.sources.walk import files_below
 from data_prep.sources.wiki_markup import Markup, article_text, comparable_name
 
-DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
-"""Pattern in the name of a file that is read from a folder."""
 # Namespaces that each wiki has, whatever its language. The header of a dump lists the names in its language too.
 _NAMESPACES = {
     "media": "-2", "special": "-1", "talk": "1", "user": "2", "user talk": "3", "project": "4", "project talk": "5",
@@ -351,15 +348,10 @@ class _Dump:
         raise DamagedFile("not a MediaWiki dump: it declares XML entities")
 
 
-def _list_paths(root: Path) -> list[Path]:
-    """Return the paths of all Wikipedia dumps below a folder, at any depth."""
-    return [path for path in files_below(root) if DUMP.search(path.name)]
-
-
 WIKIPEDIA = Kind(
     "*.xml file (plain, gz, bz2 or zst)",
-    _list_paths,
     _read,
+    r"\.xml(?:\.|-|\Z)",
     splittable=lambda name: "multistream" in name.lower() and name.lower().endswith(".bz2"),
     needs=("mwparserfromhell",),
 )
