@@ -26,7 +26,9 @@ _ATTEMPTS = 4
 _WAIT_SECONDS = 2.0
 """Time to wait after the first failed attempt. It doubles with each further attempt."""
 # What the file systems of fsspec call the version of a file, the most exact first.
-_VERSIONS = "ETag etag sha256 blob_id oid md5Hash mtime LastModified last_modified modified".split()
+_VERSIONS = (
+    "ETag", "etag", "sha256", "blob_id", "oid", "md5Hash", "mtime", "LastModified", "last_modified", "modified",
+)  # fmt: skip
 
 
 def is_remote(path: str) -> bool:
