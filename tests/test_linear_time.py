@@ -208,13 +208,14 @@ def read_archive(read, text):
 
 
 def read_gzip(content):
-    return compression._Unpacked(io.BytesIO(content), "gzip", compression._gzip).read()
+    return b"".join(compression._unpacked(io.BytesIO(content), "gzip", compression._gzip))
 
 
 def read_dump(text):
-    file = compression.Eager(io.BufferedReader(io.BytesIO(text.encode())))
+    file = io.BytesIO(text.encode())
+    pieces = [*iter(lambda: file.read(wikipedia._PIECE_BYTES), b""), b""]
     with suppress(compression.DamagedFile):
-        list(wikipedia._articles(file, SkippedUnits("a", "page"), no_report))
+        list(wikipedia._articles(pieces, SkippedUnits("a", "page"), no_report))
 
 
 def namespaces(length):
@@ -312,7 +313,7 @@ FUNCTIONS = {
     "data_prep.sources.wiki_templates:_is_range": (partial(shown, "convert"), [*map(repeated, ("to ", "-", "a"))]),
     "data_prep.sources.wiki_templates:_ipa": (partial(shown, "ipa"), [*map(repeated, ("a", "aa-", "-"))]),
     "data_prep.sources.wiki_templates:_link_to_other_wiki": (partial(shown, "ill"), [repeated("a")]),
-    "data_prep.sources.compression:_Unpacked": (read_gzip, [
+    "data_prep.sources.compression:_unpacked": (read_gzip, [
         lambda length: gzip.compress(b"") * (length // 20), lambda length: gzip.compress(b"a") * (length // 20),
         lambda length: gzip.compress(b"a") + b"\0" * (length // 512 * 512 - 21),
     ]),

@@ -7,7 +7,7 @@ from pathlib import Path
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped
 from data_prep.sources.bounded import Failure, parse
 from data_prep.sources.compression import DamagedFile
-from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, looks_like_utf16, marked_encoding, why_no_utf8
+from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, marked_encoding, why_no_utf8
 from data_prep.sources.epub import read_epub
 from data_prep.sources.text import TOO_LONG
 
@@ -77,8 +77,6 @@ def _plain_text(part: Part) -> str:
     codec = marked_encoding(content)
     if not codec and (why := why_no_utf8(content[:HEAD_BYTES])):
         raise DamagedFile(why)
-    if not codec and (guess := looks_like_utf16(content)):
-        raise DamagedFile(f"the text looks like {guess} without a byte order mark. {how_to_convert(guess)}")
     try:
         return content.decode(codec or "utf-8").lstrip("\ufeff")
     except UnicodeDecodeError as error:

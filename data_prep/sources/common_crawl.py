@@ -17,13 +17,8 @@ _ARCHIVE = r"(?s)\A(?!.*\.(?:wat|cdxj?)(?:\.|\Z)).*\.(?:arc|warc|wet)(?:\.|\Z)"
 # and browsertrix writes urn:text: before the address of a page in the record with its text.
 _URI = re.compile(r"(<)?(?:urn:[\w-]+:(?=https?:))?(.*?)(?(1)>?)", re.DOTALL)
 
-_NO_TYPE = "the record has no type"
-# The reasons for which a record is skipped, although the archive is not damaged.
-_NO_TEXT = "page without text"
-_OTHER_TYPE = "of a type that is not read, such as continuation"
 _PAGES = ("response", "resource", "conversion")
 _DESCRIPTIONS = ("warcinfo", "request", "metadata")
-_REVISIT = "revisit record, which refers to an earlier capture of the page"
 
 
 class _Page(NamedTuple):
@@ -73,7 +68,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
                 if isinstance(text, Dropped):
                     bad.drop(text.why)
                 elif not text or text.isspace():
-                    bad.drop(_NO_TEXT)
+                    bad.drop("page without text")
                 else:
                     yield Document(text, page.id, page.date)
     except DamagedFile as error:
@@ -87,11 +82,11 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
         headers, block = record.headers, record.block
         record_type = headers.get("warc-type", "").lower()
         if not record_type:
-            bad.add(_NO_TYPE, record.position)
+            bad.add("the record has no type", record.position)
         elif record_type == "revisit":
-            bad.drop(_REVISIT)
+            bad.drop("revisit record, which refers to an earlier capture of the page")
         elif record_type not in (*_PAGES, *_DESCRIPTIONS):
-            bad.drop(_OTHER_TYPE)
+            bad.drop("of a type that is not read, such as continuation")
         if record_type not in _PAGES:
             continue
         page = _Page(record.position, _address(headers.get("warc-target-uri", "")), headers.get("warc-date", ""))

@@ -11,15 +11,14 @@ from typing import BinaryIO
 
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import LimitExceeded, stream
-from data_prep.sources.compression import CHUNK_BYTES, ENDINGS, DamagedFile, open_plain
-from data_prep.sources.encodings import Recoded, how_to_convert, looks_like_utf16, needs_recoding, why_no_utf8
+from data_prep.sources.compression import ENDINGS, DamagedFile, open_plain
+from data_prep.sources.encodings import needs_recoding, recoded, why_no_utf8
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
 COMPRESSED = tuple(ENDINGS)
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-_LINES = (".txt", ".text", ".raw", ".tokens")
+LINE_FILES = (".txt", ".text", ".raw", ".tokens", *JSON_LINES)
 """Endings of the files that contain a document in each line."""
-LINE_FILES = (*_LINES, *JSON_LINES)
 TABLES = (".parquet", ".arrow", ".feather")
 """Endings of the files that contain a document in each row."""
 _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
@@ -56,15 +55,13 @@ def _read_lines(part: Part, report_progress: ReportProgress) -> Iterator[Documen
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        with _opened(part) as file:
-            is_recoded = isinstance(file.raw, Recoded)
-            if is_recoded and part.start > 0:
+        file, whole = _opened(part)
+        with file:
+            if whole and part.start > 0:
                 return
             if is_json and (skipped := _other_json(part)):
                 yield skipped
                 return
-            # If the file is compressed, read it completely, because compressed files are not split into parts.
-            whole = is_recoded or _is_compressed(part)
             position = 0 if whole else part.start
             if position > 0:
                 # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
@@ -108,28 +105,23 @@ def _read_lines(part: Part, report_progress: ReportProgress) -> Iterator[Documen
     yield from bad
 
 
-def _is_compressed(part: Part) -> bool:
-    """Return True if the file name says that the file is compressed."""
-    return part.name != plain_name(part.name)
+def _opened(part: Part) -> tuple[io.BufferedReader, bool]:
+    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed.
 
-
-def _opened(part: Part) -> io.BufferedReader:
-    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed."""
-    file = open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # noqa: SIM115, the caller closes it
+    Also return True if the file can only be read as a whole.
+    """
+    is_compressed = part.name != plain_name(part.name)
+    file = open_plain(part.path) if is_compressed else open(part.path, "rb")  # noqa: SIM115, the caller closes it
     try:
         head = file.peek()
         if needs_recoding(head):
-            return io.BufferedReader(Recoded(file), CHUNK_BYTES)
+            return recoded(file), True
         if why := why_no_utf8(head):
             raise DamagedFile(why)
-        if b"\0" in head and (encoding := looks_like_utf16(head)):
-            raise DamagedFile(
-                f"the file looks like {encoding} without a byte order mark, not UTF-8. {how_to_convert(encoding)}"
-            )
     except DamagedFile:
         file.close()
         raise
-    return file
+    return file, is_compressed
 
 
 def _check_line_ends(line: bytes, file: io.BufferedReader, is_json: bool) -> None:
@@ -152,7 +144,7 @@ def _other_json(part: Part) -> Skipped | None:
     Also return one for a file in which the library datasets describes a dataset.
     """
     try:
-        with _opened(part) as file:
+        with _opened(part)[0] as file:
             line = file.readline(HEAD_BYTES).removeprefix(BOM)
             while line.isspace():
                 line = file.readline(HEAD_BYTES)
@@ -203,9 +195,7 @@ def _field_of(row: object, name: str) -> str:
         return ""
     if not isinstance(row[name], str):
         raise KeyError(f"the field '{name}' is not text")
-    text = row[name]
-    # Replace lone surrogates (halves of UTF-16 pairs), because JSON can contain them, but UTF-8 cannot encode them.
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    return row[name]
 
 
 def is_missing(value: object) -> bool:
@@ -240,9 +230,7 @@ def date_field(row: dict, part: Part) -> str:
         return ""
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, str | int | datetime.date) and not isinstance(value, bool):
-        return first_of(row, [part.option("date_field")])
-    return str(value)
+    return first_of(row, [part.option("date_field")]) or str(value)
 
 
 def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
@@ -255,17 +243,12 @@ def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Documen
         yield Skipped(part.name, str(error))
 
 
-def _is_readable(name: str) -> bool:
-    """Return True if the file name has an ending that tells how to read the file."""
-    return name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES)
-
-
 TEXT = Kind(
     "*.txt, *.json, *.jsonl, *.parquet or *.arrow file",
     _read,
     # Files with other endings may be something else than documents: they are read only if the user names them.
     r"\.(?:parquet|arrow|feather|(?:txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|zst|xz))?)\Z",
     splittable=lambda name: not name.lower().endswith((*TABLES, *COMPRESSED)),
-    is_readable=_is_readable,
+    is_readable=lambda name: name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES),
     endings=f"{', '.join(TABLES)}; {', '.join(LINE_FILES)}, also with {', '.join(COMPRESSED)}",
 )

@@ -14,11 +14,6 @@ from data_prep.sources.text import TOO_LONG
 
 _XHTML = "application/xhtml+xml"
 _HTML = ("text/html", _XHTML)
-# The reasons for which a page is skipped.
-_NOT_200 = "HTTP status other than 200"
-_NO_PAGE = "not an HTML page or plain text"
-_NOT_DECODED = "the Content-Encoding cannot be decoded"
-_BINARY = "binary content that is declared as HTML or plain text"
 
 
 class Content(NamedTuple):
@@ -50,18 +45,19 @@ def page_text(content: Content) -> str | Dropped:
     if content.is_http:
         response = _http(block)
         if response.http_headers is None or response.http_headers.status_code != 200:
-            return Dropped(_NOT_200)
+            return Dropped("HTTP status other than 200")
         content_type = response.http_headers.get("Content-Type", "")
     media_type = media_type_of(content_type)
     if media_type not in (*_HTML, "text/plain"):
-        return Dropped(_NO_PAGE)
+        return Dropped("not an HTML page or plain text")
     if content.is_http:
         block, is_decoded = _decode(response.reader.read(), _codings(response.http_headers))
     if len(block) > MAX_DOCUMENT_BYTES:
         return Dropped(TOO_LONG)
     text = _to_text(block, content_type, media_type in _HTML)
     if text is None:
-        return Dropped(_BINARY if is_decoded else _NOT_DECODED)
+        is_binary = "binary content that is declared as HTML or plain text"
+        return Dropped(is_binary if is_decoded else "the Content-Encoding cannot be decoded")
     if media_type in _HTML:
         text = _main_text(as_html(text) if media_type == _XHTML else text)
     return Dropped(TOO_LONG) if len(text) > MAX_DOCUMENT_BYTES else text
