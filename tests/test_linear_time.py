@@ -187,8 +187,8 @@ OWN = {
     "vision.dataset_names:is_function": "a setting",
     "vision.dataset_names:mega_batch_folders": "the name of a folder",
     "vision.orders:_column": "a text of at most 1,000 characters",
-    "data_prep.tokenization.word_counts:_ascii_space": "a single character",
-    "data_prep.tokenization.word_counts:_other_codes": "a single character",
+    "data_prep.tokenization.word_counts:_IS_ASCII_SPACE": "a single character",
+    "data_prep.tokenization.word_counts:_WIDE_SPACES": "all characters",
     "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",
     "fairseq_alma.report.page:_plain": "a page of ours",
 }

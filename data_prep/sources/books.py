@@ -52,7 +52,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
     """Yield the book in a file, and a Skipped object for what is empty, cannot be read or exceeds a limit."""
     try:
         if part.name.lower().endswith(".epub"):
-            found = parse(f"{read_epub.__module__}:{read_epub.__name__}", (part.path, part.name), report_progress)
+            found = parse(read_epub, (part.path, part.name), report_progress)
         else:
             found = _plain_text(part), []
     except DamagedFile as error:

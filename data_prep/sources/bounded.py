@@ -10,7 +10,6 @@ page. If the child process dies while it parses a batch, the pages of the batch 
 a page is skipped depends on this page only, not on the other pages in its batch.
 """
 
-import importlib
 import itertools
 import multiprocessing
 import os
@@ -59,14 +58,14 @@ class LimitExceeded(Exception):  # noqa: N818, the name needs no suffix
 
 
 def parse_in_batches(
-    function: str, items: Iterable[tuple[About, Any, int]], report_progress: ReportProgress
+    function: Callable[[Any], Any], items: Iterable[tuple[About, Any, int]], report_progress: ReportProgress
 ) -> Iterator[tuple[About, Any]]:
     """Call a function for each item in the child process, and yield the results in the same order.
 
     If iterating over `items` raises an error, the results of the items before the error are yielded first.
 
     Args:
-        function: name of the function, as `module:name`. It has one argument.
+        function: a function of a module, with one argument.
         items: for each call: anything that belongs to it, which is yielded again; the argument, or None if there is
             nothing to call; the length of the argument in bytes.
         report_progress: called for each item, and twice a second while the child process works.
@@ -103,7 +102,7 @@ def _batches(
     yield batch
 
 
-def _parse(function: str, arguments: list[Any], report_progress: ReportProgress) -> list[Any]:
+def _parse(function: Callable[[Any], Any], arguments: list[Any], report_progress: ReportProgress) -> list[Any]:
     """Call a function for each argument in the child process, and return the results. See `parse_in_batches`."""
     if len(arguments) > 1:
         with suppress(_Died):
@@ -112,7 +111,7 @@ def _parse(function: str, arguments: list[Any], report_progress: ReportProgress)
     return [parse(function, argument, report_progress) for argument in arguments]
 
 
-def parse(function: str, argument: Any, report_progress: ReportProgress) -> Any:
+def parse(function: Callable[[Any], Any], argument: Any, report_progress: ReportProgress) -> Any:
     """Call a function in the child process. Return its result, or a Failure. See `parse_in_batches`."""
     try:
         ((result,),) = _answers(_Request(function, [argument], SECONDS), report_progress)
@@ -121,11 +120,11 @@ def parse(function: str, argument: Any, report_progress: ReportProgress) -> Any:
         return Failure(str(error), is_limit=True)
 
 
-def stream(function: str, argument: Any, report_progress: ReportProgress) -> Iterator[Any]:
+def stream(function: Callable[[Any], Iterator[Any]], argument: Any, report_progress: ReportProgress) -> Iterator[Any]:
     """Call a generator function in the child process, and yield what it yields. Each value has its own CPU time limit.
 
     Args:
-        function: name of the generator function, as `module:name`. It has one argument.
+        function: a generator function of a module, with one argument.
         argument: the argument.
         report_progress: called for each value, and twice a second while the child process works.
 
@@ -161,7 +160,7 @@ def _answers(request: "_Request", report_progress: ReportProgress) -> Iterator[A
 class _Request(NamedTuple):
     """What the child process should do."""
 
-    function: str
+    function: Callable[[Any], Any]
     arguments: list[Any]
     seconds: int
     """CPU time limit; for a stream, of each value."""
@@ -294,8 +293,7 @@ def _serve(pipe: Connection, memory_bytes: int) -> None:
     with suppress(EOFError, OSError):  # raised when the parent has ended
         pipe.send("started")
         while True:
-            request = pipe.recv()
-            _answer(pipe, request)
+            _answer(pipe, pipe.recv())
 
 
 _full_kib: float = float("inf")
@@ -306,20 +304,18 @@ may have asked for as much again as it had."""
 def _answer(pipe: Connection, request: _Request) -> None:
     """Do what the parent requests, and send the answers."""
     try:
-        module, _, name = request.function.partition(":")
-        function: Callable = getattr(importlib.import_module(module), name)
         _limit_cpu(request.seconds)
         if request.is_stream:
-            for value in function(*request.arguments):
+            for value in request.function(*request.arguments):
                 pipe.send(("answer", value))
                 _limit_cpu(request.seconds)
         else:
-            pipe.send(("answer", [_result(function, argument) for argument in request.arguments]))
+            pipe.send(("answer", [_result(request.function, argument) for argument in request.arguments]))
         pipe.send(("end", None))
     except MemoryError:
         os._exit(_OUT_OF_MEMORY)
     except ImportError as error:
-        pipe.send(("error", f"{request.function} cannot be imported: {error}"))
+        pipe.send(("error", f"a library cannot be imported: {error}"))
 
 
 def _result(function: Callable, argument: Any) -> Any:

@@ -55,7 +55,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
                 raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
             read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
             pages = read(file, bad, report_progress)
-            for page, text in parse_in_batches(f"{page_text.__module__}:{page_text.__name__}", pages, report_progress):
+            for page, text in parse_in_batches(page_text, pages, report_progress):
                 if isinstance(text, Failure):
                     # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit,
                     # the archive is not even damaged.

@@ -235,8 +235,10 @@ def date_field(row: dict, part: Part) -> str:
 
 def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield one document per row of a Parquet or Arrow file. The file is read in the child process (see `bounded`)."""
+    from data_prep.sources.parquet import documents  # here, because `parquet` imports this module
+
     try:
-        for found in stream("data_prep.sources.parquet:documents", part, report_progress):
+        for found in stream(documents, part, report_progress):
             for one in found:
                 yield one if isinstance(one, Skipped) else Document(*one)
     except LimitExceeded as error:

@@ -50,8 +50,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
     bad = SkippedUnits(part.name, "page")
     try:
         articles = _short_enough(_articles(_pieces(part), bad, report_progress), bad)
-        function = f"{article_text.__module__}:{article_text.__name__}"
-        for article, result in parse_in_batches(function, articles, report_progress):
+        for article, result in parse_in_batches(article_text, articles, report_progress):
             if isinstance(result, Failure) and result.is_limit:
                 bad.add(result.why, article.number - 1, article.title, damaged=False)
             elif isinstance(result, Failure):
