@@ -23,12 +23,6 @@ from data_prep.sources.text import TABLES, TEXT
 from data_prep.sources.walk import files_below, paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
 
-__all__ = [
-    "KINDS", "NOT_READ", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
-    "endings_left_out", "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents",
-    "read_documents_of", "split_into_parts",
-]  # fmt: skip
-
 KINDS = {
     "common-crawl": COMMON_CRAWL,
     "wikipedia": WIKIPEDIA,
