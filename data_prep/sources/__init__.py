@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import PrepError
-from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SourceFile, no_report
+from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SkippedUnits, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
+from data_prep.sources.compression import DamagedFile
 from data_prep.sources.python_docs import PYTHON_DOCS, module_files, stdlib_root
 from data_prep.sources.remote import HUGGING_FACE, is_remote, list_dataset, list_remote, local_part
 from data_prep.sources.text import TABLES, TEXT
@@ -275,20 +276,29 @@ def read_documents_of(part: Part, folder: Path, report_progress: ReportProgress)
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[Document | Skipped]:
     """Yield the documents in one part of a file. For content that is skipped, yield a Skipped object with the reason.
 
+    If the file is damaged, the documents before the damage are yielded.
+
     Args:
         part: the part of a file to read.
         report_progress: called repeatedly while a long document is read.
     """
+    kind = KINDS[part.kind]
+    if part.start == part.end:
+        if kind.wants_path:  # in the standard library, empty modules are normal
+            yield Skipped(part.name, "empty file", damaged=False)
+        return
     if Path(part.name).name.startswith("._"):
         with open(part.path, "rb") as file:
             if file.read(4) == _APPLE_DOUBLE:
                 yield Skipped(part.name, "a file in which macOS keeps attributes of another file", damaged=False)
                 return
-    for document in KINDS[part.kind].read(part, report_progress):
-        if isinstance(document, Skipped):
-            yield document
-        else:
-            yield Document(*map(_encodable, document))
+    bad = SkippedUnits(part.name, kind.unit)
+    try:
+        for document in kind.read(part, bad, report_progress):
+            yield document if isinstance(document, Skipped) else Document(*map(_encodable, document))
+    except DamagedFile as error:
+        yield Skipped(part.name, str(error))
+    yield from bad
 
 
 _APPLE_DOUBLE = b"\0\5\x16\7"

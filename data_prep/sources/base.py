@@ -108,8 +108,11 @@ class Kind:
 
     files_are: str
     """Description of the files for error messages, such as "*.txt file"."""
-    read: Callable[[Part, ReportProgress], Iterator[Document | Skipped]]
-    """Function that yields the documents in a part of a file. For skipped content, it yields a Skipped object."""
+    read: Callable[[Part, "SkippedUnits", ReportProgress], Iterator[Document | Skipped]]
+    """Function that yields the documents in a part of a file that is not empty. It counts the units that it skips in
+    the SkippedUnits object. For other skipped content, it yields a Skipped object, or raises DamagedFile at the end."""
+    unit: str = "line"
+    """What `read` skips, see `Skipped.unit`."""
     wanted: str = r"(?!)"
     """Regular expression that the names of the files of this kind in a folder match. By default, it matches no name."""
     wants_path: bool = True

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import Failure, parse
 from data_prep.sources.compression import DamagedFile
 from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, marked_encoding, why_no_utf8
@@ -48,16 +48,12 @@ def without_gutenberg(text: str) -> str:
     return f"{body}\n" if body else text
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the book in a file, and a Skipped object for what is empty, cannot be read or exceeds a limit."""
-    try:
-        if part.name.lower().endswith(".epub"):
-            found = parse(read_epub, (part.path, part.name), report_progress)
-        else:
-            found = _plain_text(part), []
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-        return
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield the book in a file. See `Kind.read`."""
+    if part.name.lower().endswith(".epub"):
+        found = parse(read_epub, (part.path, part.name), report_progress)
+    else:
+        found = _plain_text(part), []
     if isinstance(found, Failure):
         yield Skipped(part.name, found.why, damaged=not found.is_limit)
         return
@@ -88,4 +84,4 @@ def _plain_text(part: Part) -> str:
         raise DamagedFile(f"the text is not valid UTF-8 at byte {error.start}. {hint}") from error
 
 
-BOOKS = Kind("*.txt, *.md or *.epub file", _read, r"\.(?:txt|md|epub)\Z", wants_folder=True)
+BOOKS = Kind("*.txt, *.md or *.epub file", _read, wanted=r"\.(?:txt|md|epub)\Z", wants_folder=True)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
+from data_prep.sources.base import Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, open_plain
 from data_prep.sources.records import arc_records, warc_records
@@ -37,43 +37,29 @@ _Pages = Iterator[tuple[_Page, Content | None, int]]
 """For each record: the page; its content, or None if the text is known; the number of bytes."""
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the text of each page in one archive, and Skipped objects, which describe the content that was skipped.
-
-    If the archive is damaged, the pages before the damage are yielded.
-    """
-    if part.start == part.end:
-        yield Skipped(part.name, "empty file", damaged=False)
-        return
-    bad = SkippedUnits(part.name, "record")
-    try:
-        with open_plain(part.path) as file:
-            first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
-            if first_line[257:262] == b"ustar":
-                raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
-            if not first_line.startswith((b"WARC/", b"filedesc:")):
-                raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
-            read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
-            pages = read(file, bad, report_progress)
-            for page, text in parse_in_batches(page_text, pages, report_progress):
-                if isinstance(text, Failure):
-                    # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit,
-                    # the archive is not even damaged.
-                    if text.is_limit:
-                        bad.add(text.why, page.position, page.id, damaged=False)
-                    else:
-                        bad.add("not readable as a page", page.position)
-                    continue
-                text = page.text if text is None else text
-                if isinstance(text, Dropped):
-                    bad.drop(text.why)
-                elif not text or text.isspace():
-                    bad.drop("page without text")
-                else:
-                    yield Document(text, page.id, page.date)
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-    yield from bad
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
+    """Yield the text of each page in one archive. See `Kind.read`."""
+    with open_plain(part.path) as file:
+        first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
+        if first_line[257:262] == b"ustar":
+            raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
+        if not first_line.startswith((b"WARC/", b"filedesc:")):
+            raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
+        read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
+        for page, found in parse_in_batches(page_text, read(file, bad, report_progress), report_progress):
+            text = page.text if found is None else found
+            # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit, the
+            # archive is not even damaged.
+            if isinstance(text, Failure) and text.is_limit:
+                bad.add(text.why, page.position, page.id, damaged=False)
+            elif isinstance(text, Failure):
+                bad.add("not readable as a page", page.position)
+            elif isinstance(text, Dropped):
+                bad.drop(text.why)
+            elif not text or text.isspace():
+                bad.drop("page without text")
+            else:
+                yield Document(text, page.id, page.date)
 
 
 def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
@@ -117,5 +103,5 @@ def _read_arc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repor
 
 
 COMMON_CRAWL = Kind(
-    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)", _read, _ARCHIVE, needs=("fastwarc", "resiliparse")
+    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)", _read, "record", _ARCHIVE, needs=("fastwarc", "resiliparse")
 )

@@ -32,77 +32,69 @@ def plain_name(name: str) -> str:
     return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the documents of one part of a text, JSON lines, Parquet or Arrow file."""
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield the documents of one part of a text, JSON lines, Parquet or Arrow file. See `Kind.read`."""
     name = Path(part.name).name.lower()
-    if part.start == part.end:
-        yield Skipped(part.name, "empty file", damaged=False)
-    elif name.startswith("cache-") and name.endswith(".arrow"):
+    if name.startswith("cache-") and name.endswith(".arrow"):
         yield Skipped(part.name, "a cache of the library datasets, not a file of the dataset", damaged=False)
     elif name.endswith(TABLES):
         yield from _read_table(part, report_progress)
     else:
-        yield from _read_lines(part, report_progress)
+        yield from _read_lines(part, bad, report_progress)
 
 
-def _read_lines(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+def _read_lines(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield one document per line that is not blank.
 
     In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
     option `text_field` names. A line belongs to the part of the file that contains the line's first byte. A compressed
     file is a single part. A file in UTF-16 or UTF-32 belongs to its first part.
     """
-    bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
-    try:
-        file, whole = _opened(part)
-        with file:
-            if whole and part.start > 0:
-                return
-            if is_json and (skipped := _other_json(part)):
-                yield skipped
-                return
-            position = 0 if whole else part.start
-            if position > 0:
-                # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
-                # a line end, only this byte is skipped, so a line that begins exactly at `part.start` is not lost.
-                file.seek(position - 1)
-                position += _skip_line(file, report_progress) - 1
-            while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
-                report_progress()
-                line_start, position = position, position + len(line)
-                if line_start == 0:
-                    _check_line_ends(line, file, is_json)
-                if len(line) > MAX_DOCUMENT_BYTES:
-                    position += 0 if line.endswith(b"\n") else _skip_line(file, report_progress)
-                    bad.add(TOO_LONG, line_start)
-                    continue
-                identity, date = f"{part.name}:{line_start}", ""
-                try:
-                    # Files that were joined have byte order marks in the middle. The mark is no part of the text.
-                    content = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").lstrip("\ufeff")
-                    text = content
-                    if is_json and content and not content.isspace():
-                        row = json.loads(content)
-                        text = _field_of(row, part.option("text_field"))
-                        identity = first_of(row, id_fields(part)) or identity
-                        date = date_field(row, part)
-                except UnicodeDecodeError:
-                    bad.add(
-                        "not valid UTF-8", line_start, "if the file is in another encoding: iconv -f ENCODING -t UTF-8"
-                    )
-                except (ValueError, RecursionError):
-                    bad.add("not valid JSON", line_start)
-                except KeyError as error:
-                    bad.add(error.args[0], line_start, *error.args[1:])
-                else:
-                    if text and not text.isspace():
-                        yield Document(text, identity, date)
-                    elif is_json and content and not content.isspace():
-                        bad.drop(NO_TEXT)
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-    yield from bad
+    file, whole = _opened(part)
+    with file:
+        if whole and part.start > 0:
+            return
+        if is_json and (skipped := _other_json(part)):
+            yield skipped
+            return
+        position = 0 if whole else part.start
+        if position > 0:
+            # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is a
+            # line end, only this byte is skipped, so a line that begins exactly at `part.start` is not lost.
+            file.seek(position - 1)
+            position += _skip_line(file, report_progress) - 1
+        while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
+            report_progress()
+            line_start, position = position, position + len(line)
+            if line_start == 0:
+                _check_line_ends(line, file, is_json)
+            if len(line) > MAX_DOCUMENT_BYTES:
+                position += 0 if line.endswith(b"\n") else _skip_line(file, report_progress)
+                bad.add(TOO_LONG, line_start)
+                continue
+            identity, date = f"{part.name}:{line_start}", ""
+            try:
+                # Files that were joined have byte order marks in the middle. The mark is no part of the text.
+                content = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").lstrip("\ufeff")
+                text, is_blank = content, not content or content.isspace()
+                if is_json and not is_blank:
+                    row = json.loads(content)
+                    text = _field_of(row, part.option("text_field"))
+                    identity = first_of(row, id_fields(part)) or identity
+                    date = date_field(row, part)
+            except UnicodeDecodeError:
+                how = "if the file is in another encoding: iconv -f ENCODING -t UTF-8"
+                bad.add("not valid UTF-8", line_start, how)
+            except (ValueError, RecursionError):
+                bad.add("not valid JSON", line_start)
+            except KeyError as error:
+                bad.add(error.args[0], line_start, *error.args[1:])
+            else:
+                if text and not text.isspace():
+                    yield Document(text, identity, date)
+                elif not is_blank:
+                    bad.drop(NO_TEXT)
 
 
 def _opened(part: Part) -> tuple[io.BufferedReader, bool]:
@@ -249,7 +241,7 @@ TEXT = Kind(
     "*.txt, *.json, *.jsonl, *.parquet or *.arrow file",
     _read,
     # Files with other endings may be something else than documents: they are read only if the user names them.
-    r"\.(?:parquet|arrow|feather|(?:txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|zst|xz))?)\Z",
+    wanted=r"\.(?:parquet|arrow|feather|(?:txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|zst|xz))?)\Z",
     splittable=lambda name: not name.lower().endswith((*TABLES, *COMPRESSED)),
     is_readable=lambda name: name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES),
     endings=f"{', '.join(TABLES)}; {', '.join(LINE_FILES)}, also with {', '.join(COMPRESSED)}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, open_bzip2_streams, open_plain
 from data_prep.sources.text import TOO_LONG
@@ -36,35 +36,23 @@ _REDIRECT = re.compile(r"\s*#\w+\s*(?::\s*)?\[\[[^\[\]\n]+\]\]")
 _WIKI = "text/x-wiki"
 
 _NO_TEXT = "no text"
-_UNKNOWN_TEMPLATE = "the text that it shows is not known"
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the articles in one part of a dump, and Skipped objects, which describe the content that was skipped.
-
-    If the part is damaged, the articles before the damage are yielded.
-    """
-    if part.start == part.end:
-        yield Skipped(part.name, "empty file", damaged=False)
-        return
-    bad = SkippedUnits(part.name, "page")
-    try:
-        articles = _short_enough(_articles(_pieces(part), bad, report_progress), bad)
-        for article, result in parse_in_batches(article_text, articles, report_progress):
-            if isinstance(result, Failure) and result.is_limit:
-                bad.add(result.why, article.number - 1, article.title, damaged=False)
-            elif isinstance(result, Failure):
-                bad.add(f"not readable ({result.why})", article.number - 1)
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
+    """Yield the articles in one part of a dump. See `Kind.read`."""
+    articles = _short_enough(_articles(_pieces(part), bad, report_progress), bad)
+    for article, result in parse_in_batches(article_text, articles, report_progress):
+        if isinstance(result, Failure) and result.is_limit:
+            bad.add(result.why, article.number - 1, article.title, damaged=False)
+        elif isinstance(result, Failure):
+            bad.add(f"not readable ({result.why})", article.number - 1)
+        else:
+            bad.drop("the text that it shows is not known", result.num_removed, "template")
+            if result.text:
+                text = f"{article.title}\n\n{result.text}" if article.title else result.text
+                yield Document(text, article.title, article.date)
             else:
-                bad.drop(_UNKNOWN_TEMPLATE, result.num_removed, "template")
-                if result.text:
-                    text = f"{article.title}\n\n{result.text}" if article.title else result.text
-                    yield Document(text, article.title, article.date)
-                else:
-                    bad.drop(_NO_TEXT)
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-    yield from bad
+                bad.drop(_NO_TEXT)
 
 
 def _short_enough(articles: Iterator["_Article"], bad: SkippedUnits) -> Iterator[tuple["_Article", Markup, int]]:
@@ -313,6 +301,7 @@ class _Dump:
 WIKIPEDIA = Kind(
     "*.xml file (plain, gz, bz2 or zst)",
     _read,
+    "page",
     r"\.xml(?:\.|-|\Z)",
     splittable=lambda name: "multistream" in name.lower() and name.lower().endswith(".bz2"),
     needs=("mwparserfromhell",),
