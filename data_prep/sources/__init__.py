@@ -6,7 +6,6 @@ its files. To add a new kind, add a `Kind` object to KINDS.
 
 import glob
 import hashlib
-import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import PrepError
-from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SkippedUnits, SourceFile, no_report
+from data_prep.sources.base import Document, Part, ReportProgress, Skipped, SkippedUnits, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
 from data_prep.sources.compression import DamagedFile
@@ -103,7 +102,7 @@ def list_files(source: Source) -> list[SourceFile]:
     Raises:
         PrepError: if the source does not exist or has no files of this kind.
     """
-    kind, root = KINDS[source.kind], Path(source.path)
+    kind, path = KINDS[source.kind], Path(source.path)
     if source.kind == "hf":
         return list_dataset(source.path)
     if not kind.wants_path:
@@ -112,25 +111,30 @@ def list_files(source: Source) -> list[SourceFile]:
         files = list_remote(source.name, kind, source.path)
         _check_readable(source, [file.name for file in files])
         return files
-    if root.is_dir():
-        paths = _wanted_below(root, kind)
-        if not paths:
-            raise PrepError(f"source {source}: {root} contains no {kind.files_are}. Check the kind and the path.")
-        return _described(paths, root)
-    if root.exists():
-        if kind.wants_folder:
-            raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} needs one.")
-        found = _described([root], root.parent)
-        _check_readable(source, [root.name])
-        return found
-    if glob.has_magic(source.path):
-        return _list_pattern(source)
-    raise PrepError(f"source {source}: {root} does not exist. Check the path.")
+    if kind.wants_folder and path.exists() and not path.is_dir():
+        raise PrepError(f"source {source}: {path} is not a folder, and {source.kind} needs one.")
+    found: set[Path] = set()
+    for match in _matches(path):
+        found.update([file for file in files_below(match) if kind.is_wanted(file.name)] if match.is_dir() else [match])
+    if not found and path.is_dir():
+        raise PrepError(f"source {source}: {path} contains no {kind.files_are}. Check the kind and the path.")
+    if not found and glob.has_magic(source.path):
+        raise PrepError(
+            f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
+            "shell does not change it."
+        )
+    if not found:
+        raise PrepError(f"source {source}: {path} does not exist. Check the path.")
+    _check_readable(source, [file.name for file in found])
+    root = path
+    while not root.is_dir():  # the folder of a file; the longest part of a pattern that contains no wildcard
+        root = root.parent
+    return _described(_each_once(found), root)
 
 
-def _wanted_below(folder: Path, kind: Kind) -> list[Path]:
-    """Return the paths of all files of a kind below a folder, at any depth."""
-    return [path for path in files_below(folder) if kind.is_wanted(path.name)]
+def _matches(path: Path) -> list[Path]:
+    """Return the files and folders that a path or a pattern names."""
+    return [path] if path.exists() else paths_matching(str(path))
 
 
 NOT_READ = "files: not read because of the ending"
@@ -146,8 +150,7 @@ def endings_left_out(source: Source) -> Counter[str]:
     kind = KINDS[source.kind]
     if not kind.wants_path or source.kind == "hf" or is_remote(source.path):
         return Counter()
-    found = [Path(source.path)] if Path(source.path).exists() else paths_matching(source.path)
-    files = {path for folder in found if folder.is_dir() for path in files_below(folder)}
+    files = {path for match in _matches(Path(source.path)) if match.is_dir() for path in files_below(match)}
     left_out = (path for path in files if not kind.is_wanted(path.name) and not path.name.startswith("."))
     return Counter(_ending_of(path) for path in left_out)
 
@@ -156,26 +159,6 @@ def _ending_of(path: Path) -> str:
     """Return the ending of a file that is not read, see `endings_left_out`."""
     other = next((name for name, kind in KINDS.items() if kind.is_wanted(path.name)), None)
     return (path.suffix.lower() or "none") + (f", which {other}: reads" if other else "")
-
-
-def _list_pattern(source: Source) -> list[SourceFile]:
-    """Return the files that match the path pattern of a source, and the files of its kind in folders that match.
-
-    File names are relative to the longest leading part of the pattern that contains no wildcard.
-    """
-    root = Path(source.path)
-    while glob.has_magic(str(root)):
-        root = root.parent
-    found: set[Path] = set()
-    for match in paths_matching(source.path):
-        found.update(_wanted_below(match, KINDS[source.kind]) if match.is_dir() else [match])
-    _check_readable(source, [path.name for path in found if not path.is_dir()])
-    if not found:
-        raise PrepError(
-            f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
-            "shell does not change it."
-        )
-    return _described(_each_once(found), root)
 
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
@@ -211,29 +194,21 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
             status = path.stat()
         except OSError as error:
             raise PrepError(f"{path} cannot be read ({error.strerror}). Remove it, or make it readable.") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise PrepError(f"{path} is {_what_it_is(status)}, not a file. Remove it, or write its content to a file.")
+        if not stat.S_ISREG(mode := status.st_mode):
+            what = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+            raise PrepError(f"{path} is {what}, not a file. Remove it, or write its content to a file.")
         files.append(SourceFile(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     return sorted(files, key=lambda file: file.name)
 
 
-def _what_it_is(status: os.stat_result) -> str:
-    """Return the words for what is neither a file nor a folder."""
-    if stat.S_ISFIFO(status.st_mode):
-        return "a named pipe"
-    return "a socket" if stat.S_ISSOCK(status.st_mode) else "a device"
-
-
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
     """Return the names of the optional Python libraries that are needed to read these files of a source."""
-    needed = set(KINDS[source.kind].needs)
-    for file in files:
-        needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
-    return needed
+    endings = {Path(file.name).suffix.lower() for file in files}
+    return {*KINDS[source.kind].needs, *(_NEEDED_FOR[ending] for ending in endings & _NEEDED_FOR.keys())}
 
 
-# The optional libraries that are needed to read files with these endings.
-_NEEDED_FOR = {".epub": ("resiliparse",), ".zst": ("zstandard",)} | dict.fromkeys(TABLES, ("pyarrow",))
+# The optional library that is needed to read files with each of these endings.
+_NEEDED_FOR = {".epub": "resiliparse", ".zst": "zstandard"} | dict.fromkeys(TABLES, "pyarrow")
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:

@@ -1,6 +1,5 @@
 """Read web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
-import io
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,7 +7,7 @@ from typing import NamedTuple
 from data_prep.sources.base import Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, open_plain
-from data_prep.sources.records import arc_records, warc_records
+from data_prep.sources.records import Record, arc_records, warc_records
 from data_prep.sources.web_page import Content, Dropped, media_type_of, page_text
 
 # The names of archives, without those of files that describe archives, which contain no page text.
@@ -33,10 +32,6 @@ class _Page(NamedTuple):
     """The text, if the record contains nothing else (WET)."""
 
 
-_Pages = Iterator[tuple[_Page, Content | None, int]]
-"""For each record: the page; its content, or None if the text is known; the number of bytes."""
-
-
 def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
     """Yield the text of each page in one archive. See `Kind.read`."""
     with open_plain(part.path) as file:
@@ -45,8 +40,9 @@ def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Ite
             raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
         if not first_line.startswith((b"WARC/", b"filedesc:")):
             raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
-        read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
-        for page, found in parse_in_batches(page_text, read(file, bad, report_progress), report_progress):
+        read = arc_records if first_line.startswith(b"filedesc:") else warc_records
+        pages = _pages(read(file, bad, report_progress), bad)
+        for page, found in parse_in_batches(page_text, pages, report_progress):
             text = page.text if found is None else found
             # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit, the
             # archive is not even damaged.
@@ -62,9 +58,9 @@ def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Ite
                 yield Document(text, page.id, page.date)
 
 
-def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
-    """Yield each page in a WARC or WET archive. See `warc_records` for the arguments and errors."""
-    for record in warc_records(file, bad, report_progress):
+def _pages(records: Iterator[Record], bad: SkippedUnits) -> Iterator[tuple[_Page, Content | None, int]]:
+    """Yield for each record with a page: the page; its content, or None if the text is known; the number of bytes."""
+    for record in records:
         headers, block = record.headers, record.block
         record_type = headers.get("warc-type", "").lower()
         if not record_type:
@@ -75,7 +71,9 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             bad.drop("of a type that is not read, such as continuation")
         if record_type not in _PAGES:
             continue
-        page = _Page(record.position, _address(headers.get("warc-target-uri", "")), headers.get("warc-date", ""))
+        # The address without what some crawlers write around it.
+        address = _URI.fullmatch(headers.get("warc-target-uri", "").strip())[2]  # type: ignore[index]
+        page = _Page(record.position, address, headers.get("warc-date", ""))
         content_type = headers.get("content-type", "")
         if record_type != "conversion" or media_type_of(content_type) not in ("", "text/plain"):
             # Some crawlers write no Content-Type into the header of a response record.
@@ -87,19 +85,6 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             yield page._replace(text=block.decode("utf-8")), None, len(block)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", record.position)
-
-
-def _address(uri: str) -> str:
-    """Return the address of a page, without what some crawlers write around it."""
-    return _URI.fullmatch(uri.strip())[2]  # type: ignore[index]
-
-
-def _read_arc(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
-    """Yield each page in an archive in the format ARC, the predecessor of WARC. See `warc_records`."""
-    for record in arc_records(file, bad, report_progress):
-        page = _Page(record.position, _address(record.headers["warc-target-uri"]), record.headers["warc-date"])
-        content = Content(record.block, record.headers["content-type"], record.block.startswith(b"HTTP/"))
-        yield page, content, len(record.block)
 
 
 COMMON_CRAWL = Kind(

@@ -11,7 +11,7 @@ from bz2 import BZ2Decompressor
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 CHUNK_BYTES = 1 << 18
 PIECE_BYTES, _ZSTD_PIECE_BYTES = 1 << 12, 1 << 10
@@ -34,34 +34,18 @@ class DamagedFile(Exception):  # noqa: N818, the name needs no suffix
     """Raised if a file cannot be read, or only its beginning can be read. The message says why."""
 
 
-class _Decompressor(Protocol):
-    """The common interface of the zlib, bz2 and zstandard decompressors.
-
-    A decompressor handles one member of a compressed file: a gzip member, a bzip2 stream or a zstd frame.
-    """
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes: ...  # zstd has no max_length
+_gzip = partial(zlib.decompressobj, wbits=31)  # in zlib, wbits=31 means the gzip format
+_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=256 << 20)
 
 
-def _gzip() -> _Decompressor:
-    return zlib.decompressobj(wbits=31)  # in zlib, wbits=31 means the gzip format
-
-
-def zstd(dictionary: Any = None) -> _Decompressor:
+def zstd(dictionary: Any = None) -> Any:
+    """Return a decompressor for one zstd frame. `dictionary`: the zstandard dictionary that it needs, if any."""
     import zstandard
 
     # Accept every window that zstd can write (--long=31, which means 2 GiB). The memory of a window is used only as far
     # as it is filled, so a small file with a large window uses little memory before it counts as a decompression bomb.
     window_bytes = 1 << zstandard.WINDOWLOG_MAX
-    return zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=window_bytes).decompressobj()  # type: ignore[return-value]
-
-
-def _xz() -> _Decompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=256 << 20)
+    return zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=window_bytes).decompressobj()
 
 
 _SKIPPABLE = tuple(bytes([0x50 + number]) + b"\x2a\x4d\x18" for number in range(16))
@@ -214,7 +198,7 @@ def _dictionary(file: io.BufferedReader) -> Any:
     return zstandard.ZstdCompressionDict(content)
 
 
-def _unpacked(file: IO[bytes], name: str, make: Callable[[], _Decompressor]) -> Iterator[bytes]:
+def _unpacked(file: IO[bytes], name: str, make: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the decompressed content of a file.
 
     The file may have several members (for example gzip members). They are decompressed one after another.
@@ -222,7 +206,7 @@ def _unpacked(file: IO[bytes], name: str, make: Callable[[], _Decompressor]) -> 
     Args:
         file: the compressed file.
         name: the name of its format.
-        make: makes a decompressor for one member.
+        make: makes a zlib, bz2, lzma or zstandard decompressor for one member.
     """
     member = make()
     piece_bytes = _ZSTD_PIECE_BYTES if name == "zstd" else PIECE_BYTES

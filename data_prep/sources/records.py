@@ -33,7 +33,7 @@ class Record(NamedTuple):
     position: int
     """Byte of the decompressed file at which the record begins."""
     headers: dict[str, str]
-    """The headers by their name in lower case. Those of ARC records have the names of WARC headers."""
+    """The headers by their name in lower case. ARC records have the headers of WARC records of the type response."""
     block: bytes
 
 
@@ -132,8 +132,9 @@ class _Records:
     def arc_header(self, line: bytes) -> dict[str, str]:
         """Return the headers in the first line of an ARC record."""
         uri, _, date, media_type, length = self._start.fullmatch(line).groups(b"")  # type: ignore[union-attr]
-        values = map(_decoded, (uri, date, media_type, length))
-        return dict(zip(("warc-target-uri", "warc-date", "content-type", "content-length"), values, strict=True))
+        values = map(_decoded, (b"response", uri, date, media_type, length))
+        names = ("warc-type", "warc-target-uri", "warc-date", "content-type", "content-length")
+        return dict(zip(names, values, strict=True))
 
     def _corrected(self, block: bytes | None, line: bytes, position: int) -> tuple[bytes | None, bytes]:
         """Return the block of a record whose length is wrong, and the first line of the next record."""
