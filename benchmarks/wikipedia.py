@@ -93,7 +93,7 @@ def read_markup(data: Path) -> dict[str, str]:
     """Return the markup of each article, by title."""
     parts = (Part("wikipedia", str(path), path.name, 0, path.stat().st_size) for path in sorted(data.iterdir()))
     dumps = (_articles(_pieces(part), SkippedUnits("", "page"), no_report) for part in parts)
-    return {article.title: article.markup for dump in dumps for article in dump}
+    return {article.title: article.markup.markup for dump in dumps for article in dump}
 
 
 def read_with_alma_prep(root: Path, data: Path) -> dict[str, str]:

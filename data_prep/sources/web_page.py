@@ -201,7 +201,7 @@ _HEAD_BYTES = 1 << 13
 """Number of bytes in which the declaration of the encoding is searched. Browsers first read 1024 bytes, but load the
 page again if they find a later declaration."""
 _BOMS = ((BOM, "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-_AS_IN_BROWSERS = {
+AS_IN_BROWSERS = {
     "big5": "big5hkscs",
     "euc_jp": "euc_jis_2004",
     "euc_kr": "cp949",
@@ -238,7 +238,7 @@ def _to_text(content: bytes, content_type: str, is_html: bool) -> str | None:
     text = ""
     for encoding in [*encodings, None]:
         detected = "" if encoding else detect_encoding(content) or "utf-8"
-        name = encoding or _AS_IN_BROWSERS.get(detected.replace("-", "_"), detected)
+        name = encoding or AS_IN_BROWSERS.get(detected.replace("-", "_"), detected)
         try:
             text = content.decode(name)
             break
@@ -271,7 +271,7 @@ def _declared_encodings(content: bytes, content_type: str, is_html: bool) -> lis
         # UTF-16 is also declared for pages in other encodings, which have no zero bytes, and for binary content.
         if known.startswith("utf-16") and (b"\0" not in content or "\ufffd" in content[:2000].decode(known, "replace")):
             continue
-        encodings.append(_AS_IN_BROWSERS.get(known, known))
+        encodings.append(AS_IN_BROWSERS.get(known, known))
     return encodings
 
 

@@ -40,8 +40,9 @@ _NO_TEXT = "no text"
 
 def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
     """Yield the articles in one part of a dump. See `Kind.read`."""
-    articles = _short_enough(_articles(_pieces(part), bad, report_progress), bad)
-    for article, result in parse_in_batches(article_text, articles, report_progress):
+    articles = _articles(_pieces(part), bad, report_progress)
+    items = ((article, article.markup, len(article.markup.markup)) for article in articles)
+    for article, result in parse_in_batches(article_text, items, report_progress):
         if isinstance(result, Failure) and result.is_limit:
             bad.add(result.why, article.number - 1, article.title, damaged=False)
         elif isinstance(result, Failure):
@@ -53,15 +54,6 @@ def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Ite
                 yield Document(text, article.title, article.date)
             else:
                 bad.drop(_NO_TEXT)
-
-
-def _short_enough(articles: Iterator["_Article"], bad: SkippedUnits) -> Iterator[tuple["_Article", Markup, int]]:
-    """Yield each article, what is needed to make its text, and its length, without the articles that are too long."""
-    for article in articles:
-        if len(article.markup) > MAX_DOCUMENT_BYTES:
-            bad.add(TOO_LONG, article.number - 1)
-        else:
-            yield article, Markup(article.markup, article.hidden), len(article.markup)
 
 
 def _pieces(part: Part) -> Iterator[bytes]:
@@ -91,12 +83,10 @@ class _Article(NamedTuple):
     """An article of a dump, as of its last revision."""
 
     title: str
-    markup: str
+    markup: Markup
     date: str
     number: int
     """Number of the page in the dump, counted from 1."""
-    hidden: frozenset[str]
-    """See `Markup`."""
 
 
 _PAGE, _END = b"<page>", b"</mediawiki>"
@@ -132,14 +122,16 @@ def _articles(pieces: Iterable[bytes], bad: SkippedUnits, report_progress: Repor
             num_bytes = 0 if dump.has_progress else num_bytes + len(content)
             for page in dump.pages:
                 number += 1
-                why = dump.why_no_article(page)
-                if why:
+                if why := dump.why_no_article(page):
                     bad.drop(why)
+                elif len(page["text"]) > MAX_DOCUMENT_BYTES:
+                    bad.add(TOO_LONG, number - 1)
                 else:
-                    yield _Article(page.get("title", ""), page["text"], page.get("date", ""), number, dump.hidden)
+                    markup = Markup(page["text"], dump.hidden)
+                    yield _Article(page.get("title", ""), markup, page.get("date", ""), number)
             bad.drop("neither a page nor information about the site", dump.num_others, "element")
             if error:
-                if not content or (not number and dump.is_at_start):
+                if not content or (not number and not dump.has_pages):
                     raise DamagedFile(
                         f"damaged: not readable as a MediaWiki dump after page {number} ({error})"
                     ) from error
@@ -189,11 +181,12 @@ class _Dump:
         self._path: list[str] = []
         self._pieces: list[str] | None = None
         self._page: dict[str, str] = {}
-        self._has_pages = False
         self._key = ""
         self._namespaces = dict(_NAMESPACES)
         # The bytes from the piece with the end of the root on, and the number of bytes before them.
         self._held, self._num_before, self._is_over = b"", 0, False
+        self.has_pages = False
+        """True if a page has begun."""
         self.pages: list[dict[str, str]] = []
         """The pages that ended in the last piece."""
         self.num_others = 0
@@ -220,11 +213,6 @@ class _Dump:
             raise DamagedFile(f"a tag or comment of the dump has more than {_MAX_TAG_BYTES >> 10} KiB")
         return None
 
-    @property
-    def is_at_start(self) -> bool:
-        """True if no page has begun."""
-        return not self._has_pages
-
     def after_error(self) -> bytes:
         """Return the bytes of the last piece from the error on."""
         return self._held[max(0, self._parser.ErrorByteIndex - self._num_before) :]
@@ -232,7 +220,7 @@ class _Dump:
     def resumed(self) -> "_Dump":
         """Return an object that continues with a later page of this dump, after an error."""
         other = _Dump()
-        other._namespaces, other.hidden, other._has_pages = self._namespaces, self.hidden, True
+        other._namespaces, other.hidden, other.has_pages = self._namespaces, self.hidden, True
         other.feed(b"<mediawiki>")
         return other
 
@@ -261,7 +249,7 @@ class _Dump:
         self._path.append(name)
         path = self._where()
         if path == "page":
-            self._page, self._has_pages = {}, True
+            self._page, self.has_pages = {}, True
         elif path == "page/revision":
             self._page = {key: self._page[key] for key in ("title", "ns", "redirect") if key in self._page}
         elif path in self._FIELDS:
