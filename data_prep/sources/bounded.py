@@ -293,7 +293,7 @@ def _serve(pipe: Connection, memory_bytes: int) -> None:
     with suppress(EOFError, OSError):  # raised when the parent has ended
         pipe.send("started")
         while True:
-            _answer(pipe, pipe.recv())
+            _answer(pipe)
 
 
 _full_kib: float = float("inf")
@@ -301,9 +301,10 @@ _full_kib: float = float("inf")
 may have asked for as much again as it had."""
 
 
-def _answer(pipe: Connection, request: _Request) -> None:
+def _answer(pipe: Connection) -> None:
     """Do what the parent requests, and send the answers."""
     try:
+        request: _Request = pipe.recv()  # which imports the module of the function
         _limit_cpu(request.seconds)
         if request.is_stream:
             for value in request.function(*request.arguments):

@@ -146,4 +146,5 @@ def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], li
             "date, or give each snapshot as a separate --source with --partition as-given."
         )
     snapshots = sorted(filter(None, set(days)))
-    return {source: [snapshots.index(day) for day in days if day] for source, days in dates.items()}, snapshots
+    number_of = {day: number for number, day in enumerate(snapshots)}
+    return {source: [number_of[day] for day in days if day] for source, days in dates.items()}, snapshots
