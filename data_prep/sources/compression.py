@@ -54,7 +54,7 @@ _DICTIONARY_FRAME = _SKIPPABLE[13]
 """The first bytes of the skippable frame with the zstd dictionary, with which each .warc.zst of ArchiveTeam begins. See
 https://iipc.github.io/warc-specifications/specifications/warc-zstd/."""
 _MAX_DICTIONARY_BYTES = 16 << 20
-_FORMATS = {
+_FORMATS: dict[str, tuple[tuple[bytes, ...], Callable[[], Any]]] = {
     "gzip": ((b"\x1f\x8b",), _gzip),
     "bzip2": ((b"BZh",), BZ2Decompressor),
     "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), zstd),
@@ -159,7 +159,7 @@ def open_plain(path: str | Path) -> io.BufferedReader:
         DamagedFile: if the file is compressed in a format that is not read, or the file name has one of the ENDINGS,
             but the first bytes are not those of this format.
     """
-    file = open(path, "rb", CHUNK_BYTES)  # noqa: SIM115, the reader that is returned closes it
+    file = io.BufferedReader(io.FileIO(path), CHUNK_BYTES)
     try:
         magic = file.peek()
         for name, (starts, make) in _FORMATS.items():

@@ -56,8 +56,8 @@ def why_no_utf8(head: bytes) -> str | None:
     for switch, name in _ISO_2022.items():
         if switch in head:
             return f"the file looks like {name}, not UTF-8. {how_to_convert(name)}"
-    if name := looks_like_utf16(head):
-        return f"the file looks like {name} without a byte order mark, not UTF-8. {how_to_convert(name)}"
+    if guess := looks_like_utf16(head):
+        return f"the file looks like {guess} without a byte order mark, not UTF-8. {how_to_convert(guess)}"
     return None
 
 
