@@ -159,7 +159,7 @@ def open_plain(path: str | Path) -> io.BufferedReader:
         DamagedFile: if the file is compressed in a format that is not read, or the file name has one of the ENDINGS,
             but the first bytes are not those of this format.
     """
-    file = io.BufferedReader(io.FileIO(path), CHUNK_BYTES)
+    file: io.BufferedReader = io.BufferedReader(io.FileIO(path), CHUNK_BYTES)
     try:
         magic = file.peek()
         for name, (starts, make) in _FORMATS.items():
