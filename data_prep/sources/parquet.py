@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
-from data_prep.sources.text import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
+from data_prep.sources.rows import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
 if TYPE_CHECKING:
     import pyarrow

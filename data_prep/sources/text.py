@@ -1,10 +1,8 @@
 """Read text files. A document is a line of plain text (as in fairseq), a JSON object in a line, or a row of Parquet or
 Arrow."""
 
-import datetime
 import io
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -13,8 +11,9 @@ from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part
 from data_prep.sources.bounded import LimitExceeded, stream
 from data_prep.sources.compression import ENDINGS, DamagedFile, open_plain
 from data_prep.sources.encodings import needs_recoding, recoded, why_no_utf8
+from data_prep.sources.parquet import documents
+from data_prep.sources.rows import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
-TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
 COMPRESSED = tuple(ENDINGS)
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 LINE_FILES = (".txt", ".text", ".raw", ".tokens", *JSON_LINES)
@@ -23,8 +22,6 @@ TABLES = (".parquet", ".arrow", ".feather")
 """Endings of the files that contain a document in each row."""
 _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Names of the files in which the library datasets describes a dataset."""
-NO_TEXT = "no text"
-"""The reason for which objects and rows without text are skipped: a null, a missing value, an empty or a blank text."""
 
 
 def plain_name(name: str) -> str:
@@ -190,45 +187,8 @@ def _field_of(row: object, name: str) -> str:
     return row[name]
 
 
-def is_missing(value: object) -> bool:
-    """Return True for a null, and for NaN, as pandas writes a missing value."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def id_fields(part: Part) -> list[str]:
-    """Return the names of the fields that may name a document, the most wanted one first."""
-    return [part.option("id_field")] if part.option("id_field") else ["id", "url"]
-
-
-def first_of(row: dict, fields: list[str]) -> str:
-    """Return the value of the first of some fields that a row has, as text; an empty text if it has none of them."""
-    for field in fields:
-        value = row.get(field)
-        if isinstance(value, datetime.date):  # also a point in time
-            return value.isoformat()
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            return str(value)
-    return ""
-
-
-def date_field(row: dict, part: Part) -> str:
-    """Return the value of the field with the date of a document, as text; an empty text if it has none.
-
-    A value that is no date, such as an object, is returned as text that cannot be read as a date. So the document has
-    an unreadable date, and not none, for which that of the file would be taken.
-    """
-    value = row.get(part.option("date_field"))
-    if is_missing(value):
-        return ""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else str(value)
-    return first_of(row, [part.option("date_field")]) or str(value)
-
-
 def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield one document per row of a Parquet or Arrow file. The file is read in the child process (see `bounded`)."""
-    from data_prep.sources.parquet import documents  # here, because `parquet` imports this module
-
     try:
         for found in stream(documents, part, report_progress):
             for one in found:
