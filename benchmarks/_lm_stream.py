@@ -9,6 +9,7 @@ import numpy as np
 
 from data_prep.encoding.mmap_writer import MMapWriter, best_dtype
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL
+from fairseq_alma.core.files import sha256_of
 
 
 def write_stream(folder: Path, dictionary_size: int, tokens: int, test_tokens: int = 4096) -> Path:
@@ -34,7 +35,12 @@ def write_stream(folder: Path, dictionary_size: int, tokens: int, test_tokens: i
         with MMapWriter(prefix, dtype) as writer:
             for document in _documents(words, length=500):
                 writer.write(document.astype(dtype), np.array([len(document)]))
-        splits[split] = {"sequences": -(-wanted // 500), "tokens": wanted, "words": wanted, "sha256": writer.sha256()}
+        splits[split] = {
+            "sequences": -(-wanted // 500),
+            "tokens": wanted,
+            "words": wanted,
+            "sha256": sha256_of(f"{prefix}.bin"),
+        }
     description = {
         "format_version": 1,
         "num_mega_batches": 1,

@@ -20,8 +20,10 @@ The packages follow the path of the data. A package imports from packages above 
                     and the splits
     copies          `deduplication`: remove copies (`near_copies` finds pairs of similar documents and decides which to
                     remove, `candidates` finds pairs to compare), and record the documents for --extend
-    dividing        `partition`, `layout`: cut long documents into passages, choose how many words of each source the
-                    stream uses, shuffle the passages, divide them into splits (`chronological`: in order of dates)
+    accounts        compare what was read with what is in the stream and what was removed
+    dividing        `partition`, `shares`, `layout`: cut long documents into passages, choose how many words of each
+                    source the stream uses, shuffle the passages, divide them into splits (`chronological`: in order of
+                    dates)
     encoding        `stream_tokenizer`: train a tokenizer, or copy a given one; `encode`, `mmap_writer`, `documents`:
                     encode passages, write fairseq's files, and the folder with the documents' ids
     leakage         report, or remove, overlaps of training with held-out text (`overlap` finds them)

@@ -4,40 +4,41 @@ For each source, the table "cleaning" in stream.json says what was removed, as n
 text. `check_accounts` compares it with what was read and what is left. So no step can lose text without a reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from data_prep.reading.index import sortable
 
 UNITS = {"words": "num_words", "bytes": "num_bytes"}
 """The units of the accounts: the name in stream.json -> the field of index entries (`reading.index.ENTRY`)."""
 
 
-def cleaning_row(
-    step: str, source: str, documents: int, words: int, num_bytes: int, changes_text: bool = False
-) -> dict[str, Any]:
-    """Return a row of the table "cleaning" in stream.json.
+def removed_rows(
+    step: str, names: Sequence[str], removed: np.ndarray, count: Callable[[np.ndarray], int] = len
+) -> list[dict[str, Any]]:
+    """Return the rows of the table "cleaning" for text that was removed, one for each source that lost some.
 
     Args:
-        step: why text was removed, or what changed it.
-        source: the name of the source.
-        documents: how many documents were removed completely, or were changed.
-        words, num_bytes: how much text was removed.
-        changes_text: True if the documents were changed, and not removed.
+        step: why the text was removed.
+        names: the name of each source.
+        removed: the index entries of the text.
+        count: returns the number of documents, as the row records it, for the index entries of one source.
     """
-    row = {"step": step, "source": source, "documents": documents, "words": words, "bytes": num_bytes}
-    return row | {"changes_text": True} if changes_text else row
-
-
-def row_of_entries(step: str, source: str, documents: int, entries: np.ndarray) -> dict[str, Any]:
-    """Return a row of the table "cleaning" for text that was removed. `entries` are its index entries."""
-    words, num_bytes = (int(entries[field].sum(dtype=np.int64)) for field in UNITS.values())
-    return cleaning_row(step, source, documents, words, num_bytes)
+    rows = []
+    for number, name in enumerate(names):
+        entries = removed[removed["source"] == number]
+        if len(entries):
+            sums = {unit: int(entries[field].sum(dtype=np.int64)) for unit, field in UNITS.items()}
+            rows.append({"step": step, "source": name, "documents": count(entries), **sums})
+    return rows
 
 
 def count_documents(documents: np.ndarray) -> int:
     """Return the number of different documents. `documents` is the field `document` of index entries."""
-    return len(np.unique(np.ascontiguousarray(documents).view(">u8").reshape(-1, 2), axis=0))
+    hashes = np.sort(sortable(documents))
+    return int((hashes[1:] != hashes[:-1]).sum()) + 1 if len(hashes) else 0
 
 
 def check_accounts(

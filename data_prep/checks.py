@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.cleaning.filters import filter_sha256, load_filter, parse_filters
-from data_prep.dividing.layout import check_shares
-from data_prep.dividing.partition import extension_plan, make_plan
+from data_prep.dividing.partition import make_plan
+from data_prep.dividing.shares import check_shares
 from data_prep.errors import PrepError
 from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
@@ -51,15 +51,15 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
         )
 
 
-def check_benchmarks(settings: PrepSettings) -> None:
-    """Raise PrepError if a file given by --decontaminate-against is missing."""
-    for path in settings.decontaminate_against:
-        list_files(Source("text", path))
-
-
 def check_endings(settings: PrepSettings) -> None:
-    """Print a warning about the files in the folders of sources and benchmarks that are not read."""
+    """Print a warning about the files in the folders of sources and benchmarks that are not read.
+
+    Raises:
+        PrepError: if a file given by --decontaminate-against is missing.
+    """
     benchmarks = [Source("text", path) for path in settings.decontaminate_against]
+    for source in benchmarks:
+        list_files(source)
     for what, source in [*(("source", one) for one in settings.sources), *(("benchmarks", one) for one in benchmarks)]:
         if endings := endings_left_out(source):
             shown = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8))
@@ -125,10 +125,7 @@ def check_sizes(settings: PrepSettings, files: Files) -> None:
     if most_words < _READ_AT_ONCE_WORDS:
         return
     try:
-        if settings.extend:
-            extension_plan(most_words, num_mega_batches, settings.passage_words)
-        else:
-            make_plan(most_words, num_mega_batches, settings.valid_words, settings.passage_words)
+        make_plan(most_words, num_mega_batches, settings.valid_words, settings.passage_words, settings.extend)
     except PrepError as error:
         raise PrepError(
             f"the files of the sources are too small for these settings. Even if every other byte began a word, which "
@@ -157,13 +154,7 @@ def check_known_settings(settings: PrepSettings, stream: Mapping) -> None:
 
 
 def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> None:
-    """Raise PrepError if a finished stream was made with different settings or from different files.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the files of each source.
-        stream: the content of stream.json.
-    """
+    """Raise PrepError if a finished stream, with this stream.json, was made with other settings or from other files."""
     before = stream["settings"]
     # stream.json records the settings twice. "given" has the values that the user gave; None stands for a default that
     # is computed from the text. "settings" has the computed values instead of None.
@@ -181,9 +172,11 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:
             changed.append(f"the tokenizer file {settings.tokenizer} has changed")
-    what_to_do = f"Use the old values, choose another stream folder, or remove {settings.out} to make it again."
     if changed:
-        raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
+        raise PrepError(
+            f"{settings.out} was made with other settings: {'; '.join(changed)}. Use the old values, choose another "
+            f"stream folder, or remove {settings.out} to make it again."
+        )
     recorded = {Source(source["kind"], source["path"]).name: source["fingerprint"] for source in stream["sources"]}
     for source, found in files.items():
         if recorded[source.name] != fingerprint(found):

@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.settings.cluster import Cluster
-from data_prep.settings.options import add_options, given_settings, parsed_settings
+from data_prep.settings.options import add_options, parsed_settings
 from data_prep.sources import Source
 from data_prep.summary import summary
 from fairseq_alma.core.errors import AlmaError, message_of
@@ -47,13 +47,14 @@ def main(argv: list[str] | None = None) -> int:
         if reason := REMOVED.get(word.partition("=")[0]):
             return _fail(f"there is no {word.partition('=')[0]} any more: {reason}.")
     parsed = _parser().parse_args(argv)
+    given = parsed_settings(parsed, PrepSettings)
     try:
         settings = PrepSettings(
             out=Path(parsed.out),
             sources=tuple(Source.parse(text) for text in parsed.source),
             cluster=Cluster(**parsed_settings(parsed, Cluster)),
-            given=given_settings(parsed, PrepSettings),
-            **parsed_settings(parsed, PrepSettings),
+            given=tuple(given),
+            **given,
         )
     except ValueError as error:
         return _fail(str(error))

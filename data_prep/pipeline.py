@@ -1,30 +1,24 @@
-"""Make a stream: run all steps, from reading the sources to encoding the splits.
-
-The splits are the mega-batches, the validation set and the test set.
-
-The steps: read documents, remove copies, choose the sizes of the splits, cut long documents into passages, shuffle the
-passages and divide them into splits, train the tokenizer, encode the passages.
-"""
+"""Make a stream: run all steps, from reading the sources to encoding the splits."""
 
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.accounts import check_accounts
+from data_prep.accounts import check_accounts, count_documents, removed_rows
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
-from data_prep.dividing.layout import share_rows, strata_of, wanted_words_of, words_by_source
 from data_prep.dividing.partition import CutTask
+from data_prep.dividing.shares import keep_documents, keep_words, share_rows, wanted_words_of, words_by_source
 from data_prep.encoding.encode import TASK_BYTES, encode
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
-from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
+from data_prep.leakage.measure import HeldOutText, measure_leakage, without_overlaps
 from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
-from data_prep.reading.read import Spooled, read_sources, source_name
+from data_prep.reading.read import Spooled, read_sources
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
@@ -33,9 +27,6 @@ from data_prep.sources import Files
 from data_prep.tokenization.tokenizers import TOKENIZERS, dictionary_size
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import FORMAT_VERSION
-
-if TYPE_CHECKING:
-    from data_prep.copies.near_copies import Duplicates
 
 
 class BaseStream(NamedTuple):
@@ -61,20 +52,13 @@ class BaseStream(NamedTuple):
 def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: BaseStream | None = None) -> dict:
     """Write all shards (output files) of a new stream, or of an extension, into the work folder OUT/.alma-prep.
 
-    Args:
-        settings: the settings of this call of alma-prep.
-        files: the input files of each source.
-        work: the work folder.
-        base: the stream to extend; None: make a new stream.
-
-    Returns:
-        The content of stream.json. For an extension: only the part of stream.json that describes the extension.
+    Return the content of stream.json. For an extension of the stream `base`, it describes only the extension.
 
     Raises:
         PrepError: if too many files are damaged, or a worker died or hung.
         Unworkable: if the settings cannot work on the text of the sources.
     """
-    where = HeldOut(base and (base.folder, base.description), work)
+    where = HeldOutText(work, settings.out, base.description if base else {})
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
     digests = settings.digests() | settings.benchmark_digest()
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
@@ -86,8 +70,7 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
         tokenizer_file = make_tokenizer(settings, index, work)
         symbols = check_vocabulary(settings, tokenizer_file)
         num_symbols = dictionary_size(len(symbols))
-    names = [source_name(record) for record in spooled.records]
-    encoded = encode(index, tokenizer_file, num_symbols, names, spooled.source_of_shard, work, settings.cache)
+    encoded = encode(index, tokenizer_file, num_symbols, spooled.names, spooled.source_of_shard, work, settings.cache)
     described = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
     if periods is not None:
         described |= periods.described(encoded.splits)
@@ -110,7 +93,14 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
             "sha256": sha256_of(tokenizer_file),
             "dict_sha256": sha256_of(dict_file),
         },
-        "settings": settings.recorded(digests, num_mega_batches, plan.valid_words, plan.passage_words),
+        "settings": {
+            **settings.identity(),
+            **digests,
+            # The values that were used, also if they were not given.
+            "num_mega_batches": num_mega_batches,
+            "valid_words": plan.valid_words,
+            "passage_words": plan.passage_words,
+        },
         "command": settings.command(),
         **described,
     }
@@ -125,22 +115,24 @@ class _Divided(NamedTuple):
     periods: Periods | None
     """The periods, if the stream is chronological."""
     table: list[dict]
-    """The table of removed documents, see `_without_copies`."""
+    """The table "cleaning" in stream.json."""
     num_mega_batches: int
 
 
-def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base: BaseStream | None) -> _Divided:
+def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, base: BaseStream | None) -> _Divided:
     """Read all documents, remove copies, cut long documents into passages, and divide the passages into splits.
 
     For the arguments and errors, see `build_stream`.
     """
     work, description = where.work, base.description if base else None
-    seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work, is_chronological(settings, description))
-    documents, found, table = _without_copies(settings, spooled, work, base)
-    record = None
-    if found is not None:
-        number = base.num_extensions + 1 if base else 0
+    seed, number = (base.description["seed"], base.num_extensions + 1) if base else (settings.seed, 0)
+    chronological = is_chronological(settings, description)
+    spooled = read_sources(settings, seed, files, work, chronological)
+    documents, table, record = spooled.documents, list(spooled.removed), None
+    if settings.duplicates != "keep":
+        known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
+        documents, found, rows = remove_copies(spooled, *known, work, settings.cache)
+        table += rows
         record = functools.partial(record_documents, work.stream / "dedup", number, spooled, found)
         if all(source.share is None for source in files):
             # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
@@ -153,39 +145,35 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base:
     num_mega_batches = len(spooled.snapshots or ()) or settings.num_mega_batches or 1
     words = words_by_source(documents, len(files))
     wanted_words = wanted_words_of(files, words)
-    sizes = (sum(wanted_words.values()), num_mega_batches)
-    if base is not None:
-        plan = partition.extension_plan(*sizes, settings.passage_words)
-    else:
-        plan = partition.make_plan(*sizes, settings.valid_words, settings.passage_words)
+    sizes = (num_mega_batches, settings.valid_words, settings.passage_words)
+    plan = partition.make_plan(sum(wanted_words.values()), *sizes, extends=base is not None)
     passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:
-        number = base.num_extensions + 1 if base else 0
-        if is_chronological(settings, description):
-            is_kept = layout.keep_documents(passages, wanted_words, number, seed)
+        if chronological:
+            is_kept = keep_documents(passages, wanted_words, number, seed)
         else:
-            is_kept = layout.keep_words(passages, wanted_words, number)
+            is_kept = keep_words(passages, wanted_words, number)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += share_rows(spooled, passages, dropped)
-    valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
-    how = (plan, *strata_of(files, valid_source), num_mega_batches)
-    index, periods, table = _write_index(settings, passages, *how, spooled, base, where, table)
+    planned, names, periods = _lay_out(settings, passages, plan, files, num_mega_batches, work.spool, description)
+    if settings.decontaminate is not None:
+        if plan.passage_words < settings.decontaminate:
+            note(
+                f"warning: --decontaminate {settings.decontaminate} finds little: passages have about "
+                f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
+            )
+        planned, removed = without_overlaps(settings, passages, planned, names, where)
+        step = f"{settings.decontaminate}-gram overlap with held-out text"
+        table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
+    check_accounts(spooled.records, spooled.names, table, passages, planned.order)
+    path = work.folder / INDEX
+    write_index(path, passages, planned.order)
+    unions = periods.unions if periods else {}
+    index = Index(path, sha256_of(path), work.spool, planned.cuts, names, unions)
     if record is not None:
         record(passages["document"])
     return _Divided(spooled, plan, index, periods, table, num_mega_batches)
-
-
-def _without_copies(
-    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
-) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
-    """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed."""
-    table = list(spooled.removed)
-    if settings.duplicates == "keep":
-        return spooled.documents, None, table
-    known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
-    kept, found, rows = remove_copies(spooled, *known, work, settings.cache)
-    return kept, found, table + rows
 
 
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder) -> np.ndarray:
@@ -202,48 +190,27 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
     ranges = list(byte_ranges(long_documents["num_bytes"], 0, len(long_documents), TASK_BYTES))
     tasks = [CutTask(str(work.spool), seed, plan, str(path), sha256, start, end) for start, end in ranges]
     step = work.run("cut", tasks, "cut long documents", "documents", [end - start for start, end in ranges])
-    cut = [np.load(f"{step.prefix(number)}.passages.npy") for number in range(len(tasks))]
+    cut = [np.load(step.path(number, "passages.npy")) for number in range(len(tasks))]
     return np.concatenate([documents[~is_long], *cut]) if cut else documents[~is_long]
 
 
-def _write_index(
-    settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, strata: np.ndarray,
-    valid_strata: list[int] | None, num_mega_batches: int, spooled: Spooled, base: BaseStream | None, where: HeldOut,
-    table: list[dict],
-) -> tuple[Index, Periods | None, list[dict]]:  # fmt: skip
-    """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
+def _lay_out(
+    settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, files: Files, num_mega_batches: int,
+    spool: Path, base: Mapping | None,
+) -> tuple[layout.Layout, list[str], Periods | None]:  # fmt: skip
+    """Return the layout of all passages, the names of the splits, and the periods, if the stream is chronological.
 
-    If the setting `decontaminate` is given, training passages that overlap with held-out text are left out.
-
-    Return three values. First, an Index object, which contains the path of the index file and says which passages
-    belong to which split. Second, the periods, if the stream is chronological. Third, `table`, the table "cleaning" in
-    stream.json, with rows about passages that were left out here.
+    `base` is the content of stream.json of the stream to extend; None for a new stream.
     """
-    names, periods = layout.split_order(num_mega_batches), None
-    description, sizes = base.description if base else None, (plan.valid_words, num_mega_batches, valid_strata)
-    if is_chronological(settings, description):
-        periods = lay_out_periods(
-            settings, passages, strata, valid_strata, plan.valid_words, where.work.spool, description
-        )
-        order, cuts, names = periods.layout.order, periods.layout.cuts, periods.layout.splits
-    elif description is not None:
-        first = description["num_mega_batches"] + 1
+    valid_source = base["settings"].get("valid_source") if base else settings.valid_source
+    strata, valid_strata = layout.strata_of(files, valid_source)
+    if is_chronological(settings, base):
+        periods = lay_out_periods(settings, passages, strata, valid_strata, plan.valid_words, spool, base)
+        return layout.Layout(periods.layout.order, periods.layout.cuts), periods.layout.splits, periods
+    if base is not None:
+        first = base["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
-        order, cuts = layout.extension_layout(passages, strata, num_mega_batches)
-    else:
-        make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-        order, cuts = make_layout(passages, strata, *sizes)
-    source_names = [source_name(record) for record in spooled.records]
-    if settings.decontaminate is not None:
-        if plan.passage_words < settings.decontaminate:
-            note(
-                f"warning: --decontaminate {settings.decontaminate} finds little: passages have about "
-                f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
-            )
-        (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
-        table = [*table, *removed_rows(settings, removed, source_names)]
-    check_accounts(spooled.records, source_names, table, passages, order)
-    path = where.work.folder / INDEX
-    write_index(path, passages, order)
-    unions = periods.unions if periods is not None else {}
-    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods, table
+        return layout.extension_layout(passages, strata, num_mega_batches), names, None
+    make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
+    found = make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata)
+    return found, layout.split_order(num_mega_batches), None

@@ -3,15 +3,15 @@
 The command `alma-prep` calls the function `prepare`.
 """
 
-import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import current_process
 from typing import Any
 
 from data_prep.checks import (
-    check_benchmarks,
     check_endings,
     check_filters,
     check_installed,
@@ -27,7 +27,7 @@ from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.progress import note
 from data_prep.running.slurm import open_executor
 from data_prep.running.stream_folder import belongs_to_stream, check_bytes, check_free, read_manifest, read_stream
-from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.work_folder import WorkFolder, full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, Source, SourceFile, fingerprint, list_files
@@ -41,11 +41,7 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
 
     This concerns only the settings on which it depends which text can be in the stream, such as the language and
     --decontaminate (`Option.is_inherited`). So the added text is of the same sort as the text of the stream. The values
-    are those with which the stream was first made.
-
-    Args:
-        settings: the settings of this call of alma-prep, with extend=True.
-        stream: the content of stream.json.
+    are those with which the stream was first made. `stream` is the content of stream.json.
     """
     given = tuple(name for name in options_of(settings) if settings.is_given(name))
     of_stream: dict[str, Any] = {
@@ -64,7 +60,7 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
     if changed:
         note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
     try:
-        settings = dataclasses.replace(settings, **of_stream, given=given)
+        settings = replace(settings, **of_stream, given=given)
     except ValueError as error:  # for example, the stream was made by a release with other languages
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
     if "periods" in stream and settings.duplicates == "keep":
@@ -81,13 +77,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     The mega-batches that one call of alma-prep --extend adds are called an extension. If an earlier extension was made
     from the same input files, nothing is added, and the earlier extension is only checked.
 
-    Args:
-        settings: the settings of this call of alma-prep, with extend=True.
-        files: the input files of each source.
-        finished: the stream in `settings.out`, or None if there is no stream.
-
-    Returns:
-        The content of stream.json.
+    Return the content of stream.json. `finished` is the stream in `settings.out`, or None if there is none.
 
     Raises:
         PrepError: if the stream is missing or damaged, if the files were added before with other settings, or if
@@ -104,27 +94,6 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         if extension["fingerprints"] == fingerprints:
             _check_finished_extension(settings, stream, extension, digests)
             return stream
-    _check_inherited_benchmarks(settings, stream, digests)
-    what_to_do = f"Restore it, or remove {out} and make it again."
-    check_bytes(out, what_to_do)
-    check_sizes(settings, files)
-    identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
-    keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
-    base = BaseStream(out, stream, keys, signatures)
-    recorded = identity | {"versions": versions(), "code": code_digest(), "extension": number}
-    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), stream) as work:
-        with open_executor(settings) as executor:
-            added = build_stream(settings, files, work._replace(executor=executor), base)
-            work.add_digests()
-        manifest = _extended_manifest(read_manifest(out, what_to_do), stream["num_mega_batches"], number)
-        manifest["extensions"].append(inputs(settings, files))
-        stream = _extended(settings, stream, added, fingerprints, digests)
-        publish(out, work, stream, manifest)
-    return stream
-
-
-def _check_inherited_benchmarks(settings: PrepSettings, stream: Mapping, digests: Mapping[str, str]) -> None:
-    """Raise PrepError if the files of --decontaminate-against are those of the stream, and have changed since then."""
     name = "sha256 of decontaminate_against"
     is_changed = name in digests and stream["settings"].get(name, digests[name]) != digests[name]
     if is_changed and "decontaminate_against" not in settings.given:
@@ -132,6 +101,40 @@ def _check_inherited_benchmarks(settings: PrepSettings, stream: Mapping, digests
             "the files of --decontaminate-against, which is taken from the stream, have changed since it was made. "
             "Restore them, or give --decontaminate-against and --decontaminate to use the files as they are now."
         )
+    check_bytes(out)
+    check_sizes(settings, files)
+    number = len(stream.get("extensions", [])) + 1
+    base = BaseStream(out, stream, *load_keys(out / "dedup", number, settings.duplicates))
+    with _work_folder(settings, base) as work:
+        added = _build(settings, files, work, base)
+        manifest = read_manifest(out)
+        # A call that was killed after it wrote manifest.json and before it wrote stream.json has added its shards and
+        # input files.
+        manifest["outputs"] = {
+            name: output
+            for name, output in manifest["outputs"].items()
+            if belongs_to_stream(name, stream["num_mega_batches"], number - 1)
+        }
+        manifest["extensions"] = [*manifest["extensions"][: number - 1], inputs(settings, files)]
+        stream = _extended(settings, stream, added, fingerprints, digests)
+        publish(out, work, stream, manifest)
+    return stream
+
+
+@contextmanager
+def _work_folder(settings: PrepSettings, base: BaseStream | None = None) -> Iterator[WorkFolder]:
+    """Lock and yield the work folder (see `work_folder`) for a new stream, or for an extension of `base`."""
+    recorded = settings.identity() | {"versions": versions(), "code": code_digest()}
+    recorded |= {"extension": base.num_extensions + 1} if base else {}
+    place = (settings.out, recorded, settings.reading_settings(), base.description if base else None)
+    with full_disk_reported(settings.out), work_folder(*place) as work:
+        yield work
+
+
+def _build(settings: PrepSettings, files: Files, work: WorkFolder, base: BaseStream | None = None) -> dict:
+    """Open the executor, and call `build_stream`."""
+    with open_executor(settings) as executor:
+        return build_stream(settings, files, replace(work, executor=executor), base)
 
 
 def _extended(
@@ -151,27 +154,21 @@ def _extended(
         "leakage": added["leakage"],
     }
     splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+    # Only a chronological stream has periods.
+    periods = {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
     return {
         **stream,
-        **_added_periods(stream, added),
+        **periods,
         "num_mega_batches": last,
         "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
         "extensions": [*stream.get("extensions", []), extension],
     }
 
 
-def _added_periods(stream: Mapping, added: Mapping) -> dict:
-    """Return the entry of stream.json with all periods of an extended chronological stream; {} for other streams."""
-    return {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
-
-
 def _check_finished_extension(
     settings: PrepSettings, stream: Mapping, extension: Mapping, digests: Mapping[str, str]
 ) -> None:
-    """Check mega-batches that an earlier call of alma-prep --extend added from the input files of this call.
-
-    Raise PrepError if they were made with other settings, or if the stream is damaged.
-    """
+    """Raise PrepError if an earlier extension by the same files had other settings, or if the stream is damaged."""
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
     options = options_of(settings)
@@ -192,26 +189,11 @@ def _check_finished_extension(
             "cannot be added again. To add text, give other files. To only check the stream, run the command again "
             "with the old values of these settings."
         )
-    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    check_bytes(out)
     remove_finished_work(out, len(stream["extensions"]))
     first, last = extension["mega_batches"]
     added = f"mega-batch {first}" + (f" to {last}" * (last > first))
     note(f"{out} already contains the text of these input files, in {added}: nothing to do")
-
-
-def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
-    """Return the content of manifest.json without the shards and input files of extension `number`.
-
-    manifest.json lists all shards with their digests, and all input files. The file already lists the shards and inputs
-    of this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
-    manifest.json and before it wrote stream.json.
-    """
-    outputs = {
-        name: output
-        for name, output in manifest["outputs"].items()
-        if belongs_to_stream(name, num_mega_batches, number - 1)
-    }
-    return manifest | {"outputs": outputs, "extensions": manifest["extensions"][: number - 1]}
 
 
 def prepare(settings: PrepSettings) -> dict:
@@ -236,8 +218,8 @@ def prepare(settings: PrepSettings) -> dict:
         sys.exit(1)
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
-        # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.
-        # If partition is "as-given", keep the given order, because it is the order of the mega-batches.
+        # The bytes of the stream must not depend on the order in which the sources are given. With "as-given", this is
+        # the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     finished = read_stream(settings.out)
@@ -246,7 +228,6 @@ def prepare(settings: PrepSettings) -> dict:
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
     check_filters(settings)
-    check_benchmarks(settings)
     check_endings(settings)
     check_installed(settings, files)
     if settings.extend:
@@ -268,16 +249,8 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     if settings.tokenizer not in TOKENIZERS:
         # Read the tokenizer now, so that an unreadable file raises an error at the start and not after hours of work.
         given_tokenizer(settings.tokenizer)
-    identity = settings.identity()
-    recorded = identity | {"versions": versions(), "code": code_digest()}
-    with (
-        full_disk_reported(settings.out),
-        work_folder(settings.out, recorded, settings.reading_settings()) as work,
-    ):
-        with open_executor(settings) as executor:
-            stream = build_stream(settings, files, work._replace(executor=executor))
-            work.add_digests()
-        stream["given"] = identity
+    with _work_folder(settings) as work:
+        stream = _build(settings, files, work) | {"given": settings.identity()}
         publish(settings.out, work, stream, inputs(settings, files) | {"outputs": {}, "extensions": []})
     return stream
 
@@ -285,7 +258,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
     """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json."""
     check_same_stream(settings, files, stream)
-    check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
+    check_bytes(settings.out)
     remove_finished_work(settings.out, len(stream.get("extensions", [])))
     note(f"{settings.out} is complete and was made with these settings: nothing to do")
     return dict(stream)
@@ -294,9 +267,8 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
 def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
     """Return a tuple by which `prepare` sorts the sources.
 
-    The name of the source is the last element of the tuple, so the name matters only if all other elements are equal.
-    This is intended, because renaming a source should not change the stream. The order of the sources can change the
-    stream: if two sources contain the same text, the text is kept only in the first source. The second source then has
-    fewer words left to provide its share (its fraction of the stream's words).
+    The name matters only if everything else is equal, because renaming a source should not change the stream. The order
+    of the sources can change it: if two sources contain the same text, the text is kept only in the first source, and
+    the second has fewer words left to provide its share.
     """
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

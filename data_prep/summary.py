@@ -23,7 +23,7 @@ def summary(stream: dict) -> str:
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):
-        lines += ["", *removed_lines(last["cleaning"]), ""]
+        lines += ["", *_removed(last["cleaning"]), ""]
     if "leakage" in last:
         lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"], bool(extensions)), ""]
     for source in last["sources"]:
@@ -44,18 +44,14 @@ def summary(stream: dict) -> str:
 
 def _dates_of(stream: dict, split: str) -> str:
     """Return text with the first and the last date of a mega-batch of a chronological stream; else an empty text."""
-    periods = {f"mega_batch_{t}": period for t, period in enumerate(stream.get("periods", []), start=1)}
-    if split not in periods:
-        return ""
-    return f"  {periods[split]['first_date']} to {periods[split]['last_date']}"
+    for t, period in enumerate(stream.get("periods", []), start=1):
+        if split == f"mega_batch_{t}":
+            return f"  {period['first_date']} to {period['last_date']}"
+    return ""
 
 
-def removed_lines(cleaning: list[dict]) -> list[str]:
-    """Return the lines of the table of removed and changed documents.
-
-    Args:
-        cleaning: the entry "cleaning" of stream.json.
-    """
+def _removed(cleaning: list[dict]) -> list[str]:
+    """Return the lines of the table of removed and changed documents."""
     lines = [f"{'removed or changed':<36}{'documents':>12}{'words':>16}  source"]
     for row in cleaning:
         documents = f"{row['documents']:,}" if "documents" in row else ""

@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 import pickle
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import check_zip, remove, unfinished_files, written_aside
+from fairseq_alma.core.store import link_or_copy
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +66,7 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def require_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the checkpoint in `path`, with tensors memory-mapped.
-
-    Raises:
-        StageError: if the file is missing or damaged.
-        OSError, RuntimeError: if the file cannot be read for another reason (see read_checkpoint).
-    """
+    """Like `read_checkpoint`, but raise StageError if the file is missing or damaged."""
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         raise StageError(f"the checkpoint {path} is missing or damaged: run the same command again")
@@ -79,15 +74,7 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Atomically replace the file `path` with a checkpoint. When the function returns, the file is on the disk.
-
-    Args:
-        checkpoint: plain values and tensors.
-        path: the checkpoint file. Its folder is created if it is missing.
-
-    Raises:
-        OSError: if the disk is full or the file cannot be written.
-    """
+    """Atomically replace the file `path` with a checkpoint: plain values and tensors. Afterwards, the disk has it."""
     # Delete the temporary files that killed processes have left behind, because they are large.
     for leftover in unfinished_files(path.parent, path.name):
         leftover.unlink(missing_ok=True)
@@ -96,12 +83,9 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def digest_of_model(checkpoint: Path) -> str:
-    """Return the SHA-256 digest of the weights and buffers in a checkpoint.
+    """Return the SHA-256 digest of the weights and buffers in a checkpoint. For the errors, see `require_checkpoint`.
 
     The other contents of the file are ignored, because they include folder names and times.
-
-    Raises:
-        StageError: if the file is missing or damaged.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
@@ -163,23 +147,13 @@ def repair_stage_folder(folder: Path, needs_best: bool = True) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Atomically create `target` as a hard link to the file `source`.
-
-    If the file system does not support hard links, copy the file instead.
-    """
+    """Atomically create `target` as a hard link to the file `source`, or as a copy where there are no hard links."""
     with written_aside(target, durable=False) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
+        link_or_copy(source, temporary)
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer state from the checkpoint of a finished stage. The file shrinks to a third of its size.
-
-    Raises:
-        StageError: if the checkpoint is missing or damaged.
-    """
+    """Remove the optimizer state from the checkpoint of a finished stage. The file shrinks to a third of its size."""
     checkpoint = require_checkpoint(path)
     if "last_optimizer_state" not in checkpoint:
         return

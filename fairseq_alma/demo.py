@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_alma.app.tables import ledger_table, wide_console
@@ -35,32 +34,17 @@ Modules that are imported later cannot change this configuration. So the trainin
 fairseq-train."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One run of the demo."""
-
-    label: str
-    """Title of the table that shows the ledger of this run."""
-    folder: str
-    """Run folder, relative to the output folder of the demo."""
-    settings: tuple[str, ...]
-    """Settings of alma-lm for this run, in the form NAME=VALUE."""
-    preset: tuple[str, ...] = ("preset=quickstart",)
-    """The preset, and the settings that make its model that of preset=quickstart."""
-
-
-PARTS = (
-    Part("SM, wait 1", "sm/wait_1", ("learner=sm", "wait=1")),
-    Part(f"SM, wait {MEGA_BATCHES}", f"sm/wait_{MEGA_BATCHES}", ("learner=sm", f"wait={MEGA_BATCHES}")),
-    Part("gMoE, 4 to 12 experts", "gmoe", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]")),
-    Part("Ens, 2 members", "ens", ("learner=ens", "wait=1", "members=2")),
-    Part(
-        "anytime",
-        "anytime",
-        ("learner=sm", "wait=1"),
-        ("preset=anytime", "arch=switch_lm_tiny", "dropout=0"),
+QUICKSTART = ("preset=quickstart",)
+RUNS = {
+    "SM, wait 1": ("sm/wait_1", *QUICKSTART, "learner=sm", "wait=1"),
+    f"SM, wait {MEGA_BATCHES}": (f"sm/wait_{MEGA_BATCHES}", *QUICKSTART, "learner=sm", f"wait={MEGA_BATCHES}"),
+    "gMoE, 4 to 12 experts": (
+        "gmoe", *QUICKSTART, "learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]",
     ),
-)
+    "Ens, 2 members": ("ens", *QUICKSTART, "learner=ens", "wait=1", "members=2"),
+    "anytime": ("anytime", "preset=anytime", "arch=switch_lm_tiny", "dropout=0", "learner=sm", "wait=1"),
+}  # fmt: skip
+"""For each run, by its title: its folder in the output folder of the demo, and its settings of alma-lm."""
 
 
 def main() -> int:
@@ -96,14 +80,14 @@ def main() -> int:
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
-    for part in PARTS:
-        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", *part.preset, *part.settings,
+    for folder, *settings in RUNS.values():
+        _command("alma-lm", f"stream={stream}", f"out={out / folder}", *settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2",
                  f"reuse_from={out / 'shared'}", start=warm)  # fmt: skip
-    runs = {part.label: out / part.folder for part in PARTS}
+    runs = {title: out / folder for title, (folder, *_) in RUNS.items()}
     _command("alma-report", *map(str, runs.values()), "--out", str(out / "report"))
-    for label, run in runs.items():
-        show(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=label))
+    for title, run in runs.items():
+        show(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=title))
     first = next(iter(runs.values()))
     show(
         f"* the learner is untrained\n"
@@ -119,13 +103,7 @@ def main() -> int:
 
 
 def _command(name: str, *arguments: str, start: Start = start_process) -> None:
-    """Print a command and run it. If the command fails, end the demo with the exit status of the command.
-
-    Args:
-        name: a key of MODULES.
-        arguments: arguments of the command.
-        start: function that starts the process of the command.
-    """
+    """Print a command, one of MODULES, and run it. If it fails, end the demo with its exit status."""
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
     command = [sys.executable, "-m", MODULES[name], *arguments]
     process = start(command, sys.stdout.fileno(), {**os.environ, "COLUMNS": "120"}, sys.stderr.fileno())

@@ -186,7 +186,7 @@ OWN = {
     "vision.dataset_names:kind_of": "a setting",
     "vision.dataset_names:is_function": "a setting",
     "vision.dataset_names:mega_batch_folders": "the name of a folder",
-    "vision.orders:_column": "a text of at most 1,000 characters",
+    "vision.stream:_column": "a text of at most 1,000 characters",
     "data_prep.tokenization.word_counts:_IS_ASCII_SPACE": "a single character",
     "data_prep.tokenization.word_counts:_WIDE_SPACES": "all characters",
     "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",

@@ -26,7 +26,6 @@ held_out.py     computes the scores of a learner on the validation data of each 
 dataset_names.py  what the setting `dataset` can name
 datasets/       loads datasets: known ones, folders of images, .npz files, torchvision, Hugging Face, the user's own
 stream.py       cuts a dataset into mega-batches, which form a stream
-orders.py       assigns examples to mega-batches by the setting `order`
 inputs.py       turns images into network inputs
 rows.py         tables of examples: small ones on the device, large ones that stay in the dataset
 batches.py      the data of a stage, and the batches sampled from these data

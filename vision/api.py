@@ -1,6 +1,6 @@
 """Run the protocol from Python, for example in a notebook: `vision.run` and the object that it returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike, fspath
@@ -50,13 +50,8 @@ class Run:
         Column t is arrival t. Column 0 is the untrained learner. A value that the ledger does not have is NaN.
         """
         rows = [[row.to_json() for row in ledger] for ledger in self.ledgers]
-        names = {
-            name: None
-            for ledger in rows
-            for row in ledger
-            for name, value in row.items()
-            if isinstance(value, int | float) and name != "t"
-        }
+        items = (item for ledger in rows for row in ledger for item in row.items())
+        names = dict.fromkeys(name for name, value in items if isinstance(value, int | float) and name != "t")
         return {name: np.array([[row.get(name, np.nan) for row in one] for one in rows], np.float64) for name in names}
 
     @cached_property
@@ -122,7 +117,11 @@ def run(
     if settings is None:
         settings = settings_from({name: _plain(value) for name, value in {**named, **values}.items()})
     else:
-        _refuse_both({**values, **({} if given is not None else named)})
+        if more := {**values, **({} if given is not None else named)}:
+            raise SettingError(
+                f"run() got a settings object and also {', '.join(more)}: give all settings by name, or change the "
+                f"settings object with dataclasses.replace"
+            )
     folder = Path(settings.out).absolute()
     ledgers = run_learner(settings, given)
     result = Run(settings, folder, ledgers)
@@ -146,12 +145,3 @@ def _named(dataset: Dataset) -> Dataset:
     except SettingError:
         return replace(dataset, name=f"{GIVEN}{dataset.name}")
     return dataset
-
-
-def _refuse_both(values: Mapping[str, Any]) -> None:
-    """Raise SettingError if there are values beside a settings object."""
-    if values:
-        raise SettingError(
-            f"run() got a settings object and also {', '.join(values)}: give all settings by name, or change the "
-            f"settings object with dataclasses.replace"
-        )

@@ -1,8 +1,5 @@
 """The data of a stage as tensors on the device, and the batches that are sampled from these data.
 
-The runs of several random seeds can be trained together. Each seed cuts the dataset into different mega-batches, so the
-examples of a stage differ between seeds.
-
 An order is a random sequence in which a network reads the examples of a stage. Each network has a separate order, which
 is drawn again for every epoch. Exception: networks that are trained as one model (UMix) share one order.
 
@@ -19,9 +16,8 @@ from torch import Tensor
 
 from fairseq_alma.core.protocol import Replay, Stage
 from fairseq_alma.core.stream import MegaBatch
-from vision.datasets import Selection
 from vision.inputs import Inputs
-from vision.rows import LARGE_BYTES, LargeRows, Rows
+from vision.rows import LARGE_BYTES, Pieces, Rows, large_rows, stored
 
 
 @dataclass(frozen=True)
@@ -32,21 +28,14 @@ class StageData:
     """Training examples. With replay, the examples of earlier mega-batches come first, then the new examples."""
     num_past: int
     """Number of training examples of earlier mega-batches, per seed, if a fixed share of each batch comes from them
-    (`Stage.past_share`); otherwise 0.
-
-    These examples are the first ones in `training`. Each epoch reads some of them instead of some of the new examples.
-    With replay=false and replay=all, an epoch reads all examples in `training`."""
+    (`Stage.past_share`); otherwise 0. Each epoch reads some of them instead of some of the new examples."""
     validation: Rows
     """Validation examples."""
 
     @property
     def num_new(self) -> int:
-        """Number of examples that an epoch reads, per seed.
-
-        If the setting `replay` is False, these are the new examples. If `replay` is a number or "uniform", their number
-        is the same, because each example of an earlier mega-batch is read instead of a new example. If `replay` is
-        "all", an epoch reads the new examples and all examples of earlier mega-batches.
-        """
+        """Number of examples that an epoch reads, per seed: with replay=all, all examples in `training`, otherwise as
+        many as there are new examples."""
         return self.training.num_examples - self.num_past
 
 
@@ -56,31 +45,18 @@ class Memory:
     With replay, the examples of earlier stages stay in memory, and each stage appends its new examples. Without replay,
     the examples of a stage replace the examples of the previous stage.
 
-    Exception: if the examples of a stage need more than `large_bytes`, they stay in the dataset, which may be a file,
-    and are copied to the device batch by batch (see `LargeRows`).
+    Exception: if the training or the validation examples of a stage need more than `large_bytes`, they stay in the
+    dataset, which may be a file, and are copied to the device batch by batch (see `LargeRows`).
 
     Args:
-        inputs: converts images to their storage format and to network inputs.
-        num_classes: number of classes, C.
-        num_seeds: number of seeds, S.
-        device: device on which the examples are stored.
-        large_bytes: number of bytes of all stored examples of a stage above which they are copied batch by batch. By
-            default LARGE_BYTES.
+        large_bytes: see above. By default LARGE_BYTES.
     """
 
     def __init__(
-        self,
-        inputs: Inputs,
-        num_classes: int,
-        num_seeds: int,
-        device: torch.device,
-        large_bytes: int | None = None,
+        self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device, large_bytes: int | None = None
     ):
-        self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
-        self._large_bytes = LARGE_BYTES if large_bytes is None else large_bytes
-        self._digests: list[str] = []
-        """Digests of the mega-batches whose examples are stored, in order of arrival."""
-        self._training, self._validation = _Table(num_classes), _Table(num_classes)
+        how = (inputs, num_classes, num_seeds, device, LARGE_BYTES if large_bytes is None else large_bytes)
+        self._training, self._validation = _Table("training", *how), _Table("validation", *how)
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
         """Return the training and validation data of one stage.
@@ -89,79 +65,61 @@ class Memory:
         validation examples of earlier mega-batches are included.
 
         Args:
-            new: the mega-batches that have arrived since the previous stage.
-            past: all earlier mega-batches.
+            new: the mega-batches that have arrived since the previous stage. `past` are all earlier ones.
             replay: the setting `replay` (see `StreamSettings.replay`).
         """
-        if not replay:
-            past = ()
-        wanted = [*past, *new]
-        num_past = 0 if replay == "all" else sum(len(mega_batch.data[0].training) for mega_batch in past)
-        if large := self._large_rows(wanted):
-            self._clear()
-            return StageData(large[0], num_past, large[1])
-        if self._digests != [mega_batch.digest for mega_batch in wanted[: len(self._digests)]]:
-            self._clear()
-        if arrived := wanted[len(self._digests) :]:
-            self._training.append(*self._tensors(arrived, "training"))
-            self._validation.append(*self._tensors(arrived, "validation"))
-            self._digests = [mega_batch.digest for mega_batch in wanted]
-        return StageData(self._training.rows(self._inputs), num_past, self._validation.rows(self._inputs))
+        wanted = [*past, *new] if replay else new
+        num_past = sum(len(one.data[0].training) for one in past) if replay and replay != "all" else 0
+        return StageData(self._training.rows(wanted), num_past, self._validation.rows(wanted))
 
     def previous_stage_data(self, stage: Stage, num_mega_batches: int) -> StageData:
-        """Return the training and validation data of the stage before `stage`.
-
-        Args:
-            stage: the stage that will be trained next.
-            num_mega_batches: number of mega-batches that were new in the previous stage.
-        """
-        new, past = stage.past[-num_mega_batches:], stage.past[:-num_mega_batches]
-        return self.stage_data(new, past, stage.replay)
-
-    def _clear(self) -> None:
-        self._digests = []
-        self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
-
-    def _large_rows(self, mega_batches: Sequence[MegaBatch]) -> tuple[LargeRows, LargeRows] | None:
-        """Return the training and validation examples of a large stage; None if the stage is small."""
-        if not mega_batches:
-            return None
-        bytes_of_one = self._inputs.to_storage(mega_batches[0].data[0].training[torch.arange(1)].images).nbytes
-        num_examples = sum(len(one.data[0].training) + len(one.data[0].validation) for one in mega_batches)
-        if bytes_of_one * num_examples * self._num_seeds <= self._large_bytes:
-            return None
-        joined = []
-        for part in ("training", "validation"):
-            of_seeds = [[getattr(one.data[seed], part) for one in mega_batches] for seed in range(self._num_seeds)]
-            joined.append(Selection.join([selection for of_seed in of_seeds for selection in of_seed]))
-        training, validation = joined
-        if training is None or validation is None:
-            return None
-        sizes = (self._num_classes, self._num_seeds, self._inputs, self._device)
-        return LargeRows.of(training, *sizes), LargeRows.of(validation, *sizes)
-
-    def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
-        """Return the examples, [S, n, ...] as `Inputs.to_storage` returns them, and the labels, [S, n]."""
-        seeds = range(self._num_seeds)
-        by_seed = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
-        images = torch.stack([torch.cat([examples.images for examples in parts]) for parts in by_seed])
-        labels = torch.stack([torch.cat([examples.labels for examples in parts]) for parts in by_seed])
-        return self._inputs.to_storage(images.to(self._device)), labels.to(self._device)
+        """Return the data of the stage before `stage`, in which `num_mega_batches` mega-batches were new."""
+        return self.stage_data(stage.past[-num_mega_batches:], stage.past[:-num_mega_batches], stage.replay)
 
 
 class _Table:
-    """A table with the examples of all seeds, to which more examples can be appended.
+    """The training or the validation examples of all seeds, to which those of more mega-batches can be appended.
 
-    If there are too few free rows, `append` allocates a new table with at least twice as many rows as there are
-    examples in the old table. Then it copies these examples to the new table. So most calls of `append` copy only the
-    new examples.
+    If there are too few free rows, `_append` allocates new tensors with at least twice as many rows as there are
+    examples, and copies these. So most calls copy only the new examples.
+
+    Args:
+        part: "training" or "validation". For the other arguments, see `Memory`.
     """
 
-    def __init__(self, num_classes: int):
-        self._num_examples, self._num_classes = 0, num_classes
+    def __init__(
+        self, part: str, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device, large_bytes: int
+    ):
+        self._part, self._inputs, self._num_classes, self._num_seeds = part, inputs, num_classes, num_seeds
+        self._device, self._large_bytes = device, large_bytes
+        self._clear()
+
+    def _clear(self) -> None:
+        self._digests: list[str] = []
+        """Digests of the mega-batches whose examples are stored, in order of arrival."""
+        self._num_examples = 0
         self._x = self._y = self._one_hot = torch.empty(0, 0)
 
-    def append(self, x_Sni: Tensor, y_Sn: Tensor) -> None:
+    def _pieces(self, mega_batches: Sequence[MegaBatch]) -> Pieces:
+        seeds = range(self._num_seeds)
+        return [[getattr(mega_batch.data[seed], self._part) for mega_batch in mega_batches] for seed in seeds]
+
+    def rows(self, mega_batches: Sequence[MegaBatch]) -> Rows:
+        """Return the examples of these mega-batches. Only those that are not stored yet are appended."""
+        pieces = self._pieces(mega_batches)
+        if large := large_rows(pieces, self._num_classes, self._inputs, self._device, self._large_bytes):
+            self._clear()
+            return large
+        digests = [mega_batch.digest for mega_batch in mega_batches]
+        if self._digests != digests[: len(self._digests)]:
+            self._clear()
+        if arrived := mega_batches[len(self._digests) :]:
+            self._append(*stored(self._pieces(arrived), self._inputs, self._device))
+            self._digests = digests
+        tables = (self._x.flatten(0, 1), self._y.flatten(), self._one_hot.flatten(0, 1))
+        return Rows(*tables, len(self._y), self._num_examples, self._inputs)
+
+    def _append(self, x_Sni: Tensor, y_Sn: Tensor) -> None:
         start, end = self._num_examples, self._num_examples + y_Sn.shape[1]
         if end > self._y.shape[1]:
             num_rows = max(end, 2 * start)
@@ -175,19 +133,11 @@ class _Table:
         self._one_hot[:, start:end] = torch.nn.functional.one_hot(y_Sn, self._num_classes)
         self._num_examples = end
 
-    def rows(self, inputs: Inputs) -> Rows:
-        tables = (self._x.flatten(0, 1), self._y.flatten(), self._one_hot.flatten(0, 1))
-        return Rows(*tables, len(self._y), self._num_examples, inputs)
-
 
 class Batches:
     """The batches of a stage, sampled anew for every epoch.
 
-    An order is a random sequence in which a network reads the examples. There are R orders: one for each network, but
-    only one for networks that are trained as one model (UMix).
-
     Args:
-        data: data of the stage.
         generators: one random generator for each order. The generators of the first seed come first, then those of the
             second seed, and so on.
         batch_size: number of examples per batch. The last batch of an epoch may be smaller. A last batch of one example
@@ -229,14 +179,9 @@ class Batches:
         return len(self._starts) - 1
 
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch.
+        """Yield the batches of one epoch: the examples as inputs, [R, b, ...], and one-hot vectors, [R, b, C].
 
-        Each batch is a pair of tensors: the examples as network inputs, [R, b, ...], and their classes as one-hot
-        vectors, [R, b, C]. Here R is the number of orders (random sequences in which networks read the examples), b
-        the number of examples per batch, and C the number of classes.
-
-        Args:
-            augmented: if True, images are cropped and flipped at random.
+        If `augmented` is True, images are cropped and flipped at random.
         """
         rows, num_orders = self._data.training, len(self._generators)
         # The device of `y` is that on which rows are looked up: the main processor if the examples stay in the dataset.

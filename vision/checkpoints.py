@@ -1,7 +1,4 @@
-"""Write networks to a file and read them back.
-
-A file is written completely or not at all. Reading a file does not execute code that the file contains.
-"""
+"""Write networks to a file and read them back. Reading a file does not execute code that the file contains."""
 
 from pathlib import Path
 from reprlib import repr as shortened
@@ -20,15 +17,13 @@ KINDS: dict[str, type[Stack]] = {
     "module": ModuleStack,
     "gated_module": GatedModuleStack,
 }
-"""The classes of network stacks that can be stored in a checkpoint, each with a name.
-
-A checkpoint contains the name of its class under the key "kind". To store a new class of stacks, add it here."""
+"""The classes of network stacks, by their names in checkpoints, where the key is "kind"."""
 FORMAT_VERSION = 1
 """Version of the file format. A file with another version is refused."""
 
 
 def write_checkpoint(stack: Stack, path: Path) -> None:
-    """Write the networks of a stack to `path`. Parent folders that do not exist are created."""
+    """Write the networks of a stack to `path`, completely or not at all. Missing parent folders are created."""
     # durable=False: the disk must have stored the file when the done mark of this save is written, not before.
     # Pass a file object to torch.save, because torch.save writes the name of a path into the file. The name of the
     # temporary file contains the process id, so files with equal networks would have different digests.
@@ -42,8 +37,6 @@ def read_checkpoint(path: Path, device: torch.device, backbone: str | None = Non
     The file may come from somebody else, so a function that it names is not imported, unless the caller names it too.
 
     Args:
-        path: the file.
-        device: device on which the networks are placed.
         backbone: the setting `backbone` of the run, which the file must have. By default, the file may have any network
             that is registered in this process.
 
@@ -68,9 +61,7 @@ def read_checkpoint(path: Path, device: torch.device, backbone: str | None = Non
         raise
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start a new run in another folder (out=)") from error
-    except Exception as error:
-        # Catch every error, because a damaged file can cause many kinds of errors, for example zip errors, pickle
-        # errors and KeyErrors.
+    except Exception as error:  # a damaged file can cause many kinds, such as zip errors, pickle errors, KeyErrors
         raise StageError(
             f"{path} cannot be read ({error!r}): restore it, or start a new run in another folder (out=)"
         ) from error

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import hydra
 from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, print_errors, slurm_settings
-from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.slurm_jobs import JOB, refuse_queued, submit_run
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
@@ -33,7 +32,7 @@ from fairseq_alma.core.printing import log_to_stderr
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from vision.api import run
-from vision.presets import CONFIGS
+from vision.presets import CONFIGS, settings_of
 from vision.settings import VisionSettings
 
 
@@ -83,23 +82,6 @@ def quickstart() -> None:
         run_and_show(settings)
     print(f"\n$ alma-report {out} --out {out / 'report'}", flush=True)
     make([str(out)], out / "report")
-
-
-def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
-    """Return a settings object with the given values.
-
-    If the values name a plugin, import the plugin first, because it may register the learner that the values name.
-
-    Args:
-        values: setting name -> value.
-        given: names of the settings that the user typed (see `RunSettings.from_mapping`).
-
-    Raises:
-        SettingError: if the plugin does not exist, a name is unknown, or a value is invalid.
-    """
-    if plugin := values.get("plugin"):
-        load_plugin(str(plugin))
-    return VisionSettings.from_mapping(values, given)
 
 
 def refuse_other_settings(settings: VisionSettings) -> None:

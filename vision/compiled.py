@@ -6,7 +6,7 @@ Environment variables:
     XDG_CACHE_HOME      store the cache in $XDG_CACHE_HOME/alma instead of ~/.cache/alma
 
 The file name of a cached library contains two digests. The first is the digest of everything that the library depends
-on (source and headers, compiler, flags, processor). So machines of different kinds can share one home folder. The
+on (source, compiler, flags, processor). So machines of different kinds can share one home folder. The
 second is the digest of the library file itself. So a damaged file is detected, and the library is compiled again. A
 file that another user could have written is not loaded. If the library cannot be cached, it is compiled for the current
 process only.
@@ -36,14 +36,7 @@ class CompileError(RuntimeError):
 
 @lru_cache
 def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
-    """Return the compiled library of a C file, or None if ALMA_COMPILE=0 or the compilation fails.
-
-    A failure is logged as a warning, once per process, C file and number type.
-
-    Args:
-        source: the C file.
-        real: number type of the C code, the value of the macro REAL: "float" or "double".
-    """
+    """Return what `load` returns, or None if ALMA_COMPILE=0 or the compilation fails, which is logged as a warning."""
     if os.environ.get("ALMA_COMPILE", "1") == "0":
         return None
     try:
@@ -57,7 +50,7 @@ def load(source: Path, real: str) -> ctypes.CDLL:
     """Return the compiled library of a C file. It is loaded from the cache, or compiled if it is not in the cache.
 
     Args:
-        source: the C file. It may include header files (.h) from its folder.
+        source: the C file.
         real: number type of the C code, the value of the macro REAL: "float" or "double".
 
     Raises:
@@ -70,8 +63,7 @@ def load(source: Path, real: str) -> ctypes.CDLL:
         raise CompileError(f"CC={os.environ['CC']} is not a valid command ({error})") from error
     command = [*compiler, *_flags(), f"-DREAL={real}", "-shared", "-fPIC"]
     version = _run([command[0], "--version"])
-    sources = [source, *sorted(source.parent.glob("*.h"))]
-    about = [*(path.read_text() for path in sources), version, *command, platform.machine(), _processor()]
+    about = [source.read_text(), version, *command, platform.machine(), _processor()]
     name, folder = f"{source.stem}-{real}-{_digest(chr(0).join(about).encode())}", None
     with suppress(OSError):
         folder = _cache_folder()

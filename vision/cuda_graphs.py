@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
-from vision.networks.stack import LossGradient, Stack
+from vision.networks import GatedStack, ModuleStack, Stack
+from vision.networks.stack import LossGradient
 
 WARM_UPS = 3
 """Number of steps before a graph is recorded, in which libraries allocate their memory and choose their kernels."""
@@ -21,15 +22,12 @@ class GraphedGradient:
     The first call with a new shape records a graph. Later calls copy the batch to the tensors that the graph reads,
     and start the graph. A graph reads and writes the stack's own tensors, so the stack must keep its structure.
 
-    Args:
-        stack: the networks. Their tensors are on a GPU.
-
-    Raises:
-        SettingError: if the stack has hard gates.
+    Raise SettingError if the stack, whose tensors are on a GPU, has hard gates.
     """
 
     def __init__(self, stack: Stack):
-        if not stack.can_be_graphed:
+        assert isinstance(stack, ModuleStack)  # the settings allow no other
+        if isinstance(stack, GatedStack) and stack.gates[0].hard:
             raise SettingError(
                 "cuda_graphs=true cannot be used with hard gates, because their random numbers are drawn on the CPU in "
                 "each training step: give cuda_graphs=false"
@@ -40,16 +38,15 @@ class GraphedGradient:
     def __call__(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
         """See `Stack.compute_gradient`. `loss` and `unit` must be the same in each call.
 
-        Raises:
-            SettingError: if the step cannot be recorded as a graph.
+        Raise SettingError if the step cannot be recorded as a graph.
         """
         key = (x.shape, one_hot_UbC.shape)
         if key not in self._recorded:
             try:
                 self._recorded[key] = self._record(x.clone(), one_hot_UbC.clone(), loss, unit)
+            except torch.cuda.OutOfMemoryError:
+                raise
             except RuntimeError as error:
-                if isinstance(error, torch.cuda.OutOfMemoryError):
-                    raise
                 raise SettingError(
                     f"cuda_graphs=true: a training step of this network cannot be recorded as a CUDA graph, because it "
                     f"copies values to the CPU or replaces its buffers ({error}): give cuda_graphs=false"

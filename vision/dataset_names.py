@@ -26,10 +26,9 @@ ORDERS = ("random", "classes", "column:NAME", "folders")
 
 
 def kind_of(dataset: str) -> Kind:
-    """Return what the value of the setting `dataset` names. Files and classes need not exist.
+    """Return what the value of the setting `dataset` names. Raise SettingError if it cannot name a dataset.
 
-    Raises:
-        SettingError: if the value cannot name a dataset.
+    Files and classes need not exist.
     """
     if entry_of(dataset) is not None:
         return "named"
@@ -67,10 +66,7 @@ def check_order(order: str) -> None:
 def default_mega_batches(dataset: str, order: str) -> int:
     """Return the number of mega-batches of a dataset's stream if `mega_batches` is not given.
 
-    With order=folders, this is the number of folders in train/.
-
-    Raises:
-        SettingError: if the dataset has no default.
+    With order=folders, this is the number of folders in train/. Raise SettingError if the dataset has no default.
     """
     if order == "folders":
         if kind_of(dataset) != "folder":
@@ -91,11 +87,7 @@ def default_mega_batches(dataset: str, order: str) -> int:
 
 
 def default_backbone(dataset: str) -> str:
-    """Return the network for a dataset if `backbone` is not given.
-
-    Raises:
-        SettingError: if the dataset has no default.
-    """
+    """Return the network for a dataset if `backbone` is not given. Raise SettingError if it has no default."""
     entry = entry_of(dataset)
     if entry is None or entry.backbone is None:
         raise SettingError(
@@ -109,8 +101,7 @@ def default_backbone(dataset: str) -> str:
 def mega_batch_folders(root: Path) -> Sequence[Path]:
     """Return the folders in ROOT/train, in natural order: with order=folders, each is a mega-batch.
 
-    Raises:
-        SettingError: if the names are decimals such as 2019.2 and 2019.12, which are numbers or dates.
+    Raise SettingError if the names are decimals such as 2019.2 and 2019.12, which are numbers or dates.
     """
     folders = visible_folders(root / "train")
     decimals = [one.name for one in folders if re.fullmatch(r"[0-9]+\.[0-9]+", one.name)]
@@ -133,8 +124,7 @@ def visible_folders(folder: Path) -> list[Path]:
 def entries_of(folder: Path) -> list[os.DirEntry[str]]:
     """Return all files, folders and links in a folder, in any order.
 
-    Raises:
-        SettingError: if the folder cannot be read, or if it contains a link to something that does not exist.
+    Raise SettingError if the folder cannot be read, or if it contains a link to something that does not exist.
     """
     try:
         entries = list(os.scandir(folder))

@@ -26,15 +26,12 @@ SECONDS_BETWEEN_SCALARS = 2.0
 
 
 class RunDisplay(Watcher):
-    """Shows the current mega-batch, stage, epoch and validation error, and the remaining time.
+    """Shows the current mega-batch, stage, epoch and validation error, and the remaining time, in a `with` block.
 
-    The training code calls the method `epoch` after every epoch. Only some epochs are shown, because an epoch can take
-    less than a millisecond. Use this object in a `with` statement: the progress line is visible inside the `with`
-    block.
+    Only some epochs are shown, because an epoch can take less than a millisecond.
 
     Args:
         title: text at the start of the progress line, for example the learner and its width.
-        num_mega_batches: number of mega-batches that arrive.
         epochs: number of epochs of each stage that is planned, for the estimate of the remaining time.
         is_exact: whether the run will have exactly these stages. With wait=auto, they are an estimate.
         console: console to print on; by default standard error.
@@ -80,8 +77,7 @@ class RunDisplay(Watcher):
     def begin_stage(self, index: int, arrival: int, num_epochs: int) -> None:
         self._index, self._arrival, self._num_epochs = index, arrival, num_epochs
         if not self._stage:
-            # An earlier process may have trained the first stages of the run. The epochs of these stages took no time
-            # in this process, so the estimate of the remaining time must not count them.
+            # The epochs of stages that an earlier process has trained took no time in this process.
             self._first_epoch = self._epochs_before[min(index, len(self._epochs)) - 1]
         # A run can have more stages than planned: with wait=auto, or if an earlier call has trained a group that was
         # not complete, because it was the last one at that time.
@@ -90,9 +86,7 @@ class RunDisplay(Watcher):
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            # `_next_scalars` is the earliest time at which the next point of the curve is written. The value 0 means
-            # that this is the first call. The first call writes no point and only sets the time.
-            if self._next_scalars:
+            if self._next_scalars:  # the first call only sets the time
                 # error() returns the error rates of all networks, those of the first seed first. (For UMix it returns
                 # one error rate per seed.) Average over the networks of each seed, because each seed has one curve.
                 error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()

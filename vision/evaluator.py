@@ -27,18 +27,9 @@ ROUTING_EXAMPLES = 2000
 
 
 class ErrorRateEvaluator:
-    """Computes the scores of a learner on the test set, for all seeds.
-
-    A stack is several networks that are computed together. A learner may predict with several stacks (see
-    `VisionLearner.members`). The outputs of stacks that will not change any more are computed once and cached.
-
-    For learners with gates, the evaluator also writes routing.npz files: the weights that the gates give to the experts
-    for some test images.
+    """Computes the scores of a learner on the test set, for all seeds. For learners with gates, it writes routing.npz.
 
     Args:
-        dataset: the dataset that contains the test set.
-        inputs: converts images to network inputs.
-        device: device on which the test set is stored.
         runs: the run folder of each seed. The routing.npz of a stage is written to it.
         last_arrival: arrival of the last stage of the complete run. A routing.npz is written after this stage, even if
             the number of experts is the same as in the file before.
@@ -67,7 +58,7 @@ class ErrorRateEvaluator:
         self._error_files = [ErrorFile(run.path) for run in runs] if has_matrix else []
         self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
         self._num_experts_written: int | None = None
-        """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
+        """Number of experts in the newest routing.npz. None if it is not known yet."""
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
         """Return the test scores of the learner's predictor, for each seed."""
@@ -107,8 +98,8 @@ class ErrorRateEvaluator:
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int, is_last: bool) -> None:
         """Write routing.npz, which says how the first network of each seed distributes test images over experts.
 
-        The file is written to the folder of stage k if the number of experts has grown since the file of an earlier
-        stage was written, or if k is the last stage (`is_last`). It contains these arrays, for n images and E experts:
+        The file is written to the folder of stage k if the number of experts has grown since the last file, or if k is
+        the last stage (`is_last`). It contains these arrays, for n images and E experts:
 
         images   pixels, uint8 [n, height, width], or [n, height, width, 3] for colour images
         label    class of each image, [n]
@@ -125,17 +116,19 @@ class ErrorRateEvaluator:
         if stack.num_experts <= self._num_experts_written and not is_last:
             return
         self._num_experts_written = stack.num_experts
-        routings = stack.routing(self._routed_1n)[::networks_per_seed]
-        for run, routing in zip(self._runs, routings, strict=True):
+        stack.logits_of_many(self._routed_1n)
+        gates, weights_MnE = stack.gates[0], stack.expert_weights[0].cpu().numpy()
+        for number, run in enumerate(self._runs):
+            network = number * networks_per_seed
             with written_aside(run.routing(k), durable=False) as temporary:
                 np.savez_compressed(
                     temporary,
                     images=_pictures(self._images[:ROUTING_EXAMPLES], self._image_shape),
                     label=self._y_1n[0, :ROUTING_EXAMPLES].cpu().numpy(),
-                    expert=routing["weights"].argmax(-1),
-                    weights=routing["weights"].astype(np.float16),
-                    root=routing["root"],
-                    splits=np.array(routing["splits"], dtype=np.int64),
+                    expert=weights_MnE[network].argmax(-1),
+                    weights=weights_MnE[network].astype(np.float16),
+                    root=gates.root,
+                    splits=np.array(gates.splits[network], dtype=np.int64),
                 )
 
 

@@ -30,15 +30,11 @@ class Flops:
 
 
 def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
-    """Return the FLOPs of a network for one example, counted by torch's FLOP counter.
+    """Return the FLOPs of a network for one example of the given shape, counted by torch's FLOP counter.
 
-    Args:
-        network: module that maps a batch of b examples to logits, [b, C] for C classes. This function switches the
-            module to evaluation mode.
-        input_shape: shape of one example.
+    This function switches the module to evaluation mode, because in training mode batch normalisation cannot compute a
+    variance from one example. Both modes have the same number of FLOPs.
     """
-    # Use evaluation mode, because in training mode batch normalisation cannot compute a variance from one example. Both
-    # modes have the same number of FLOPs.
     network.eval()
     example = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
     # Some versions of torch count fused operations as 0: attention, and recurrent networks with mkldnn or cuDNN.
@@ -62,8 +58,7 @@ def _without_cudnn() -> Iterator[None]:
 
 def flops_of_call(call: Callable[[], object]) -> int:
     """Execute `call` and return the number of its FLOPs, counted by torch's FLOP counter."""
-    # Import FlopCounterMode only when it is needed, because the import takes a second.
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode  # this import takes a second
 
     with FlopCounterMode(display=False) as counter:
         call()

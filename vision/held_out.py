@@ -4,7 +4,7 @@ Shapes: S seeds, T mega-batches, n examples of all mega-batches, C classes.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -25,11 +25,7 @@ EXAMPLES_PER_BLOCK = 2000
 class HeldOutEvaluator:
     """Scores learners on the validation data of each mega-batch that arrives in the run.
 
-    Args:
-        streams: for each seed, the mega-batches in order of arrival.
-        num_classes: number of classes, C.
-        inputs: converts images to network inputs.
-        device: device on which the validation data are stored.
+    `streams` has, for each seed, the mega-batches in order of arrival.
     """
 
     def __init__(self, streams: Sequence[Sequence[Arrival]], num_classes: int, inputs: Inputs, device: torch.device):
@@ -39,8 +35,12 @@ class HeldOutEvaluator:
         self._ends = [0, *accumulate(len(piece) for piece in pieces[0])]
         """The examples of mega-batch t are those from ends[t - 1] to ends[t]."""
         self._all = CachedOutputs(self._rows)
-        self._blocks: dict[int, tuple[int, CachedOutputs]] = {}
-        """For each block of `_unchanging`, the number of its first example, and the outputs for its examples."""
+        self._blocks: list[tuple[int, CachedOutputs]] = []
+        """For each mega-batch, the first example of the block that contains it, and the outputs for the block."""
+        for _, block in groupby(range(len(pieces[0])), lambda number: self._ends[number] // EXAMPLES_PER_BLOCK):
+            numbers = list(block)
+            first, end = self._ends[numbers[0]], self._ends[numbers[-1] + 1]
+            self._blocks += [(first, CachedOutputs(self._rows, first, end))] * len(numbers)
 
     def prequential(self, learner: VisionLearner, mega_batch: MegaBatch) -> list[Prequential]:
         """Return the scores of the learner's predictor on the validation data of a mega-batch, for each seed."""
@@ -50,8 +50,7 @@ class HeldOutEvaluator:
             if name is None:
                 total = total + outputs_of(learner, stack, self._rows, start, end)
         y_Sb = self._y_Sn[:, start:end]
-        scores = zip(total.error_rate(y_Sb), total.loss(y_Sb), strict=True)
-        return [Prequential(error_rate, loss) for error_rate, loss in scores]
+        return list(map(Prequential, total.error_rate(y_Sb), total.loss(y_Sb)))
 
     def after_stage(self, learner: VisionLearner) -> list[tuple[float, float]]:
         """Return loss and error rate of the predictor on the validation data that the last stage used, for each seed.
@@ -67,40 +66,24 @@ class HeldOutEvaluator:
     def error_by_mega_batch(self, learner: VisionLearner) -> list[list[float]]:
         """Return the error rate of the learner's predictor on each mega-batch, as one list of length T per seed."""
         is_wrong_Sn = self._all.of_predictor(learner).predicted_classes() != self._y_Sn
-        counts = [is_wrong_Sn[:, start:end].sum(1).tolist() for start, end in pairwise(self._ends)]
-        sizes = [end - start for start, end in pairwise(self._ends)]
-        return [
-            [wrong[seed] / size for wrong, size in zip(counts, sizes, strict=True)] for seed in range(len(counts[0]))
-        ]
+        parts = [is_wrong_Sn[:, start:end] for start, end in pairwise(self._ends)]
+        rates = ([count / part.shape[1] for count in part.sum(1).tolist()] for part in parts)
+        return [list(of_seed) for of_seed in zip(*rates, strict=True)]
 
     def _unchanging(self, learner: VisionLearner, t: int) -> MemberOutputs:
         """Return the outputs for mega-batch t of the stacks that will not change any more."""
         if all(name is None for name, _ in learner.members):
             return MemberOutputs.empty()
-        start, end = self._ends[t - 1 : t + 1]
-        number = start // EXAMPLES_PER_BLOCK
-        if number not in self._blocks:
-            firsts = [first for first in self._ends[:-1] if first // EXAMPLES_PER_BLOCK == number]
-            last = self._ends[self._ends.index(firsts[-1]) + 1]
-            self._blocks[number] = (firsts[0], CachedOutputs(self._rows, firsts[0], last))
-        first, outputs = self._blocks[number]
-        return _examples(outputs.of_unchanging(learner), start - first, end - first)
-
-
-def _examples(outputs: MemberOutputs, start: int, end: int) -> MemberOutputs:
-    """Return the outputs for the examples from `start` to `end` only."""
-    votes = outputs.votes_SbC
-    part = None if votes is None else votes[:, start:end]
-    return MemberOutputs(outputs.combine, outputs.summed_SbC[:, start:end], part, outputs.num_members)
+        first, outputs = self._blocks[t - 1]
+        known, part = outputs.of_unchanging(learner), slice(self._ends[t - 1] - first, self._ends[t] - first)
+        votes = None if known.votes_SbC is None else known.votes_SbC[:, part]
+        return MemberOutputs(known.combine, known.summed_SbC[:, part], votes, known.num_members)
 
 
 def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> list[list[float | None]]:
     """Return the error rate on the examples of each class, for each seed; None for a class without examples.
 
-    Args:
-        outputs: outputs of a predictor for n examples.
-        y_Sn: true classes of the examples, [S, n], or [1, n] if they are the same for all seeds.
-        num_classes: number of classes, C.
+    The true classes are [S, n], or [1, n] if they are the same for all seeds.
     """
     is_wrong_Sn = outputs.predicted_classes() != y_Sn
     rates: list[list[float | None]] = []
@@ -112,14 +95,10 @@ def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> li
 
 
 class CachedOutputs:
-    """Computes the outputs of learners for fixed examples, summed over the networks of each seed.
+    """Computes the outputs of learners for the examples from `first` to `end` of a table, summed over networks.
 
-    The outputs of stacks that will not change any more are computed once. Their sum is cached.
-
-    Args:
-        rows: a table that contains the examples. It has the examples of S seeds, or examples that all seeds share.
-        first: index of the first example.
-        end: index after the last example, as in a Python slice. By default, the number of examples in the table.
+    The outputs of stacks that will not change any more are computed once. The table has the examples of S seeds, or
+    examples that all seeds share.
     """
 
     def __init__(self, rows: Rows, first: int = 0, end: int | None = None):
@@ -129,7 +108,7 @@ class CachedOutputs:
 
     def of_predictor(self, learner: VisionLearner) -> MemberOutputs:
         """Return the outputs of all networks with which the learner predicts now."""
-        others = [stack for name, stack in learner.members if name is None]
+        others = (stack for name, stack in learner.members if name is None)
         return sum((self._outputs_of(learner, stack) for stack in others), self.of_unchanging(learner))
 
     def of_unchanging(self, learner: VisionLearner) -> MemberOutputs:
@@ -148,17 +127,8 @@ class CachedOutputs:
 
 
 def outputs_of(learner: VisionLearner, stack: Stack, rows: Rows, first: int, end: int) -> MemberOutputs:
-    """Return the outputs of one stack. Split the examples into parts, to limit memory use.
-
-    Args:
-        learner: the learner, whose method `member_outputs` computes the outputs.
-        stack: one of the stacks in `learner.members`.
-        rows: a table that contains the examples.
-        first: index of the first example.
-        end: index after the last example, as in a Python slice.
-    """
-    parts = [learner.member_outputs(part, stack) for part in rows.parts(stack.examples_at_once, first, end)]
-    return joined(parts)
+    """Return the outputs of one of the stacks in `learner.members` for the examples `first` to `end` - 1 of a table."""
+    return joined([learner.member_outputs(part, stack) for part in rows.parts(stack.examples_at_once, first, end)])
 
 
 def joined(parts: list[MemberOutputs]) -> MemberOutputs:

@@ -4,7 +4,7 @@ Shapes: n images of h x w pixels with c channels.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -68,18 +68,11 @@ class ImageFormat:
         return cls(dataset.image_shape, is_bytes, dataset.pixels, names, image_size, is_decoded)
 
     def write(self, folder: Path, read: Mapping[str, Any]) -> None:
-        """Write the format to a run folder.
-
-        Args:
-            folder: the run folder.
-            read: what was read (see `vision.stream.what_was_read`). The file contains it, too.
-        """
-        of_channels = {"mean": self.pixels.mean, "deviation": self.pixels.deviation}
+        """Write the format to a run folder, with what was read (see `vision.stream.what_was_read`)."""
         content = {
-            "image_shape": list(self.image_shape),
+            "image_shape": self.image_shape,
             "dtype": "uint8" if self.is_bytes else "float32",
-            "largest": self.pixels.largest,
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in of_channels.items()},
+            **asdict(self.pixels),
             "class_names": self.class_names,
             "image_size": self.image_size,
             "decoded": self.is_decoded,
@@ -89,11 +82,7 @@ class ImageFormat:
 
     @classmethod
     def read(cls, folder: Path) -> "ImageFormat":
-        """Return the format that a run folder records.
-
-        Raises:
-            RunError: if the folder does not contain the format.
-        """
+        """Return the format that a run folder records. Raise RunError if the folder does not contain it."""
         path = folder / FILE
         if not path.exists():
             raise RunError(
@@ -102,7 +91,7 @@ class ImageFormat:
             )
         content = read_json(path, _Inputs, advice="run the training command again, which writes the file")
         mean, deviation = (
-            tuple(value) if isinstance(value, list) else value for value in (content["mean"], content["deviation"])
+            tuple(one) if isinstance(one, list) else one for one in (content["mean"], content["deviation"])
         )
         pixels = Pixels(content["largest"], mean, deviation)
         channels, height, width = content["image_shape"]

@@ -10,22 +10,16 @@ from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels
+from vision.seeds import seed_torch
 
 
 class Inputs:
-    """Base class of the conversions from images to network inputs.
-
-    The base class itself stores pixels as floats. The stored floats are the network inputs.
-    """
+    """Base class of the conversions from images to network inputs. It stores pixels as floats, which are the inputs."""
 
     def to_storage(self, images: Tensor) -> Tensor:
-        """Return images in the format in which they are stored on the device.
+        """Return images, uint8 or float32 [..., channels * height * width], as they are stored on the device.
 
-        The result has the same dimensions as `images`, except the last. Subclasses may replace the last dimension by
-        several dimensions, for example height, width and channels.
-
-        Args:
-            images: pixels, uint8 or float32 [..., channels * height * width].
+        Subclasses may replace the last dimension by several dimensions, for example height, width and channels.
         """
         return images.float()
 
@@ -34,10 +28,9 @@ class Inputs:
         return stored
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """Draw random augmentation parameters for the n examples of one epoch, and return them, [n, ...] on the CPU.
+        """Draw random augmentation parameters for the n examples of one epoch, for example the position of a crop.
 
-        Augmentation parameters are, for example, the position of a random crop. Return None if examples are not
-        augmented.
+        They are returned as [n, ...] on the CPU. None if examples are not augmented.
         """
         return None
 
@@ -53,13 +46,7 @@ class Inputs:
 
 
 class Vectors(Inputs):
-    """Conversion of images to the inputs of multilayer perceptrons (MLPs), float [..., inputs].
-
-    Images are normalised once, before they are stored.
-
-    Args:
-        pixels: the normalisation of pixels.
-    """
+    """Conversion of images to the inputs of MLPs, float [..., inputs]. Images are normalised before they are stored."""
 
     def __init__(self, pixels: Pixels):
         self._pixels = pixels
@@ -97,16 +84,15 @@ class Images(Inputs):
         return images.unflatten(-1, self._image_shape).movedim(-3, -1).contiguous()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        # `_shift` and `_scale` have one value per channel. Repeat the values for each column of the image, because the
-        # columns and channels are joined into one dimension: torch is slow if the last dimension has only size 3.
+        # Join the columns and channels into one dimension: torch is slow if the last dimension has only size 3.
         shift, scale = (value.to(stored.device).repeat(stored.shape[-2]) for value in (self._shift, self._scale))
         return torch.addcmul(shift, stored.flatten(-2).float(), scale).view(stored.shape)
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
         """Draw the crop and flip of each example, and return them, [n, 3]. Return None if `padding` is 0.
 
-        The three numbers of an example are the first row of the crop, the first column of the crop (both counted in the
-        image with border), and the flip (1 if the image is flipped, otherwise 0).
+        The numbers are the first row and the first column of the crop, counted in the image with border, and the flip
+        (1 if the image is flipped, otherwise 0).
         """
         if not self._padding:
             return None
@@ -114,18 +100,12 @@ class Images(Inputs):
         return torch.cat([corners, torch.randint(2, (num_examples, 1), generator=generator)], dim=1)
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Return cropped and flipped images as network inputs, float [n, h, w, channels].
-
-        Args:
-            stored: images as `to_storage` returns them, uint8 or float32 [n, h, w, channels].
-            augmentation: crop and flip of each image, [n, 3], from `draw_augmentation`. If None, nothing is augmented.
-        """
         if augmentation is None:
             return self.to_input(stored)
         (channels, height, width), padding = self._image_shape, self._padding
         padded_height, padded_width = height + 2 * padding, width + 2 * padding
-        # If `border` is None, the border is black: it has the pixel value 0, so add it to the stored pixels, and
-        # normalise all pixels at the end. Otherwise, `border` is a normalised value, so normalise the images first.
+        # A black border is added to the stored pixels, and normalised with them. Otherwise, `border` is a normalised
+        # value, so normalise the images first.
         source = stored if self._border is None else self.to_input(stored)
         padded = torch.nn.functional.pad(
             source, (0, 0, padding, padding, padding, padding), value=0 if self._border is None else self._border
@@ -150,8 +130,7 @@ class Transformed(Inputs):
     together. The function must draw random numbers from torch only, as torchvision.transforms.v2 does.
 
     Args:
-        inputs: the other conversion. It turns the augmented pixels into network inputs.
-        image_shape: shape of an image, (channels, height, width).
+        inputs: the other conversion, which turns the augmented pixels into network inputs.
         transform: function from an image, uint8 or float32 [channels, height, width] on the device, to an image of the
             same shape. If it returns floats for an image of bytes, 1.0 is the pixel value 255, as in
             torchvision.transforms.v2.ToDtype(torch.float32, scale=True). The result is normalised afterwards.
@@ -167,29 +146,17 @@ class Transformed(Inputs):
         return self._inputs.to_input(self._inputs.to_storage(stored))
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """Draw a random seed for the transform of each example, and return them, int64 [n, 1]."""
+        """Draw a random seed for the transform of each example, int64 [n, 1]."""
         return torch.randint(2**63 - 1, (num_examples, 1), generator=generator)
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Return transformed images as network inputs.
-
-        Args:
-            stored: images as `to_storage` returns them, uint8 or float32 [n, channels * height * width].
-            augmentation: the random seed of each image, [n, 1]. If None, nothing is transformed.
-
-        Raises:
-            SettingError: if the function returns something else than an image of the same shape.
-        """
+        """See `Inputs`. Raise SettingError if the function returns something else than an image of the same shape."""
         if augmentation is None:
             return self.to_input(stored)
-        devices = [stored.device] if stored.is_cuda else []
         found = []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([stored.device] if stored.is_cuda else []):
             for image, seed in zip(stored.unflatten(-1, self._image_shape), augmentation[:, 0].tolist(), strict=True):
-                # torch.manual_seed would also change the random numbers of GPUs that are not used here.
-                torch.default_generator.manual_seed(seed)
-                if stored.is_cuda:
-                    torch.cuda.default_generators[stored.get_device()].manual_seed(seed)
+                seed_torch(seed, stored.device)
                 found.append(self._checked(self._transform(image), stored.dtype))
         return self.to_input(torch.stack(found).flatten(1))
 

@@ -1,8 +1,7 @@
 """Optimizers for parameters that are stored in one flat tensor, and the schedule of their learning rate.
 
-The optimizers of torch.optim update each tensor of a list. For many small tensors, this is slower than updating one
-flat tensor. AdaDelta and SGD are written out here, because the networks of the paper are so small that the bookkeeping
-of torch.optim would take longer than the update.
+AdaDelta and SGD are written out here, because the networks of the paper are so small that the bookkeeping of
+torch.optim would take longer than the update.
 """
 
 from math import cos, pi
@@ -21,14 +20,10 @@ class Optimizer(Protocol):
     """Learning rate of the next update."""
 
     def step(self, gradient: Tensor) -> None:
-        """Update the parameters once.
-
-        Args:
-            gradient: gradient of the loss, with the same shape as the parameters.
-        """
+        """Update the parameters once, in place. `gradient` is the gradient of the loss, in the same shape."""
 
 
-class AdaDelta:
+class AdaDelta(Optimizer):
     """AdaDelta (Zeiler 2012, arXiv 1212.5701), with the update rule of torch.optim.Adadelta.
 
     Args:
@@ -48,11 +43,6 @@ class AdaDelta:
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)
 
     def step(self, gradient: Tensor) -> None:
-        """Update the parameters once.
-
-        Args:
-            gradient: gradient of the loss, with the same shape as the parameters.
-        """
         step, new, share = self._step, self._new, 1 - self._rho
         torch.addcmul(self._eps, gradient, gradient, out=new)
         self._square.lerp_(new, share)
@@ -62,35 +52,24 @@ class AdaDelta:
         self._parameters.sub_(step, alpha=self.lr)
 
 
-class SGD:
+class SGD(Optimizer):
     """Stochastic gradient descent with momentum and weight decay, with the update rule of torch.optim.SGD.
 
     Args:
         parameters: all parameters as one flat tensor, which `step` changes in place.
-        lr: learning rate.
         momentum: momentum factor; 0 turns momentum off.
         weight_decay: this factor times the parameters is added to the gradient.
         nesterov: if True, use Nesterov momentum.
     """
 
     def __init__(
-        self,
-        parameters: Tensor,
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
+        self, parameters: Tensor, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
     ):
         self._parameters, self.lr, self._momentum, self._weight_decay = parameters, lr, momentum, weight_decay
         self._nesterov = nesterov
         self._velocity: Tensor | None = None
 
     def step(self, gradient: Tensor) -> None:
-        """Update the parameters once.
-
-        Args:
-            gradient: gradient of the loss, with the same shape as the parameters.
-        """
         if self._weight_decay:
             gradient = gradient.add(self._parameters, alpha=self._weight_decay)
         if self._momentum:
@@ -102,14 +81,11 @@ class SGD:
         self._parameters.sub_(gradient, alpha=self.lr)
 
 
-class TorchOptimizer:
+class TorchOptimizer(Optimizer):
     """An optimizer of torch.optim for one flat tensor.
 
     Args:
         parameters: all parameters as one flat tensor, which `step` changes in place.
-        kind: the optimizer's class.
-        lr: learning rate.
-        weight_decay: weight decay.
     """
 
     def __init__(self, parameters: Tensor, kind: type[torch.optim.Adam], lr: float, weight_decay: float):
@@ -117,22 +93,12 @@ class TorchOptimizer:
         self._optimizer = kind([self._flat], lr=lr, weight_decay=weight_decay)
 
     def step(self, gradient: Tensor) -> None:
-        """Update the parameters once.
-
-        Args:
-            gradient: gradient of the loss, with the same shape as the parameters.
-        """
         self._flat.grad, self._optimizer.param_groups[0]["lr"] = gradient, self.lr
         self._optimizer.step()
 
 
 def new_optimizer(parameters: Tensor, settings: VisionSettings) -> Optimizer:
-    """Return an optimizer for the parameters, as the settings say.
-
-    Args:
-        parameters: all parameters as one flat tensor, which the optimizer changes in place.
-        settings: settings of the run.
-    """
+    """Return the optimizer that the settings name, for all parameters as one flat tensor."""
     lr, weight_decay = settings.lr, settings.weight_decay
     assert lr is not None and weight_decay is not None
     if settings.optimizer == "adadelta":

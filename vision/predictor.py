@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import function_name, source_digest
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.predictors import (
-    VisionPredictor,
-    checked_file,
-    read_predictor,
-    stages_with_predictor,
-)
+from fairseq_alma.core.predictors import VisionPredictor, checked_file, read_predictor, stages_with_predictor
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from vision.checkpoints import read_checkpoint
@@ -106,7 +101,6 @@ def load_predictor(
 
     Args:
         folder: the run folder of one seed.
-        device: device on which the networks are placed.
         stage: index of a finished stage, from 1. The run needs the setting `keep_stages`. By default the last stage.
         backbone: the setting `backbone` of the run, or the function itself. It is needed only for a function of yours.
 
@@ -155,9 +149,8 @@ def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None
         raise SettingError(
             f"{folder} was made with backbone={recorded!r}, not {given!r}: give that one if you trust it"
         )
-    if (digest := settings.get("backbone_digest")) is None:
-        return
-    if source_digest(find_architecture(recorded).function, "backbone", recorded) != digest:
+    digest = settings.get("backbone_digest")
+    if digest and source_digest(find_architecture(recorded).function, "backbone", recorded) != digest:
         raise RunError(
             f"the source code of backbone={recorded} has changed since {folder} was written, so the networks may "
             f"compute something else now: restore the old code, or train a new run"

@@ -1,6 +1,6 @@
 """The presets of alma-vision: YAML files of settings in `vision/configs/preset`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,18 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """Return `perceptron` if the network of the run is a perceptron, otherwise `vgg`.
+    """Return `perceptron` if the network of the run is a multilayer perceptron, otherwise `vgg`.
 
-    In a YAML file, ${by_backbone:A,B} calls this function with the values A and B.
-
-    Args:
-        perceptron: value of a setting for runs with multilayer perceptrons.
-        vgg: value of the same setting for runs with the reduced VGG19 or another network for images.
-        _root_: all settings of the run. OmegaConf, the library that reads the preset, passes this argument.
+    In a YAML file, ${by_backbone:A,B} calls this function with the values A and B. OmegaConf, the library that reads
+    the file, gives all settings of the run as `_root_`.
     """
-    # Only the preset paper_v1 calls this function. If the dataset has no default network, the settings raise an error
-    # later.
+    # If the dataset has no default network, the settings raise an error later.
     entry = entry_of(_root_.dataset)
     return perceptron if (_root_.backbone or (entry and entry.backbone)) == "mlp" else vgg
 
 
 def by_learner(values: Mapping[str, Any], *, _root_: DictConfig) -> Any:
-    """Return the value for the learner of the run, or None, which stands for the default of the learner.
-
-    In a YAML file, ${by_learner:{NAME:VALUE,...}} calls this function.
-    """
+    """Return the value for the learner of the run, or None (the default). YAML files call it as ${by_learner:{...}}."""
     return values.get(_root_.learner)
 
 
@@ -47,21 +39,30 @@ OmegaConf.register_new_resolver("by_learner", by_learner, replace=True)
 store_settings(VisionSettings)
 
 
+def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
+    """Return a settings object with the given values.
+
+    If the values name a plugin, import the plugin first, because it may register the learner that the values name.
+
+    Args:
+        values: setting name -> value.
+        given: names of the settings that the user typed (see `RunSettings.from_mapping`).
+
+    Raises:
+        SettingError: if the plugin does not exist, a name is unknown, or a value is invalid.
+    """
+    if plugin := values.get("plugin"):
+        load_plugin(str(plugin))
+    return VisionSettings.from_mapping(values, given)
+
+
 def settings_from(given: Mapping[str, Any]) -> VisionSettings:
     """Return the settings that `alma-vision` has if the given values are typed on its command line.
 
-    Settings that are not given have the values of the preset. If the values name a plugin, it is imported first.
-
-    Args:
-        given: setting name -> value. The value of `preset` is the name of a preset of this project, or is missing.
-
-    Raises:
-        SettingError: if a name or a value is invalid.
+    Settings that are not given have the values of the preset. For the errors, see `settings_of`.
     """
-    if plugin := given.get("plugin"):
-        load_plugin(str(plugin))
     # An empty `out` gets an error message of its own.
-    return VisionSettings.from_mapping({"out": "", **_preset_values(given), **given}, given)
+    return settings_of({"out": "", **_preset_values(given), **given}, given)
 
 
 def _preset_values(given: Mapping[str, Any]) -> dict[str, Any]:

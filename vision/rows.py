@@ -12,6 +12,8 @@ from torch import Tensor
 from vision.datasets import Examples, Selection
 from vision.inputs import Inputs
 
+Pieces = Sequence[Sequence[Examples | Selection]]
+"""For each seed, its examples in one or more pieces."""
 LARGE_BYTES = 2 * 2**30
 """If the stored examples of a table would need more bytes than this, they are copied batch by batch (`LargeRows`)."""
 
@@ -79,8 +81,7 @@ class Rows:
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples in some rows as they are stored, [b, ...], and their classes as one-hot vectors, [b, C].
 
-        Args:
-            rows: numbers of the rows, int64 [b], on the device of `y`.
+        `rows` are the numbers of the rows, int64 [b], on the device of `y`.
         """
         return self.x.index_select(0, rows), self.one_hot.index_select(0, rows)
 
@@ -101,16 +102,6 @@ class LargeRows(Rows):
     """The examples of all seeds, [S * n], in the order of the rows."""
     target: torch.device = field(kw_only=True)
     """The device on which network inputs are computed."""
-
-    @classmethod
-    def of(
-        cls, selection: Selection, num_classes: int, num_seeds: int, inputs: Inputs, device: torch.device
-    ) -> "LargeRows":
-        """Return the table of a selection that contains the examples of all seeds, those of the first seed first."""
-        y, empty = selection.labels, torch.empty(0)
-        num_examples = len(y) // num_seeds
-        one_hot = torch.empty(0, num_classes)
-        return cls(empty, y, one_hot, num_seeds, num_examples, inputs, selection=selection, target=device)
 
     @property
     def is_large(self) -> bool:
@@ -136,44 +127,43 @@ class LargeRows(Rows):
 def rows_of(
     examples: Examples, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int = LARGE_BYTES
 ) -> Rows:
-    """Return a table of examples that all seeds share, for example of a test set. The table has one seed, S = 1.
-
-    Args:
-        examples: the examples.
-        num_classes: number of classes, C.
-        inputs: converts images to their storage format and to network inputs.
-        device: device on which the examples are stored.
-        large_bytes: if all stored examples need more bytes than this, return a `LargeRows`.
-    """
+    """Return a table of examples that all seeds share, such as a test set. For the arguments, see `large_rows`."""
     whole = Selection(examples, torch.arange(len(examples)))
     return rows_of_seeds([[whole]], num_classes, inputs, device, large_bytes)
 
 
 def rows_of_seeds(
-    of_seeds: Sequence[Sequence[Examples | Selection]],
-    num_classes: int,
-    inputs: Inputs,
-    device: torch.device,
-    large_bytes: int = LARGE_BYTES,
+    of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int = LARGE_BYTES
 ) -> Rows:
-    """Return a table of the examples of several seeds.
+    """Return a table of the examples of several seeds. For the arguments, see `large_rows`."""
+    if large := large_rows(of_seeds, num_classes, inputs, device, large_bytes):
+        return large
+    x, y = stored(of_seeds, inputs, device)
+    one_hot = torch.nn.functional.one_hot(y, num_classes).float()
+    return Rows(x.flatten(0, 1), y.flatten(), one_hot.flatten(0, 1), len(y), y.shape[1], inputs)
+
+
+def large_rows(
+    of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int
+) -> LargeRows | None:
+    """Return a table of the examples of several seeds that stay in the dataset; None if they are few.
 
     Args:
         of_seeds: for each seed, the examples in one or more pieces. Each seed has the same number of examples.
-        num_classes: number of classes, C.
-        inputs: converts images to their storage format and to network inputs.
-        device: device on which the examples are stored.
-        large_bytes: if all stored examples need more bytes than this, and are selections of one dataset, return a
-            `LargeRows`.
+        large_bytes: the examples are few if they need at most so many bytes when they are stored, or if they are not
+            selections of one dataset.
     """
-    num_seeds, num_examples = len(of_seeds), sum(len(piece) for piece in of_seeds[0])
-    bytes_of_one = inputs.to_storage(of_seeds[0][0][torch.arange(1)].images).nbytes
-    if bytes_of_one * num_seeds * num_examples > large_bytes:
-        selection = Selection.join([piece for pieces in of_seeds for piece in pieces])
-        if selection is not None:
-            return LargeRows.of(selection, num_classes, num_seeds, inputs, device)
+    pieces = [piece for pieces in of_seeds for piece in pieces]
+    bytes_of_one = inputs.to_storage(pieces[0][torch.arange(1)].images).nbytes
+    if bytes_of_one * sum(map(len, pieces)) <= large_bytes or not (selection := Selection.join(pieces)):
+        return None
+    empty, num_seeds = torch.empty(0, num_classes), len(of_seeds)
+    sizes = (num_seeds, len(selection) // num_seeds)
+    return LargeRows(empty, selection.labels, empty, *sizes, inputs, selection=selection, target=device)
+
+
+def stored(of_seeds: Pieces, inputs: Inputs, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the examples of several seeds, [S, n, ...] as `Inputs.to_storage` returns them, and the labels, [S, n]."""
     images = torch.stack([torch.cat([piece.images for piece in pieces]) for pieces in of_seeds])
-    y = torch.cat([piece.labels for pieces in of_seeds for piece in pieces]).to(device)
-    one_hot = torch.nn.functional.one_hot(y, num_classes).float()
-    x = inputs.to_storage(images.to(device)).flatten(0, 1)
-    return Rows(x, y, one_hot, num_seeds, num_examples, inputs)
+    labels = torch.stack([torch.cat([piece.labels for piece in pieces]) for pieces in of_seeds])
+    return inputs.to_storage(images.to(device)), labels.to(device)

@@ -35,7 +35,7 @@ from vision.held_out import HeldOutEvaluator
 from vision.image_format import ImageFormat
 from vision.inputs import Inputs, Transformed
 from vision.learners import LEARNERS
-from vision.networks.architectures import find_architecture
+from vision.networks.architectures import find_architecture, is_ours
 from vision.settings import VALIDATION_SHARE, VisionSettings
 from vision.stream import Arrival, digest_of, line_of, partition, stacked_stream, what_was_read
 
@@ -64,7 +64,10 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     device = _device(settings.device)
     if settings.cuda_graphs and device.type != "cuda":
         raise SettingError(f"cuda_graphs=true needs a CUDA device, but device={device}: give cuda_graphs=false")
-    dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
+    if dataset is None:
+        dataset = load_dataset(settings.dataset, settings.data_root, settings.image_size, settings.order)
+    else:
+        _check_given(dataset, settings)
     if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         with Lease(Path(settings.out)):
             _refuse_other_seeds(settings)
@@ -72,13 +75,8 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     return _run_stack(settings, dataset, device)
 
 
-def _loaded(settings: VisionSettings) -> Dataset:
-    """Load the dataset that the settings name."""
-    return load_dataset(settings.dataset, settings.data_root, settings.image_size, settings.order)
-
-
-def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
-    """Check a dataset that was given to `run`, and return it."""
+def _check_given(dataset: Dataset, settings: VisionSettings) -> None:
+    """Check a dataset that was given to `run`."""
     check_dataset(dataset, f"dataset={settings.dataset}")
     if dataset.name != settings.dataset:
         raise SettingError(
@@ -91,7 +89,6 @@ def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
             f"(channels, height, width) = {dataset.image_shape}: leave image_size= out, or resize the images, for "
             f"example by vision.load_dataset(..., image_size={settings.image_size})"
         )
-    return dataset
 
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
@@ -122,11 +119,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
     """Return, for each seed, the list of mega-batches that arrive."""
-    cut = (settings.num_mega_batches, VALIDATION_SHARE)
-    return [
-        partition(dataset, *cut, settings.seed + number, settings.order)[: settings.num_arrivals]
-        for number in range(settings.seeds)
-    ]
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    cuts = (partition(dataset, settings.num_mega_batches, VALIDATION_SHARE, seed, settings.order) for seed in seeds)
+    return [arrivals[: settings.num_arrivals] for arrivals in cuts]
 
 
 def _open(
@@ -166,21 +161,7 @@ def identity_of(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
     }
     if settings.plugin:
         identity["plugin_digest"] = plugin_digest(settings.plugin)
-    for name, code in _code_of_user(settings).items():
-        if code.__module__.partition(".")[0] != __name__.partition(".")[0]:
-            identity[f"{name}_digest"] = source_digest(code, name, str(getattr(settings, name)))
-    return identity
-
-
-def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
-    """Return numbers with seven digits, as a JSON value."""
-    if isinstance(value, tuple):
-        return [float(f"{one:.7g}") for one in value]
-    return float(f"{value:.7g}")
-
-
-def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
-    """Return the functions and classes that settings name, by name of the setting. Some of them may be ours."""
+    # The functions and classes that settings name. Some of them may be ours.
     code: dict[str, Callable[..., Any]] = {"learner": LEARNERS[settings.learner]}
     entry = entry_of(settings.dataset)
     if kind_of(settings.dataset) == "function":
@@ -191,7 +172,15 @@ def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
         code["transform"] = load_function("transform", settings.transform)
     if settings.network != "mlp":
         code["backbone"] = find_architecture(settings.network).function
-    return code
+    for name, one in code.items():
+        if not is_ours(one):
+            identity[f"{name}_digest"] = source_digest(one, name, str(getattr(settings, name)))
+    return identity
+
+
+def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
+    """Return numbers with seven digits, as a JSON value."""
+    return [float(f"{one:.7g}") for one in value] if isinstance(value, tuple) else float(f"{value:.7g}")
 
 
 def _evaluator(
@@ -208,11 +197,9 @@ def _evaluator(
 def _warn_if_it_never_grows(settings: VisionSettings) -> None:
     """Log a warning if a growing learner never grows, because there are too few stages."""
     num_stages = settings.stream_settings().num_stages
-    # It may be None only while a VisionSettings object is being created. This assert tells the type checker so.
-    assert settings.learner_settings is not None
+    assert settings.learner_settings is not None  # it is None only while the settings are being created
     grow_every = settings.learner_settings.stages_between_growths
-    is_known = settings.wait != "auto"
-    if is_known and grow_every is not None and num_stages <= grow_every:
+    if settings.wait != "auto" and grow_every is not None and num_stages <= grow_every:
         logger.warning(
             "the learner never grows, because the run has %d stage(s) and grow_every=%d. Set grow_every= to a smaller "
             "number",
@@ -226,12 +213,8 @@ def _process_settings(tf32: bool) -> Iterator[None]:
     """Compute in one CPU thread, and make cuDNN convolutions reproducible, inside a `with` block.
 
     More threads do not make the training of small networks faster. cuDNN uses deterministic algorithms, because
-    training a stage again must give the same result. When the block ends, even with an error, the previous settings are
-    restored. The settings affect the complete process. So do not use two such blocks at the same time in different
-    threads.
-
-    Args:
-        tf32: whether a GPU may compute float32 products with the reduced precision of its tensor cores.
+    training a stage again must give the same result. The settings affect the complete process. If `tf32` is True, a GPU
+    may compute float32 products with the reduced precision of its tensor cores.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     previous = torch.get_num_threads(), cudnn.deterministic
@@ -263,10 +246,8 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch has an error class for full GPU memory. For full main memory, torch raises a RuntimeError that can only
-        # be recognised by its message.
-        is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        if not is_full:
+        # For full main memory, torch raises a RuntimeError that can only be recognised by its message.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         raise RunError(
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
@@ -294,11 +275,8 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        # Check that torch can compute on the device: create a tensor there and read its number. Reading fails on a
-        # device that stores no data, such as meta.
-        torch.ones(1, device=device).item()
-    # Catch all exceptions, because torch raises many kinds of errors for a missing device.
-    except Exception as error:
+        torch.ones(1, device=device).item()  # reading fails on a device that stores no data, such as meta
+    except Exception as error:  # torch raises many kinds of errors for a missing device
         raise SettingError(
             f"device={name!r} cannot be used on this machine ({error}): give device=auto, cpu or cuda"
         ) from error

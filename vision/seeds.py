@@ -14,10 +14,8 @@ import torch
 def generator(*name: int | str) -> torch.Generator:
     """Return a random generator on the CPU. Its seed is computed from a name that says what the numbers are used for.
 
-    Generators with the same name return the same numbers on every machine, even if the networks are on a GPU.
-
-    Args:
-        name: the parts of the name, for example (seed, "order", network, stage).
+    The parts of the name are, for example, (seed, "order", network, stage). Generators with the same name return the
+    same numbers on every machine.
     """
     digest = sha256("/".join(map(str, name)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -27,17 +25,16 @@ def generator(*name: int | str) -> torch.Generator:
 def random_state(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's own random state, and restore it at the end of the `with` block.
 
-    Only the modules of users use this state, for example for dropout. All other random numbers have generators of their
-    own. So a stage that is trained again has the same results.
-
-    Args:
-        seed: the seed.
-        device: device on which the modules compute.
+    Only the modules of users use this state, for example for dropout, on the given device.
     """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.default_generators[torch.empty(0, device=device).get_device()].manual_seed(seed)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed_torch(seed, device)
         yield
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's own random state, on the CPU and on the device."""
+    # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.empty(0, device=device).get_device()].manual_seed(seed)

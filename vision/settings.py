@@ -266,9 +266,5 @@ class VisionSettings(RunSettings):
         return [out.path] if self.seeds == 1 else [out.of_seed(seed).path for seed in seeds]
 
     def of_one_seed(self, number: int) -> "VisionSettings":
-        """Return a copy of these settings for a run of only one of the seeds, in its own run folder.
-
-        Args:
-            number: index of the seed, counted from 0.
-        """
+        """Return a copy of these settings for a run of only the seed with this index, in its own run folder."""
         return replace(self, seed=self.seed + number, seeds=1, out=str(self.seed_folders[number]))

@@ -1,21 +1,24 @@
-"""Cut a dataset into mega-batches.
+"""Cut a dataset into mega-batches, and say what they are.
 
-The setting `seed` determines how the dataset is cut. The choice of the learner has no effect, so all learners can be
-compared on the same mega-batches. `vision.orders` decides which examples arrive together. `what_was_read` says what the
-mega-batches are.
+The settings `seed` and `order` determine how the dataset is cut. The choice of the learner has no effect, so all
+learners can be compared on the same mega-batches.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
+from vision.dataset_names import natural_key
 from vision.datasets import Dataset, Examples, ImageFiles, Selection
-from vision.orders import positions_of_mega_batches
+from vision.datasets.examples import examples_at_once
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Arrival:
     validation: Examples | Selection
     """The examples for validation."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 digest of all images and labels of this mega-batch, in hexadecimal."""
         return digest_of(self.training, self.validation)
@@ -41,48 +44,40 @@ def digest_of(*parts: Examples | Selection) -> str:
     digest = sha256()
     for part in parts:
         digest.update(f"{len(part)}/".encode())
-        for which in torch.arange(len(part)).split(part.at_once):
+        positions = torch.arange(len(part))
+        for which in positions.split(examples_at_once(part[positions[:1]].images)):
             digest.update(part[which].images.numpy().tobytes())
         digest.update(part.labels.numpy().tobytes())
     return digest.hexdigest()
 
 
 def partition(
-    examples: Examples | Dataset,
-    num_mega_batches: int,
-    validation_share: float,
-    seed: int,
-    order: str = "random",
+    dataset: Dataset, num_mega_batches: int, validation_share: float, seed: int, order: str = "random"
 ) -> list[Arrival]:
     """Cut the training set into B mega-batches, and return them in the order in which they arrive.
 
-    With order=random, the examples are shuffled, and the sizes of the mega-batches differ by at most one example. For
-    the other orders, see `vision.orders.positions_of_mega_batches`. Within a mega-batch, examples are in random order;
-    the last ones are its validation data.
+    `positions_of_mega_batches` decides which examples arrive together. Within a mega-batch, examples are
+    in random order; the last ones are its validation data.
 
     As in the authors' code, the examples are shuffled by numpy's RandomState(seed).permutation and cut by numpy's
     array_split. numpy guarantees that RandomState returns the same numbers in all releases.
 
     Args:
-        examples: the dataset. Its training set is enough for the orders `random` and `classes`.
-        num_mega_batches: number of mega-batches, B.
         validation_share: fraction of each mega-batch that becomes validation data. The number of validation examples
             is rounded down, but is at least one.
-        seed: random seed for shuffling.
-        order: the setting `order`.
 
     Raises:
         SettingError: if a mega-batch would contain fewer than two examples, or if the dataset does not have what
             `order` needs.
     """
-    training = examples.training if isinstance(examples, Dataset) else examples
+    training = dataset.training
     if len(training) < 2 * num_mega_batches:
         raise SettingError(
             f"mega_batches={num_mega_batches} is too many for {len(training)} training examples: each mega-batch "
             f"needs two, one for training and one for validation; give at most {len(training) // 2}"
         )
     arrivals = []
-    for t, part in enumerate(positions_of_mega_batches(examples, num_mega_batches, seed, order), 1):
+    for t, part in enumerate(positions_of_mega_batches(dataset, num_mega_batches, seed, order), 1):
         if len(part) < 2:
             raise SettingError(
                 f"order={order}: mega-batch {t} has {len(part)} training examples, but needs two, one for training and "
@@ -96,14 +91,99 @@ def partition(
     return arrivals
 
 
+def positions_of_mega_batches(dataset: Dataset, num_mega_batches: int, seed: int, order: str) -> list[np.ndarray]:
+    """Return, for each mega-batch, the positions of its examples in the training set, int64 [n], in random order.
+
+    random       the examples are shuffled and cut into B parts of equal size
+    classes      if there are at least B classes, they are cut into B groups of about equal numbers of classes, in the
+                 order of the classes, and a mega-batch contains all examples of its group; otherwise the examples are
+                 sorted by class and cut into B parts of equal size
+    column:NAME  the examples are sorted by a column of the dataset and cut into B parts of equal size
+    folders      the mega-batches are the folders of the dataset
+
+    Sizes that are called equal differ by at most one example. Examples with equal classes or values are in random order
+    before they are cut. The sizes do not depend on the seed, so several seeds can be trained together.
+
+    Raises:
+        SettingError: if the dataset does not have the column, or if its number of mega-batch folders is not B.
+    """
+    num_examples = len(dataset.training)
+    shuffled = np.random.RandomState(seed).permutation(num_examples)
+    if order == "random":
+        return np.array_split(shuffled, num_mega_batches)
+    keys, sizes = _keys_and_sizes(dataset, num_mega_batches, order)
+    if order == "folders":
+        # The order must not depend on the number of all examples, so that a run can be continued with more folders.
+        shuffled = np.arange(num_examples)
+    ordered = shuffled[np.argsort(keys[shuffled], kind="stable")]
+    parts = np.split(ordered, np.cumsum(sizes)[:-1])
+    return [part[np.random.RandomState([seed, t]).permutation(len(part))] for t, part in enumerate(parts, start=1)]
+
+
+def _keys_and_sizes(dataset: Dataset, num_mega_batches: int, order: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values by which the training examples are sorted, [n], and the sizes of the mega-batches, [B]."""
+    if order == "folders":
+        return _folders(dataset, num_mega_batches)
+    equal = np.array([len(part) for part in np.array_split(np.arange(len(dataset.training)), num_mega_batches)])
+    if order != "classes":
+        return _column(dataset, order.removeprefix("column:")), equal
+    labels = dataset.training.labels.numpy()
+    if num_mega_batches > dataset.num_classes:
+        return labels, equal
+    group_sizes = [len(group) for group in np.array_split(np.arange(dataset.num_classes), num_mega_batches)]
+    groups = np.repeat(np.arange(num_mega_batches), group_sizes)[labels]
+    return groups, np.bincount(groups, minlength=num_mega_batches)
+
+
+def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the folder of each training example, and the number of examples in each folder."""
+    folders = dataset.folder_of_example
+    if folders is None:
+        raise SettingError(
+            f"order=folders needs a folder of images with train/MEGA_BATCH/CLASS/IMAGE, but dataset={dataset.name} "
+            f"has no such folders: give another order="
+        )
+    sizes = np.bincount(folders)
+    if len(sizes) != num_mega_batches:
+        raise SettingError(
+            f"order=folders: {dataset.name}/train contains {len(sizes)} folders, but mega_batches={num_mega_batches}: "
+            f"leave out mega_batches="
+        )
+    return folders, sizes
+
+
+def _column(dataset: Dataset, name: str) -> np.ndarray:
+    """Return the values of a column of the dataset; the rank in natural order if the values are texts."""
+    if name not in dataset.columns:
+        raise SettingError(
+            f"order=column:{name}: dataset={dataset.name} has no column {name!r}; its columns are "
+            f"{', '.join(dataset.columns) or 'none'}. Columns come from other arrays in a .npz file, from columns.csv "
+            f"in a folder of images, from Hugging Face, or from Dataset.columns"
+        )
+    values = np.asarray(dataset.columns[name])
+    texts = values.tolist()
+    are_texts = bool(texts) and all(isinstance(one, str) for one in texts)
+    is_gap = np.array([not one.strip() for one in texts]) if are_texts else values != values
+    if is_gap.any():
+        raise SettingError(
+            f"order=column:{name}: the value of training example {int(is_gap.argmax())} is {values[is_gap][0]!s:.20}, "
+            f"which cannot be sorted: give each example a value"
+        )
+    if not are_texts:
+        return values
+    if dates := [one for one in texts if re.fullmatch(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*", one)]:
+        raise SettingError(
+            f"order=column:{name}: the date {dates[0]} does not begin with the year, so it cannot be sorted as a text: "
+            f"write dates as 2026-11-23"
+        )
+    rank = {text: number for number, text in enumerate(sorted(set(texts), key=natural_key))}
+    return np.array([rank[text] for text in texts])
+
+
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
     """Join the streams of S seeds into one stream, so that the seeds can be trained together.
 
-    The attribute `data` of each mega-batch in the returned stream is a list with the examples of each seed, as one
-    `Arrival` per seed.
-
-    Args:
-        streams: for each seed, the list of mega-batches that `partition` returned.
+    The attribute `data` of each of its mega-batches is a list with one `Arrival` per seed.
     """
     mega_batches = []
     for t, arrivals in enumerate(zip(*streams, strict=True), start=1):
@@ -117,9 +197,7 @@ def what_was_read(dataset: Dataset, arrivals: Sequence[Arrival], order: str) -> 
     """Return what a run reads, for inputs.json: numbers of images by class and by mega-batch, order, ignored files.
 
     Args:
-        dataset: the dataset.
         arrivals: the mega-batches of one seed. Those of other seeds have the same sizes.
-        order: the setting `order`.
     """
     names = [str(one) for one in (range(dataset.num_classes) if dataset.class_names is None else dataset.class_names)]
     files = dataset.files or ImageFiles()
@@ -139,12 +217,7 @@ def what_was_read(dataset: Dataset, arrivals: Sequence[Arrival], order: str) -> 
 
 
 def line_of(read: Mapping[str, Any], dataset: Dataset) -> str:
-    """Return one line that says what a run reads.
-
-    Args:
-        read: as `what_was_read` returns it.
-        dataset: the dataset.
-    """
+    """Return one line that says what a run reads, for the result of `what_was_read`."""
     channels, height, width = dataset.image_shape
     orders = {
         "random": "in random order",

@@ -1,16 +1,13 @@
 """Train a stack of networks for one stage. Then restore the parameters of the epoch with the best validation score.
 
-A stack is several networks of one shape that are computed together. A unit is the part of a stack for which one best
-epoch is selected. Usually each network is a unit. If the networks of a seed are trained as one model (UMix), these
-networks together are one unit.
-
-An order is a random sequence in which a network reads the examples (see `vision.batches`).
+A unit is the part of a stack that has a loss of its own, and for which one best epoch is selected. Usually each network
+is a unit. If the networks of a seed are trained as one model (UMix), these networks together are one unit. An order is
+a random sequence in which a network reads the examples (see `vision.batches`); the networks of a unit share one.
 
 Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders, b examples per batch, n examples,
 C classes.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,8 +21,6 @@ from vision.networks.stack import Stack
 from vision.optimizers import Optimizer
 from vision.settings import SelectBy
 
-logger = logging.getLogger(__name__)
-
 
 class Watcher:
     """Base class of objects whose methods are called during the training. The methods of the base class do nothing."""
@@ -34,83 +29,52 @@ class Watcher:
         """Called before stage `index` is trained, at an arrival, for a number of epochs."""
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
-        """Called after each epoch.
-
-        Args:
-            epoch: number of the epoch in the stage, counted from 1.
-            error: function that returns the current validation error rate of each unit, [U]. A unit is a network, or
-                all networks of a seed if they are trained as one model.
-        """
+        """Called after each epoch, from 1. `error` returns the current validation error rate of each unit, [U]."""
 
 
 class OwnLoss:
-    """The training loss if each network is trained separately.
-
-    A unit is the part of a stack that has a separate loss. Here each network is a unit, so the number of units, U, is
-    the number of networks, M. In the subclass `JointLoss`, all networks of a seed are one unit.
+    """The training loss if each network is trained separately, so that each network is a unit (U = R = M).
 
     Args:
-        num_seeds: number of seeds, S.
-        networks_per_seed: number of networks per seed, N.
         label_smoothing: share of the probability of each label that is spread evenly over all classes.
     """
 
     def __init__(self, num_seeds: int, networks_per_seed: int, label_smoothing: float = 0.0):
         self.label_smoothing = label_smoothing
         self.num_orders = num_seeds * networks_per_seed
-        """Number of orders, R. An order is a random sequence in which a network reads the examples. Here each network
-        has a separate order. In the subclass `JointLoss`, all networks of a seed share one order."""
+        """Number of orders, R."""
         self.networks_per_unit = 1
         """Number of networks of a unit."""
         self._networks_per_seed = networks_per_seed
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
-        """Return the logits of each unit (see the class docstring), [U, b, C].
-
-        Args:
-            logits_MbC: logits of each network.
-        """
+        """Return the logits of each unit, [U, b, C], for the logits of each network."""
         return logits_MbC
 
     def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
         """Return the gradient of the loss with respect to the logits of all networks, [M, b, C].
 
-        The loss of a unit (see the class docstring) is its cross entropy, averaged over the examples of the batch.
+        The loss of a unit is its cross entropy, averaged over the examples of the batch.
 
-        Args:
-            logits_MbC: logits of all networks for one batch.
-            one_hot_RbC: classes of the examples, as one-hot vectors. There is a separate batch for each of the R
-                orders, because networks with different orders read different examples at the same time.
+        `one_hot_RbC` are the classes of the examples of each order, as one-hot vectors.
         """
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), smoothed(one_hot_RbC, self.label_smoothing))
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
-        """Return the labels of the examples for each unit (see the class docstring), [U, n].
-
-        Args:
-            y_Sn: labels of the examples for each seed.
-        """
+        """Return the labels of the examples for each unit, [U, n], for those of each seed."""
         return y_Sn.repeat_interleave(self._networks_per_seed, 0) if self._networks_per_seed > 1 else y_Sn
 
     def repeat_for_networks(self, values_U: Tensor) -> Tensor:
-        """Return one value per network, [M]: the value of the unit to which the network belongs.
-
-        Args:
-            values_U: one value per unit (see the class docstring).
-        """
+        """Return one value per network, [M]: the value of the unit to which the network belongs."""
         return values_U
 
 
 class JointLoss(OwnLoss):
-    """The training loss if the N networks of each seed are trained as one model (UMix).
+    """The training loss if the N networks of each seed are trained as one model (UMix), so that U = R = S.
 
-    These N networks are one unit, so the number of units, U, is the number of seeds, S. The networks of a unit read the
-    same batches. The logits of the unit are the mean of the networks' logits (in the paper) or their sum (in the
-    authors' code).
+    The logits of a unit are the mean of its networks' logits (in the paper) or their sum (in the authors' code).
 
     Args:
-        num_seeds: number of seeds, S.
-        networks_per_seed: number of networks per seed, N.
         mean: if True, the networks' logits are averaged. If False, they are summed.
         label_smoothing: share of the probability of each label that is spread evenly over all classes.
     """
@@ -121,18 +85,16 @@ class JointLoss(OwnLoss):
         self._scale = 1.0 / networks_per_seed if mean else 1.0
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
-        logits_SbC = logits_MbC.unflatten(0, (-1, self._networks_per_seed)).sum(1)
-        return logits_SbC.mul_(self._scale)
+        return logits_MbC.unflatten(0, (-1, self._networks_per_seed)).sum(1).mul_(self._scale)
 
     def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
-        d_SbC = super().gradient(logits_MbC, one_hot_RbC).mul_(self._scale)
-        return d_SbC.repeat_interleave(self._networks_per_seed, 0)
+        return self.repeat_for_networks(super().gradient(logits_MbC, one_hot_RbC).mul_(self._scale))
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
         return y_Sn
 
     def repeat_for_networks(self, values_U: Tensor) -> Tensor:
-        return values_U.repeat_interleave(self._networks_per_seed)
+        return values_U.repeat_interleave(self._networks_per_seed, 0)
 
 
 @dataclass(frozen=True)
@@ -152,17 +114,6 @@ class TrainingCounts:
     only_last_is_validated: bool = False
     """Whether only the last epoch is validated, not each epoch."""
 
-    def warn_if_diverged(self, stage_index: int) -> None:
-        """Log a warning if the training of a unit diverged, so that the stage did not change its networks."""
-        if self.num_diverged:
-            logger.warning(
-                "stage %d did not change %d of %d networks (or groups of networks that are trained as one model), "
-                "because their validation loss was infinite or not a number after each epoch: try a smaller lr=",
-                stage_index,
-                self.num_diverged,
-                len(self.epochs_U),
-            )
-
 
 def train_stage(
     stack: Stack,
@@ -179,27 +130,22 @@ def train_stage(
 ) -> TrainingCounts:
     """Train a stack of networks in place. At the end, restore the parameters that were best on the validation data.
 
-    The best epoch is selected separately for each unit: a network, or all networks of a seed if they are trained as one
-    model (UMix). If several epochs are equally good, the first of them is selected. If the validation loss of a unit is
-    infinite or NaN after every epoch, the parameters from before the stage are restored.
+    The best epoch is selected separately for each unit. If several epochs are equally good, the first of them is
+    selected. If the validation loss of a unit is infinite or NaN after every epoch, the parameters from before the
+    stage are restored.
 
     Args:
-        stack: M networks.
-        batches: training data.
         validation: validation data, used to select the best epoch.
         loss: the training loss. It also defines the units.
-        optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
         select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy". With "last",
             the last epoch counts as the best, and only this epoch is validated.
         watcher: object whose method `epoch` is called after each epoch, for example to show the progress.
         patience: early stopping: number of epochs without an improvement after which the training of a unit ends. Its
             networks are computed further as long as other units of the stack are trained, but their parameters of the
-            best epoch do not change any more, and the further epochs are not counted. If None, all units are trained
-            for all epochs.
+            best epoch do not change any more, and the further epochs are not counted. If None, no unit ends early.
         rates: learning rate of each update. If None, the optimizer's learning rate does not change.
-        cuda_graphs: whether to record the computation of the gradients as CUDA graphs. The stack must allow it
-            (`Stack.can_be_graphed`).
+        cuda_graphs: whether to record the computation of the gradients as CUDA graphs (see `GraphedGradient`).
     """
     compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
     y_valid_Un = loss.unit_labels(validation.labels)
@@ -219,23 +165,19 @@ def train_stage(
         if select_by == "last" and epoch < epochs:
             best.epochs_U += 1
             continue
-        logits_UnC = loss.unit_logits(_validation_logits(stack, validation, x_valid))
+        if x_valid is None:
+            logits_MnC = stack.logits_of_parts(validation.parts(stack.examples_at_once))
+        else:
+            logits_MnC = stack.logits_of_many(x_valid)
+        logits_UnC = loss.unit_logits(logits_MnC)
         if watcher:
             watcher.epoch(epoch, partial(_error_rate, logits_UnC, y_valid_Un))
         best.after_epoch(_score(logits_UnC, y_valid_Un, select_by))
         if best.all_have_stopped:
             break
     best.restore()
-    stack.free_activations()
     sizes = (batches.updates_per_epoch, num_examples, validation.num_examples)
     return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged, select_by == "last")
-
-
-def _validation_logits(stack: Stack, validation: Rows, x_valid: Tensor | None) -> Tensor:
-    """Return the logits of each network for the validation data, [M, n, C]. `x_valid` is None if they are large."""
-    if x_valid is None:
-        return stack.logits_of_parts(validation.parts(stack.examples_at_once))
-    return stack.logits_of_many(x_valid)
 
 
 def _score(logits_UnC: Tensor, y_Un: Tensor, select_by: SelectBy) -> Tensor:
@@ -251,12 +193,7 @@ def _score(logits_UnC: Tensor, y_Un: Tensor, select_by: SelectBy) -> Tensor:
 class _BestEpoch:
     """Keeps the parameters of the best epoch of each unit, and decides which units are still trained.
 
-    Args:
-        stack: the networks.
-        loss: the training loss, which defines the units.
-        num_units: number of units, U.
-        patience: number of epochs without an improvement after which the training of a unit ends. If None, no unit
-            ends early.
+    For the arguments, see `train_stage`; `num_units` is the number of units, U.
     """
 
     def __init__(self, stack: Stack, loss: OwnLoss, num_units: int, patience: int | None):
@@ -300,11 +237,9 @@ class _BestEpoch:
 
 
 def smoothed(one_hot: Tensor, label_smoothing: float) -> Tensor:
-    """Return labels as class probabilities with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
+    """Return one-hot vectors [..., C] with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
 
-    Args:
-        one_hot: labels as one-hot vectors, [..., C].
-        label_smoothing: share of the probability that is spread evenly over all classes. With 0, `one_hot` is returned.
+    `label_smoothing` is the share of the probability that is spread evenly over all classes.
     """
     if not label_smoothing:
         return one_hot
@@ -328,5 +263,5 @@ def _cross_entropy(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
 
 
 def _error_rate(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
-    """Return the error rate of each unit, [U]. A unit is a network or, in UMix, all networks of a seed."""
+    """Return the error rate of each unit, [U]."""
     return (logits_UnC.argmax(-1) != y_Un).float().mean(1)

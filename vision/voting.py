@@ -1,9 +1,4 @@
-"""Combine the outputs of ensemble members into one prediction.
-
-A member is one of the networks that predict together. The outputs of all members are summed. The outputs of
-members that do not change any more are summed only once. This sum is stored, and the outputs of the other members are
-added to it.
-"""
+"""Combine the outputs of ensemble members, the networks that predict together, into one prediction."""
 
 from dataclasses import dataclass
 
@@ -51,42 +46,30 @@ class MemberOutputs:
     def predicted_classes(self) -> Tensor:
         """Return the predicted class of each example, [S, b].
 
-        With majority vote, several classes may get the same number of votes. Then the class with the largest mean
-        probability among them is predicted.
+        With majority vote, the mean probability counts as half a vote, so that it decides between classes with the same
+        number of votes.
         """
         if self.votes_SbC is None:
             return self.summed_SbC.argmax(-1)
-        # The second term is half the mean probability. It is less than one vote, so it only decides between classes
-        # that have the same number of votes.
         return (self.votes_SbC + self.summed_SbC / (2 * self.num_members)).argmax(-1)
 
     def probabilities(self) -> Tensor:
-        """Return the probability of each class, [S, b, C]. The class with the largest one is the predicted class.
-
-        With majority vote, it is the share of the votes. The mean probability counts as half a vote, so that it decides
-        between classes with the same number of votes.
-        """
+        """Return the probability of each class, [S, b, C]. With majority vote, it is nearly the share of the votes."""
         mean_SbC = self.summed_SbC / self.num_members
         if self.votes_SbC is not None:
             return (self.votes_SbC + mean_SbC / 2) / (self.num_members + 0.5)
         return mean_SbC.softmax(-1) if self.combine == "logit" else mean_SbC
 
     def error_rate(self, y_Sb: Tensor) -> list[float]:
-        """Return the error rate of each seed. Wrong predictions are counted as integers, so the count is exact.
-
-        Args:
-            y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.
-        """
-        wrong_S = (self.predicted_classes() != y_Sb).sum(-1)
-        return [int(wrong) / y_Sb.shape[-1] for wrong in wrong_S]
+        """Return the error rate of each seed, for the true classes [S, b], or [1, b] if they are the same for all."""
+        wrong_S = (self.predicted_classes() != y_Sb).sum(-1)  # integers, so that the rate is exact
+        return [wrong / y_Sb.shape[-1] for wrong in wrong_S.tolist()]
 
     def loss(self, y_Sb: Tensor) -> list[float]:
         """Return the loss of each seed: the mean negative log-probability of the true class of an example, in nats.
 
-        With majority vote, this probability is the mean of the members' probabilities.
-
-        Args:
-            y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.
+        With majority vote, this probability is the mean of the members' probabilities. The classes are as for
+        `error_rate`.
         """
         mean_SbC = self.summed_SbC / self.num_members
         log_probability = mean_SbC.log_softmax(-1) if self.combine == "logit" else mean_SbC.clamp_min(1e-38).log()
@@ -95,13 +78,7 @@ class MemberOutputs:
 
 
 def sum_members(logits_MbC: Tensor, num_seeds: int, combine: Combine) -> MemberOutputs:
-    """Return the outputs of M members, summed over the N members of each seed.
-
-    Args:
-        logits_MbC: logits of all members. The members of the first seed come first.
-        num_seeds: number of seeds, S.
-        combine: how the members predict together (see `MemberOutputs.combine`).
-    """
+    """Return the outputs of members with the given logits, summed over the N members of each seed."""
     logits_SNbC = logits_MbC.unflatten(0, (num_seeds, -1))
     num_members = logits_SNbC.shape[1]
     if combine == "logit":

@@ -14,6 +14,7 @@ more than about a thousand pages are found less often than other near copies, bu
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from data_prep.reading.signatures import (
     ANCHOR_RATE,
     NO_BAND,
     NUM_BANDS,
+    SKETCH_BYTES,
     SignatureFiles,
-    Sketches,
     estimate_similarity,
 )
 from data_prep.running.heartbeat import Heartbeat
@@ -52,6 +53,9 @@ SURE_IN_STREAM = 0.76
 PAIR = np.dtype([("better", np.int64), ("worse", np.int64), ("sure", bool)])
 MATCH = np.dtype([("better", np.int64), ("worse", np.int64), ("needed", np.uint8)])
 """Two documents with an equal anchor, and the number of equal anchors with which the texts are compared."""
+_MAPPED_FILES = 256
+"""Number of files with sketches that stay mapped into memory. Each takes a file descriptor, of which many systems allow
+only 1024. Other files are mapped again in each call of `Corpus.sketches`, so it should get many documents at a time."""
 _CORPUS, _PRIORITY, _BY_PRIORITY = "corpus.json", "priority.npy", "by_priority.npy"
 _DOCUMENTS_PER_TASK = 1 << 23
 """Largest number of documents of which one task loads the keys. A document takes about 80 bytes."""
@@ -67,11 +71,7 @@ this number, the more sketches are read from a file each time that the file is o
 
 
 class Corpus:
-    """The signature files of all documents, and the order of the documents. It is stored in a folder.
-
-    Args:
-        folder: a folder that `save_corpus` has written.
-    """
+    """The signature files of all documents, and the order of the documents, in a folder that `save_corpus` wrote."""
 
     def __init__(self, folder: Path):
         content = json.loads((folder / _CORPUS).read_text())
@@ -83,28 +83,35 @@ class Corpus:
         self.priority = np.load(folder / _PRIORITY, mmap_mode="r")
         """Number of each document by priority; -1 for an exact copy of another document, which is left out."""
         self._by_priority = np.load(folder / _BY_PRIORITY, mmap_mode="r")
-        self._sketches = Sketches(self.files)
+        self._offsets = np.cumsum([0, *(each.num_documents for each in self.files)])
+        self._map = functools.lru_cache(_MAPPED_FILES)(lambda number: self.files[number].map_sketches())
 
     def place(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the index of the file, and the index in the file, of documents given by their numbers by priority."""
-        return self._sketches.place(self._by_priority[numbers].astype(np.int64))
+        documents = self._by_priority[numbers].astype(np.int64)
+        file = np.searchsorted(self._offsets, documents, side="right") - 1
+        return file, documents - self._offsets[file]
 
     def sketches(self, numbers: np.ndarray, beat: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Return the sketches of documents, uint8 [n, SKETCH_BYTES].
+        """Return the sketches of documents, given by their numbers by priority, uint8 [n, SKETCH_BYTES].
 
-        Args:
-            numbers: the numbers of the documents by priority.
-            beat: called for each file that is read.
+        `beat` is called for each file that is read.
         """
-        return self._sketches.read(self._by_priority[numbers].astype(np.int64), beat)
+        file, row = self.place(numbers)
+        # Read file by file, and each file from its start to its end.
+        order = np.lexsort((row, file))
+        file, row = file[order], row[order]
+        found = np.empty((len(numbers), SKETCH_BYTES), np.uint8)
+        starts = np.flatnonzero(np.diff(file, prepend=-1)).tolist()
+        for start, end in itertools.pairwise([*starts, len(file)]):
+            beat()
+            found[order[start:end]] = self._map(int(file[start]))[row[start:end]]
+        return found
 
     def numbers(self) -> Iterator[tuple[SignatureFiles, np.ndarray]]:
         """Yield each file with the numbers by priority of its documents."""
-        start = 0
-        for files in self.files:
-            count = files.num_documents
-            yield files, self.priority[start : start + count]
-            start += count
+        for files, (start, end) in zip(self.files, itertools.pairwise(self._offsets), strict=True):
+            yield files, self.priority[start:end]
 
     def digest(self) -> str:
         """Return a digest of everything that the pairs of similar documents depend on."""
@@ -177,8 +184,7 @@ class BandTask(Task):
                 np.add.at(num_sure, worse, finder.compare(documents[better], documents[worse]))
 
     def _load(self, corpus: Corpus, band: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the hashes in a band, the hashes in the next band, and the numbers, of the documents of this
-        part."""
+        """Return the hashes in a band, the hashes in the next band, and the numbers of the documents of this part."""
         found = []
         for files, documents in corpus.numbers():
             heartbeat.beat()
@@ -263,14 +269,10 @@ class AnchorTask(Task):
 
 
 def possible_containers(matches: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the pairs (`PAIR`) with enough equal anchors, sorted.
-
-    Args:
-        matches: the results of all AnchorTasks (`MATCH`).
-    """
+    """Return the pairs (`PAIR`) with enough equal anchors, sorted. `matches` are the results of all AnchorTasks."""
     found, counts = merged(matches, MATCH)
     found = found[counts >= found["needed"]]
-    return _pairs(found["better"], found["worse"], np.zeros(len(found), bool))
+    return _pairs(found["better"], found["worse"], False)
 
 
 def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Sequence[AnchorTask]]:
@@ -289,36 +291,25 @@ def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Se
     return bands, [AnchorTask(*where, part, num_anchor_parts) for part in range(num_anchor_parts)]
 
 
-def chunks_of_pairs(pairs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Divide sorted pairs into ranges of about `most` pairs, but at most as many as there are pairs."""
-    for start in range(0, len(pairs), most):
-        yield start, min(start + most, len(pairs))
-
-
 def merged(arrays: Iterable[np.ndarray], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different records of several structured arrays, sorted, and how often each occurs.
+    """Return the different records of several structured arrays of a type, sorted, and how often each occurs.
 
     The arrays are taken one by one. The memory that is needed is a small multiple of that of the result.
-
-    Args:
-        arrays: the arrays.
-        dtype: their type.
     """
     found, counts, waiting = np.empty(0, dtype), np.empty(0, np.int32), [np.empty(0, dtype)]
+
+    def add() -> tuple[np.ndarray, np.ndarray]:
+        new = np.concatenate(waiting)
+        return sorted_unique(np.concatenate([found, new]), np.concatenate([counts, np.ones(len(new), np.int32)]))
+
     for array in arrays:
         waiting.append(array)
         # Sorting everything after each array would take time that grows with the square of the number of arrays. So
         # wait for as many records as were found before: then each record is sorted about twice.
         if sum(map(len, waiting)) >= max(len(found), _MIN_MERGED):
-            found, counts = _add(found, counts, waiting)
+            found, counts = add()
             waiting = [np.empty(0, dtype)]
-    return _add(found, counts, waiting)
-
-
-def _add(found: np.ndarray, counts: np.ndarray, new: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different records of `found`, which occur `counts` times, and of `new`, and how often each occurs."""
-    added = np.concatenate(new)
-    return sorted_unique(np.concatenate([found, added]), np.concatenate([counts, np.ones(len(added), np.int32)]))
+    return add()
 
 
 def sorted_unique(records: np.ndarray, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -351,7 +342,7 @@ def _buckets(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(starts, sizes), np.repeat(sizes, sizes)
 
 
-def _pairs(better: np.ndarray, worse: np.ndarray, sure: np.ndarray) -> np.ndarray:
+def _pairs(better: np.ndarray, worse: np.ndarray, sure: np.ndarray | bool) -> np.ndarray:
     found = np.empty(len(better), PAIR)
     found["better"], found["worse"], found["sure"] = better, worse, sure
     return found

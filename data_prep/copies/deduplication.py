@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.accounts import row_of_entries
+from data_prep.accounts import removed_rows
 from data_prep.copies.candidates import save_corpus
 from data_prep.copies.near_copies import Duplicates, find_duplicates, find_near_copies
 from data_prep.errors import NothingNew, PrepError, Unworkable
+from data_prep.reading.index import sortable
 from data_prep.reading.provenance import copies_digest, reading_digest
-from data_prep.reading.read import Spooled, source_name
+from data_prep.reading.read import Spooled
 from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SKETCH_BYTES, SignatureFiles
 from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
@@ -36,12 +37,9 @@ _SORTED_ROWS = 1 << 18
 
 
 def remove_copies(
-    spooled: Spooled,
-    known_keys: np.ndarray,
-    known_signatures: Sequence[SignatureFiles],
-    work: WorkFolder,
+    spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[SignatureFiles], work: WorkFolder,
     cache: str | None = None,
-) -> tuple[np.ndarray, Duplicates, list[dict]]:
+) -> tuple[np.ndarray, Duplicates, list[dict]]:  # fmt: skip
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
     If new documents are copies of each other, one of them is kept, but none if the stream already has such a document.
@@ -79,15 +77,17 @@ def remove_copies(
         return find() if num_known or cache is None else _cached_pairs(cache, keys, priority, by_priority, find)
 
     wanted = find_pairs if spooled.signatures is not None else None
-    new = _of_new(find_duplicates(keys, rank, num_words, wanted, num_known), num_known)
-    kept = documents[~(new.exact | new.near)]
+    exact, near, instead = (each[num_known:] for each in find_duplicates(keys, rank, num_words, wanted, num_known))
+    kept = documents[~(exact | near)]
     if not len(kept):
         if num_known:
             raise NothingNew(f"each of the {len(documents):,} new documents is a copy of a document of the stream")
         raise Unworkable(
             f"no document is left: all {len(documents):,} are copies of others. Add sources with other text."
         )
-    return kept, new, _rows(spooled, new)
+    rows = removed_rows("exact copy", spooled.names, documents[exact])
+    rows += removed_rows("near copy", spooled.names, documents[near])
+    return kept, Duplicates(exact, near, np.maximum(instead - num_known, -1)), rows
 
 
 def _cached_pairs(
@@ -103,7 +103,7 @@ def _cached_pairs(
         documents = by_priority[start : start + _KEY_ROWS]
         digest.update(keys[documents].tobytes())
         digest.update((priority[documents] < 0).tobytes())
-    store, key = Store(Path(cache), durable=False), digest.hexdigest()
+    store, key = Store(cache, durable=False), digest.hexdigest()
     if (entry := store.take(key)) is not None:
         better, worse = np.load(entry.folder / "pairs.npy")
         return better, worse
@@ -116,46 +116,13 @@ def _cached_pairs(
     return pairs
 
 
-def _of_new(found: Duplicates, num_known: int) -> Duplicates:
-    """Return which of the new documents are copies. `found` also has the `num_known` documents of the stream, first."""
-    exact, near, kept = (each[num_known:] for each in found)
-    return Duplicates(exact, near, np.maximum(kept - num_known, -1))
-
-
-def _rows(spooled: Spooled, found: Duplicates) -> list[dict]:
-    """Return the rows for the "cleaning" table in stream.json: the copies that were removed from each source."""
-    rows = []
-    for step, mask in (("exact copy", found.exact), ("near copy", found.near)):
-        copies = spooled.documents[mask]
-        for number, record in enumerate(spooled.records):
-            of_source = copies[copies["source"] == number]
-            if len(of_source):
-                rows.append(row_of_entries(step, source_name(record), len(of_source), of_source))
-    return rows
-
-
-def left_out_by_shares(keys: np.ndarray, found: Duplicates, in_stream: np.ndarray) -> np.ndarray:
-    """Return a bool mask of the new documents of which no part is in the stream, because a share left them out.
-
-    Near copies that were removed in favour of such a document are marked, too.
-
-    Args:
-        keys: the key of each document that was read. NumPy type V16, shape [n].
-        found: which of these documents are copies.
-        in_stream: the keys of the documents of which some part is in the stream.
-    """
-    # NumPy sorts texts of bytes, but not values of type V16. Both have 16 bytes, so the comparison is exact.
-    is_in_stream = np.isin(np.ascontiguousarray(keys).view("S16"), np.ascontiguousarray(in_stream).view("S16"))
-    is_left_out = ~(found.exact | found.near | is_in_stream)
-    of_left_out = found.near & (found.kept >= 0)
-    of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
-    return is_left_out | of_left_out
-
-
 def record_documents(
     folder: Path, number: int, spooled: Spooled, found: Duplicates, in_stream: np.ndarray | None = None
 ) -> None:
     """Record the documents of the stream for later calls of alma-prep --extend.
+
+    All documents are recorded except exact copies, and those of which a share left out every part, with the near copies
+    that were removed in favour of these.
 
     Args:
         folder: the folder `dedup` of the stream.
@@ -166,39 +133,32 @@ def record_documents(
     """
     keys, is_recorded = spooled.documents["document"], ~found.exact
     if in_stream is not None:
-        is_recorded &= ~left_out_by_shares(keys, found, in_stream)
+        is_left_out = ~(found.exact | found.near | np.isin(sortable(keys), sortable(in_stream)))
+        of_left_out = found.near & (found.kept >= 0)
+        of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
+        is_recorded &= ~(is_left_out | of_left_out)
     save_keys(folder, number, keys, is_recorded, found.near, spooled.signatures)
 
 
 def save_keys(
-    folder: Path,
-    number: int,
-    keys: np.ndarray,
-    is_recorded: np.ndarray,
-    near: np.ndarray,
+    folder: Path, number: int, keys: np.ndarray, is_recorded: np.ndarray, near: np.ndarray,
     signatures: Sequence[SignatureFiles] | None,
-) -> None:
-    """Write the keys and signatures of documents that were read.
-
-    All documents should be recorded except exact copies and documents that shares left out (`left_out_by_shares`).
-
-    A later call of alma-prep --extend uses the keys and signatures to find copies of these documents.
+) -> None:  # fmt: skip
+    """Write the keys and signatures of documents that were read, for later calls of alma-prep --extend.
 
     The keys of removed near copies are written, too, so that exact copies of them are found. Their signatures do not
     count, because a text is removed only if it is similar to a text in the stream. The files are sorted by key, so they
     do not depend on the order in which the sources were read.
 
     Args:
-        folder: the stream's folder `dedup`.
-        number: 0 for a new stream, else the number of the extension, from 1.
+        folder, number: see `record_documents`.
         keys: the key of each document, a 16-byte hash of its text. NumPy type V16, shape [n].
         is_recorded: bool [n], True for the documents to record.
         near: bool [n], True for near copies.
         signatures: the signature files of the n documents; None if near copies were not searched for.
     """
     which = np.flatnonzero(is_recorded)
-    halves = np.ascontiguousarray(keys[which]).view(">u8").reshape(-1, 2)
-    which = which[np.lexsort((halves[:, 1], halves[:, 0]))]
+    which = which[np.argsort(sortable(keys[which]), kind="stable")]
     folder.mkdir(exist_ok=True)
     files = SignatureFiles(folder / f"{number:04d}")
     with open(f"{files.prefix}.keys", "wb") as file:
@@ -261,17 +221,15 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
         PrepError: if `duplicates` needs keys or signatures that the stream lacks, because it was made with
             --duplicates keep (no files) or exact (no signatures).
     """
-    keys, signatures = [], []
-    for number in range(count):
-        # A missing file shows how the stream was made: --duplicates keep writes no .keys files, and --duplicates exact
-        # writes no .bands files. Raise an error if the current value of --duplicates needs the missing file.
-        for ending, name, enough in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):
-            if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
+    if duplicates == "keep":
+        return np.empty(0, "V16"), []
+    signatures = [SignatureFiles(folder / f"{number:04d}") for number in range(count)]
+    for files in signatures:
+        # --duplicates keep writes no .keys files, and --duplicates exact writes no .bands files.
+        for ending, name, made_with in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):
+            if duplicates != made_with and not Path(f"{files.prefix}.{ending}").is_file():
                 raise PrepError(
-                    f"{folder.parent} was made with --duplicates {enough}, so the {name} of its documents were not "
-                    f"stored: give --duplicates {enough}, or make the stream again."
+                    f"{folder.parent} was made with --duplicates {made_with}, so the {name} of its documents were not "
+                    f"stored: give --duplicates {made_with}, or make the stream again."
                 )
-        if duplicates != "keep":
-            keys.append(np.fromfile(folder / f"{number:04d}.keys", "V16"))
-            signatures.append(SignatureFiles(folder / f"{number:04d}"))
-    return np.concatenate([np.empty(0, "V16"), *keys]), signatures
+    return np.concatenate([np.fromfile(f"{files.prefix}.keys", "V16") for files in signatures]), signatures

@@ -21,12 +21,13 @@ from data_prep.copies.candidates import (
     PAIR,
     Corpus,
     candidate_tasks,
-    chunks_of_pairs,
     load_corpus,
     merged,
     possible_containers,
     sorted_unique,
 )
+from data_prep.reading.facts import documents_path
+from data_prep.reading.index import sortable
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes
 from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
 from data_prep.reading.spool import read_range
@@ -78,24 +79,20 @@ def find_duplicates(
         num_known: number of documents that are already in the stream. They are the first elements of `keys`, `rank`,
             and `num_words`. They are never removed.
     """
-    count = len(keys)
-    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
-    high, low = halves[:, 0], halves[:, 1]
+    count, texts = len(keys), sortable(keys)
     # Documents that are equal in all sort keys have equal text, so it does not matter which of them is kept.
     index_type = np.int32 if count < 2**31 else np.int64
-    by_priority = np.lexsort((low, high, -num_words, rank)).astype(index_type)
+    by_priority = np.lexsort((texts, -num_words, rank)).astype(index_type)
     priority = np.empty(count, index_type)
     priority[by_priority] = np.arange(count, dtype=index_type)
 
-    by_key = np.lexsort((priority, low, high))
+    by_key = np.lexsort((priority, texts))
     exact = np.zeros(count, bool)
-    # Compare the keys in chunks of _ROWS documents. Indexing `high` and `low` copies keys, so chunks limit the memory.
     for start in range(0, count - 1, _ROWS):
         these = by_key[start : start + _ROWS + 1]
-        same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
         # Mark all documents with equal keys as exact copies, except the first of them, which is kept.
-        exact[these[1:][same]] = True
-    del by_key, halves, high, low
+        exact[these[1:][texts[these[1:]] == texts[these[:-1]]]] = True
+    del by_key, texts
     # Never remove documents already in the stream, because existing mega-batches must not change.
     exact[:num_known] = False
     near = np.zeros(count, bool)
@@ -111,11 +108,8 @@ def find_duplicates(
 def removed_copies(better: np.ndarray, worse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the documents to remove: those that are a copy of a better document that is kept.
 
-    Also return, for each of them, the number of the best document that is kept and of which it is a copy.
-
-    Args:
-        better: the number of the better document of each pair, int64 [pairs].
-        worse: the number of the worse document of each pair, which is larger.
+    Also return, for each of them, the number of the best document that is kept and of which it is a copy. `better` and
+    `worse` are the numbers of the documents of each pair, int64 [pairs]; that of the worse one is larger.
     """
     order = np.lexsort((better, worse))
     found = array("q", [-1]) * (int(worse.max(initial=-1)) + 1)
@@ -140,17 +134,12 @@ _TASK_PAIRS = 1 << 13
 
 
 def find_near_copies(work: WorkFolder, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of near copies: the numbers by priority of the better and of the worse documents, int64 [pairs].
-
-    Args:
-        work: the work folder.
-        corpus: the signature files and the order of all documents.
-    """
+    """Return the numbers by priority of the better and of the worse documents of all near copies, int64 [pairs]."""
     sha256 = corpus.digest()
     bands, anchors = candidate_tasks(corpus, sha256)
     step = work.run("find_pairs", [*bands, *anchors], "find similar documents")
-    pairs, _ = merged((np.load(f"{step.prefix(number)}.pairs.npy") for number in range(len(bands))), PAIR)
-    matches = (np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks)))
+    pairs, _ = merged((np.load(step.path(number, "pairs.npy")) for number in range(len(bands))), PAIR)
+    matches = (np.load(step.path(number, "matches.npy")) for number in range(len(bands), len(step.tasks)))
     sure = pairs[pairs["sure"]]
     containers = possible_containers(matches)
     unsure, _ = sorted_unique(np.concatenate([pairs[~pairs["sure"]], containers]))
@@ -178,10 +167,11 @@ def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs:
     path = work.folder / f"unsure_pairs_{number}.npy"
     np.save(path, pairs)
     place = (str(corpus.folder), sha256, str(path), sha256_of(path))
-    tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(pairs, _TASK_PAIRS)]
+    starts = range(0, len(pairs), _TASK_PAIRS)
+    tasks = [CompareTask(*place, start, min(start + _TASK_PAIRS, len(pairs))) for start in starts]
     weights = [task.end - task.start for task in tasks]
     step = work.run(f"compare_{number}", tasks, "compare similar documents", "pairs", weights)
-    is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]
+    is_copy = [np.load(step.path(task, "copies.npy")) for task in range(len(tasks))]
     return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
 
 
@@ -220,18 +210,19 @@ class CompareTask(Task):
     def _grams(self, corpus: Corpus, number: int) -> _Grams:
         """Return the n-grams of a document, given by its number by priority."""
         [file], [row] = corpus.place(np.array([number]))
-        # The signatures of a spool file are beside it, under the same name.
+        # The signatures of a spool file are beside it, under the same number.
         prefix = corpus.files[file].prefix
-        document = _documents(f"{prefix}.documents.npy", self.sha256)[row]
-        text = read_range(Path(f"{prefix}.text"), int(document["offset"]), int(document["num_bytes"]))
+        spool, shard = prefix.parent, int(prefix.name)
+        document = _documents(spool, shard, self.sha256)[row]
+        text = read_range(spool, shard, int(document["offset"]), int(document["num_bytes"]))
         units = unit_hashes(text)
         return _Grams(*(distinct(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
 
 
 @functools.lru_cache(maxsize=128)  # cached, because opening the file takes as long as to compare two documents
-def _documents(path: str, sha256: str) -> np.ndarray:
+def _documents(spool: Path, shard: int, sha256: str) -> np.ndarray:
     """Return the description (`index.SPOOLED`) of each document in a spool file, memory-mapped."""
-    return np.load(path, mmap_mode="r")
+    return np.load(documents_path(spool, shard), mmap_mode="r")
 
 
 def _is_copy(better: _Grams, worse: _Grams) -> bool:

@@ -10,18 +10,25 @@ likewise.
 The functions read and write no files. They compute with index entries (`index.ENTRY`) and dates (see `dates`).
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.dividing.layout import _cumulative, _nearest, by_key, mixed
+from data_prep.dividing.layout import by_key, equal_cuts, mixed, nearest_cut
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.errors import Unworkable
 from data_prep.reading.facts import dates_of
+from data_prep.reading.index import is_training, sortable
 from data_prep.settings import PrepSettings
 from data_prep.sources.dates import date_text, parse_date
+
+_ADVICE = (
+    "Held-out text consists of whole documents, so each period needs several documents: lower --mega-batches, or add "
+    "sources."
+)
 
 
 class HeldOut(NamedTuple):
@@ -44,18 +51,83 @@ class ChronologicalLayout(NamedTuple):
     """For each period, {"first_date": .., "last_date": ..}: the dates of its first and its last document."""
 
 
-def held_out_fractions(total_words: int, valid_words: int, test_words: int | None, num_mega_batches: int) -> HeldOut:
-    """Return how much text of each period of a new stream is held out.
+class Periods(NamedTuple):
+    """The periods of a chronological stream, or those that alma-prep --extend adds to one."""
+
+    layout: ChronologicalLayout
+    held_out: HeldOut
+    unions: dict[str, list[str]]
+    """The splits that the validation set and the test set consist of; empty for an extension, which has neither."""
+
+    def described(self, splits: Mapping[str, dict]) -> dict:
+        """Return the entries of stream.json about periods and splits.
+
+        The entries of the held-out text of each period are moved from `splits`, the entries of all splits, into the
+        list of periods. So "splits" contains the same names as in other streams.
+        """
+        names = list(filter(is_training, self.layout.splits))
+        held_out = [{part: splits[f"{name}/{part}"] for part in ("valid", "test")} for name in names]
+        order = ["valid", *names, "test"] if self.unions else names
+        # The number of periods whose test text makes up the test set. Extensions do not change it.
+        in_test = {"periods_in_test": len(names)} if self.unions else {}
+        return in_test | {
+            "splits": {name: splits[name] for name in order},
+            "periods": [dates | parts for dates, parts in zip(self.layout.periods, held_out, strict=True)],
+            "held_out": self.held_out._asdict(),
+        }
+
+
+def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
+    """Return True if a new stream, or the stream with the stream.json `base`, is chronological."""
+    return settings.partition == "chronological" if base is None else "periods" in base
+
+
+def lay_out_periods(
+    settings: PrepSettings, passages: np.ndarray, strata: np.ndarray, valid_strata: Sequence[int] | None,
+    valid_words: int, spool: Path, base: Mapping | None,
+) -> Periods:  # fmt: skip
+    """Return the periods of a new stream, or those that are added to a stream.
 
     Args:
-        total_words: number of words of all documents.
-        valid_words: number of words of the validation set.
-        test_words: number of words of the test set; None: as many as in a mega-batch.
-        num_mega_batches: number of mega-batches, B.
+        settings: the settings of this call of alma-prep.
+        passages, strata, valid_strata: see `chronological_layout`.
+        valid_words: number of words of the validation set. It is not used for an extension.
+        spool: the spool folder, which contains the dates of the documents.
+        base: the content of stream.json of the stream to extend; None for a new stream.
 
     Raises:
-        Unworkable: if more than half of the text would be held out.
+        Unworkable: if a period has too little text, if more than half of the text would be held out, or if the new
+            documents are earlier than the stream's last one.
     """
+    dates = dates_of(spool, passages)
+    num_periods = settings.num_mega_batches or 1
+    if base is not None:
+        _check_later(passages, dates, base)
+        held_out, first, unions = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1, {}
+    else:
+        words = int(passages["num_words"].sum(dtype=np.int64))
+        held_out, first = _held_out_fractions(words, valid_words, settings.test_words, num_periods), 1
+        numbers = range(1, num_periods + 1)
+        unions = {part: [f"mega_batch_{t}/{part}" for t in numbers] for part in ("valid", "test")}
+    found = chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata, first)
+    return Periods(found, held_out, unions)
+
+
+def _check_later(passages: np.ndarray, dates: np.ndarray, base: Mapping) -> None:
+    """Raise Unworkable if documents to add are earlier than the last document of a chronological stream."""
+    last = base["periods"][-1]["last_date"]
+    is_early = dates < parse_date(last)
+    if is_early.any():
+        num_early = len(np.unique(passages["document"][is_early]))
+        raise Unworkable(
+            f"{num_early:,} of the new documents are earlier than {last}, the last date in the stream; the earliest is "
+            f"of {date_text(int(dates.min()))}. A chronological stream is extended only by later text: leave these "
+            "documents out of the sources, or make the stream again from all sources."
+        )
+
+
+def _held_out_fractions(total_words: int, valid_words: int, test_words: int | None, num_mega_batches: int) -> HeldOut:
+    """Return how much text of each period of a new stream is held out. For `test_words`, see the setting."""
     valid = valid_words / total_words
     test = (1 - valid) / (num_mega_batches + 1) if test_words is None else test_words / total_words
     if valid + test > 0.5:
@@ -90,12 +162,10 @@ def chronological_layout(
         Unworkable: if a period has too little text.
     """
     documents = _documents(passages, dates)
-    cumulative = _cumulative(documents.num_words)
-    total = int(cumulative[-1])
-    ends = [_nearest(cumulative, total * number // num_periods) for number in range(1, num_periods + 1)]
+    bounds = equal_cuts(documents.num_words, num_periods)
     parts: dict[str, list[np.ndarray]] = {"valid": [], "train": [], "test": []}
     periods = []
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
         name = f"mega_batch_{first + number}"
         if start == end:
             raise Unworkable(f"{_period(name, documents, start, end)} contains no document. {_ADVICE}")
@@ -116,27 +186,13 @@ def chronological_layout(
             # The stored key of the first passage of a document has decided whether the document is held out. By the
             # same key, no mega-batch would begin with the beginning of a document.
             parts[part].append(mixed(passages, strata, which, purpose="order of a period"))
-        bounds = [int(documents.dates[at]) for at in (start, end - 1)]
-        periods.append(dict(zip(("first_date", "last_date"), map(date_text, bounds), strict=True)))
+        first_date, last_date = (date_text(int(documents.dates[at])) for at in (start, end - 1))
+        periods.append({"first_date": first_date, "last_date": last_date})
     numbers = range(first, first + len(periods))
-    splits = [f"mega_batch_{t}/valid" for t in numbers]
-    splits += [f"mega_batch_{t}" for t in numbers]
-    splits += [f"mega_batch_{t}/test" for t in numbers]
+    splits = [f"mega_batch_{t}{part}" for part in ("/valid", "", "/test") for t in numbers]
     orders = [*parts["valid"], *parts["train"], *parts["test"]]
     cuts = [0, *np.cumsum([len(order) for order in orders]).tolist()]
     return ChronologicalLayout(np.concatenate(orders), cuts, splits, periods)
-
-
-def period_unions(num_mega_batches: int) -> dict[str, list[str]]:
-    """Return the names of the splits that the validation set and the test set of a new stream consist of."""
-    numbers = range(1, num_mega_batches + 1)
-    return {part: [f"mega_batch_{t}/{part}" for t in numbers] for part in ("valid", "test")}
-
-
-_ADVICE = (
-    "Held-out text consists of whole documents, so each period needs several documents: lower --mega-batches, or add "
-    "sources."
-)
 
 
 class _Documents(NamedTuple):
@@ -163,11 +219,11 @@ class _Documents(NamedTuple):
 
 def _documents(passages: np.ndarray, dates: np.ndarray) -> _Documents:
     """Sort passages by the date and the text of their documents. Copies with equal dates count as one document."""
-    halves = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
-    order = np.lexsort((passages["passage"], halves[:, 1], halves[:, 0], dates))
-    halves, sorted_dates = halves[order], dates[order]
+    texts = sortable(passages["document"])
+    order = np.lexsort((passages["passage"], texts, dates))
+    texts, sorted_dates = texts[order], dates[order]
     is_new = np.ones(len(order), bool)
-    is_new[1:] = (halves[1:] != halves[:-1]).any(axis=1) | (sorted_dates[1:] != sorted_dates[:-1])
+    is_new[1:] = (texts[1:] != texts[:-1]) | (sorted_dates[1:] != sorted_dates[:-1])
     first = np.flatnonzero(is_new)
     num_words = np.add.reduceat(passages["num_words"][order].astype(np.int64), first)
     # The key of a document's first passage is pseudo-random and depends on the seed.
@@ -187,8 +243,8 @@ def _hold_out(documents: _Documents, start: int, end: int, is_candidate: np.ndar
     for part, fraction in ((0, held_out.valid), (2, held_out.test)):
         which = np.flatnonzero((part_of == 1) & (is_candidate | (part == 2)))
         which = which[np.argsort(documents.shuffled[start + which])]
-        cumulative = _cumulative(documents.num_words[start + which])
-        part_of[which[: max(1, _nearest(cumulative, round(total * fraction)))]] = part
+        count = max(1, nearest_cut(documents.num_words[start + which], round(total * fraction)))
+        part_of[which[:count]] = part
     return part_of
 
 
@@ -197,92 +253,3 @@ def _period(name: str, documents: _Documents, start: int, end: int) -> str:
     if start == end:
         return f"the period of {name}"
     return f"the period of {name} ({date_text(documents.dates[start])} to {date_text(documents.dates[end - 1])})"
-
-
-class Periods(NamedTuple):
-    """The periods of a chronological stream, or those that alma-prep --extend adds to one."""
-
-    layout: ChronologicalLayout
-    held_out: HeldOut
-    unions: dict[str, list[str]]
-    """The splits that the validation set and the test set consist of; empty for an extension, which has neither."""
-
-    def described(self, splits: Mapping[str, dict]) -> dict:
-        """Return the entries of stream.json about periods and splits.
-
-        The entries of the held-out text of each period are moved from `splits` into the list of periods. So "splits"
-        contains the same names as in other streams.
-
-        Args:
-            splits: for each split, by name, its entry in stream.json.
-        """
-        names = [name for name in self.layout.splits if name.startswith("mega_batch_") and "/" not in name]
-        held_out = [{part: splits[f"{name}/{part}"] for part in ("valid", "test")} for name in names]
-        order = ["valid", *names, "test"] if self.unions else names
-        # The number of periods whose test text makes up the test set. Extensions do not change it.
-        in_test = {"periods_in_test": len(names)} if self.unions else {}
-        return in_test | {
-            "splits": {name: splits[name] for name in order},
-            "periods": [dates | parts for dates, parts in zip(self.layout.periods, held_out, strict=True)],
-            "held_out": self.held_out._asdict(),
-        }
-
-
-def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
-    """Return True if a stream is chronological.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        base: the content of stream.json of the stream to extend; None for a new stream.
-    """
-    return settings.partition == "chronological" if base is None else "periods" in base
-
-
-def lay_out_periods(
-    settings: PrepSettings,
-    passages: np.ndarray,
-    strata: np.ndarray,
-    valid_strata: Sequence[int] | None,
-    valid_words: int,
-    spool: Path,
-    base: Mapping | None,
-) -> Periods:
-    """Return the periods of a new stream, or those that are added to a stream.
-
-    Args:
-        settings: the settings of this call of alma-prep.
-        passages: the index entry (`index.ENTRY`) of each passage.
-        strata: int [number of sources], index of the stratum of each source (see `layout.mixed`).
-        valid_strata: the strata from which the validation text is taken; None: all strata.
-        valid_words: number of words of the validation set. It is not used for an extension.
-        spool: the spool folder, which contains the dates of the documents.
-        base: the content of stream.json of the stream to extend; None for a new stream.
-
-    Raises:
-        Unworkable: if a period has too little text, or if the new documents are earlier than the stream's last one.
-    """
-    dates = dates_of(spool, passages)
-    num_periods = settings.num_mega_batches or 1
-    if base is not None:
-        _check_later(passages, dates, base)
-        held_out, first = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1
-        return Periods(
-            chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata, first), held_out, {}
-        )
-    words = int(passages["num_words"].sum(dtype=np.int64))
-    held_out = held_out_fractions(words, valid_words, settings.test_words, num_periods)
-    found = chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata)
-    return Periods(found, held_out, period_unions(num_periods))
-
-
-def _check_later(passages: np.ndarray, dates: np.ndarray, base: Mapping) -> None:
-    """Raise Unworkable if documents to add are earlier than the last document of a chronological stream."""
-    last = base["periods"][-1]["last_date"]
-    is_early = dates < parse_date(last)
-    if is_early.any():
-        num_early = len(np.unique(passages["document"][is_early]))
-        raise Unworkable(
-            f"{num_early:,} of the new documents are earlier than {last}, the last date in the stream; the earliest is "
-            f"of {date_text(int(dates.min()))}. A chronological stream is extended only by later text: leave these "
-            "documents out of the sources, or make the stream again from all sources."
-        )

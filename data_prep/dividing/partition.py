@@ -44,33 +44,33 @@ class Plan(NamedTuple):
     that mega-batches can have nearly equal sizes."""
 
 
-def default_valid_words(total_words: int) -> int:
-    """Return the default size of the validation set, in words."""
-    return max(1, min(500_000, total_words // 100))
-
-
-def default_passage_words(mega_batch_words: int) -> int:
-    """Return the default length of a passage, in words."""
-    return min(2000, mega_batch_words // 500)
-
-
-def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None) -> Plan:
-    """Return the sizes of the splits and passages of a new stream.
+def make_plan(
+    total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None, extends: bool = False
+) -> Plan:
+    """Return the sizes of the splits and passages of a stream.
 
     Args:
         total_words: number of words in all documents.
         num_mega_batches: number of mega-batches, B.
-        valid_words: number of words in the validation set; None: use `default_valid_words`.
-        passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
+        valid_words: number of words in the validation set; None: 1% of all words, but at most 500 000.
+        passage_words: number of words in a passage of a long document; None: 0.2% of a mega-batch, but at most 2000.
+        extends: whether the mega-batches are added to a stream, so that there is no validation set and no test set.
 
     Raises:
         Unworkable: if there is too little text, or `passage_words` is too large.
     """
-    if valid_words is None:
-        valid_words = default_valid_words(total_words)
+    if extends:
+        valid_words = 0
+    elif valid_words is None:
+        valid_words = max(1, min(500_000, total_words // 100))
     # Count the test set as an additional mega-batch, because it has as many words as a mega-batch.
-    shares = num_mega_batches + 1
+    shares = num_mega_batches if extends else num_mega_batches + 1
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
+    if total_words < needed_words and extends:
+        raise Unworkable(
+            f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
+            f"need at least {needed_words:,}. Wait for more text, or add sources."
+        )
     if total_words < needed_words:
         raise Unworkable(
             f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches and a test set "
@@ -80,40 +80,13 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     mega_batch_words = (total_words - valid_words) // shares
     limit_words = mega_batch_words // 100
     if passage_words is None:
-        passage_words = default_passage_words(mega_batch_words)
+        passage_words = min(2000, mega_batch_words // 500)
     if passage_words > limit_words:
         raise Unworkable(
             f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
             f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
         )
     return Plan(valid_words, mega_batch_words, passage_words, limit_words)
-
-
-def extension_plan(total_words: int, num_mega_batches: int, passage_words: int | None) -> Plan:
-    """Return the sizes of mega-batches and passages of an extension, which has no validation set and no test set.
-
-    Args:
-        total_words: number of words in all new documents.
-        num_mega_batches: number of mega-batches to add.
-        passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
-
-    Raises:
-        Unworkable: if there is too little text, or `passage_words` is too large.
-    """
-    needed_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
-    if total_words < needed_words:
-        raise Unworkable(
-            f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
-            f"need at least {needed_words:,}. Wait for more text, or add sources."
-        )
-    mega_batch_words = total_words // num_mega_batches
-    limit_words = mega_batch_words // 100
-    if passage_words is not None and passage_words > limit_words:
-        raise Unworkable(
-            f"passage_words={passage_words} is more than 1% of a mega-batch: set --passage-words to at most "
-            f"{limit_words}."
-        )
-    return Plan(0, mega_batch_words, passage_words or default_passage_words(mega_batch_words), limit_words)
 
 
 class Passage(NamedTuple):
@@ -176,24 +149,18 @@ def _joined(cuts: list[int], starts: np.ndarray, passage_words: int) -> Iterator
 
 @dataclass(frozen=True)
 class CutTask(Task):
-    """Task that cuts long documents into passages.
+    """Task that cuts the documents from `start` (included) to `end` (excluded) in a file into passages.
 
-    The task cuts the documents at the positions from `start` (included) to `end` (excluded) in the file
-    `long_documents`. It writes the index entry (`index.ENTRY`) of each passage to PREFIX.passages.npy, where PREFIX is
-    the argument `prefix` of `run`. The text stays in the spool (the folder of plain text files) and is not copied.
+    It writes the index entry (`index.ENTRY`) of each passage to PREFIX.passages.npy. The text stays in the spool.
     """
 
     spool: str
-    """Path of the spool folder, which contains the text of the documents."""
     seed: int
-    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
     plan: Plan
-    """The length of passages, and the length above which a document is cut."""
     long_documents: str
     """Path of the file with the index entry (`index.ENTRY`) of each document that must be cut."""
     sha256: str
-    """SHA-256 digest of the file `long_documents`. If the file has changed, this digest has changed too. Then the task
-    counts as a different task and is done again (see `tasks`)."""
+    """SHA-256 digest of the file `long_documents`."""
     start: int
     end: int
 

@@ -41,7 +41,7 @@ _COLUMNS = {
 
 
 def write_documents(
-    path: Path, passages: Texts, sources: Sequence[str], source_of_shard: Sequence[int], long: Sequence[Sequence[int]],
+    path: Path, passages: Texts, sources: Sequence[str], source_of_shard: Sequence[int], num_pieces: np.ndarray,
     heartbeat: Heartbeat,
 ) -> None:  # fmt: skip
     """Write the rows of all passages of a split to a Parquet file.
@@ -51,72 +51,53 @@ def write_documents(
         passages: the passages of the split.
         sources: the name of each source.
         source_of_shard: index of the source of each spool file.
-        long: [passage, number of sequences] of each passage that is stored as several sequences, ordered by passage.
+        num_pieces: int [number of passages], the number of sequences as which each passage is stored.
         heartbeat: the heartbeat of the task.
     """
     import pyarrow.parquet  # in the worker and not above, because alma-prep itself never needs it
 
     # Paths that are not valid UTF-8 contain halves of UTF-16 pairs, which pyarrow cannot encode.
     names = pyarrow.array([source.encode("utf-8", "backslashreplace") for source in sources], pyarrow.string())
-    entries, places = passages.entries(), np.array([place for place, _ in long], np.int64) - passages.start
-    with pyarrow.parquet.ParquetWriter(path, _schema(), compression="zstd") as writer:
+    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
+    entries = passages.entries()
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for first in range(0, max(1, len(entries)), ROW_GROUP_PASSAGES):
-            part = np.asarray(entries[first : first + ROW_GROUP_PASSAGES])
-            counts = np.ones(len(part), np.int64)
-            for number in np.flatnonzero((places >= first) & (places < first + len(part))).tolist():
-                counts[places[number] - first] = long[number][1]
-            table = _rows(part, Path(passages.spool), names, np.array(source_of_shard), heartbeat)
-            writer.write_table(_with_pieces(table, counts))
+            group = slice(first, first + ROW_GROUP_PASSAGES)
+            part = np.asarray(entries[group])
+            source = names.take(pyarrow.array(np.array(source_of_shard)[part["shard"]]))
+            columns = _columns(part, Path(passages.spool), source, num_pieces[group], heartbeat)
+            writer.write_table(pyarrow.table(columns, schema))
 
 
-def _rows(
-    passages: np.ndarray, spool: Path, names: "pyarrow.Array", source_of_shard: np.ndarray, heartbeat: Heartbeat
-) -> "pyarrow.Table":
-    """Return a row for each passage."""
+def _columns(
+    passages: np.ndarray, spool: Path, source: "pyarrow.Array", num_pieces: np.ndarray, heartbeat: Heartbeat
+) -> dict[str, "np.ndarray | pyarrow.Array"]:
+    """Return the columns of the rows of some passages. `source` is the name of the source of each passage."""
     import pyarrow
 
-    dates, sources = np.zeros(len(passages), np.int64), np.zeros(len(passages), np.int32)
+    dates = np.zeros(len(passages), np.int64)
     ids, order = [pyarrow.array([], pyarrow.string())], [np.empty(0, np.int64)]
     for shard, which, found in rows_by_shard(spool, passages):
         heartbeat.beat("describe passages")
         dates[which] = found["date"]
         ids.append(ids_of(spool, shard, found["offset"]))
-        sources[which] = source_of_shard[shard]
         order.append(which)
     place = np.empty(len(passages), np.int64)
     place[np.concatenate(order)] = np.arange(len(passages))
     known, number_of = np.unique(dates, return_inverse=True)
     texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
-    columns = {
-        "document": _hexadecimal(passages["document"]),
-        "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place)),
-        "date": texts.take(pyarrow.array(number_of)),
-        "source": names.take(pyarrow.array(sources)),
-        "words": passages["num_words"],
-        "passage": passages["passage"],
+    # The passage of each row.
+    rows = np.repeat(np.arange(len(passages)), num_pieces)
+    words = np.zeros(len(rows), np.int32)
+    words[np.cumsum(num_pieces) - num_pieces] = passages["num_words"]
+    return {
+        "document": _hexadecimal(passages["document"][rows]),
+        "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place[rows])),
+        "date": texts.take(pyarrow.array(number_of[rows])),
+        "source": source.take(pyarrow.array(rows)),
+        "words": words,
+        "passage": passages["passage"][rows],
     }
-    return pyarrow.table(columns, _schema())
-
-
-def _with_pieces(table: "pyarrow.Table", counts: np.ndarray) -> "pyarrow.Table":
-    """Return the table with `counts` rows for each passage, one for each of its sequences."""
-    import pyarrow
-
-    if (counts == 1).all():
-        return table
-    table = table.take(pyarrow.array(np.repeat(np.arange(len(table)), counts)))
-    words = table.column("words").to_numpy().copy()
-    is_first = np.zeros(len(words), bool)
-    is_first[np.cumsum(counts) - counts] = True
-    words[~is_first] = 0
-    number = table.schema.get_field_index("words")
-    return table.set_column(number, table.schema.field(number), pyarrow.array(words))
-
-
-def _schema() -> "pyarrow.Schema":
-    import pyarrow
-
-    return pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
 
 
 def _hexadecimal(hashes: np.ndarray) -> "pyarrow.Array":

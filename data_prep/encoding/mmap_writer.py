@@ -12,8 +12,6 @@ from typing import Self
 
 import numpy as np
 
-from fairseq_alma.core.files import sha256_of
-
 # Constants of fairseq's format: the first bytes of every .idx file, the format version, and codes of integer types.
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -51,38 +49,31 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 class MMapWriter:
     """A context manager that writes one fairseq dataset: the files PREFIX.bin and PREFIX.idx.
 
-    Each call of `write` appends tokens to PREFIX.bin, and the lengths of the sequences to PREFIX.idx. The positions of
-    the sequences are added to PREFIX.idx at the end of the `with` statement, and PREFIX.idx is removed after an error.
-    The memory that is needed does not depend on the size of the dataset.
+    PREFIX.idx, which contains the lengths and the positions of the sequences, is written at the end of the `with`
+    statement, but not after an error. Until then, 4 bytes per sequence are kept in memory.
 
     Args:
         prefix: the path of both files without `.bin` and `.idx`.
         dtype: the integer type of stored tokens: uint16 or uint32.
-        on_progress: called again and again while PREFIX.idx is completed, which takes long for many sequences.
+        on_progress: called again and again while PREFIX.idx is written, which takes long for many sequences.
     """
 
     def __init__(self, prefix: Path, dtype: str, on_progress: Callable[[], None] = lambda: None):
         self._prefix, self._dtype, self._on_progress = prefix, np.dtype(dtype), on_progress
-        self._num_sequences = 0
+        self._sizes = [np.empty(0, np.int32)]
 
     def __enter__(self) -> Self:
         self._file = open(f"{self._prefix}.bin", "wb")
-        self._index = open(f"{self._prefix}.idx", "w+b")
-        self._write_head()
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        if error_type is not None:
-            # Ignore errors while closing the files, because they would hide the error that ended the `with` statement.
-            # The files are incomplete anyway.
-            for file in (self._file, self._index):
-                with contextlib.suppress(OSError):
-                    file.close()
-            Path(self._index.name).unlink(missing_ok=True)
-            return
-        self._file.close()
-        with self._index:
-            self._write_pointers()
+        if error_type is None:
+            self._file.close()
+            self._write_index(np.concatenate(self._sizes))
+        else:
+            # An error while closing the file would hide the error that ended the `with` statement.
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def write(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
         """Append sequences of tokens to the dataset.
@@ -93,32 +84,17 @@ class MMapWriter:
         """
         assert tokens.size == sizes.sum(), (tokens.size, sizes.sum())
         self._file.write(tokens.astype(self._dtype, copy=False).data)
-        self._index.write(sizes.astype(np.int32).data)
-        self._num_sequences += len(sizes)
+        self._sizes.append(sizes.astype(np.int32))
 
-    def sha256(self) -> str:
-        """Read the finished file PREFIX.bin, and return its SHA-256 digest in hexadecimal."""
-        return sha256_of(self._file.name)
-
-    def _write_head(self) -> None:
-        """Write the head of PREFIX.idx, which contains the number of sequences."""
-        code = DTYPE_CODES[self._dtype.name]
-        self._index.seek(0)
-        self._index.write(MAGIC + struct.pack("<QBQ", VERSION, code, self._num_sequences))
-
-    def _write_pointers(self) -> None:
-        """Complete PREFIX.idx: write the number of sequences, and the position of each sequence in PREFIX.bin."""
-        self._write_head()
-        sizes_at = self._index.tell()
-        pointers_at = sizes_at + 4 * self._num_sequences
-        # Pointers are byte positions in PREFIX.bin. Use 64 bits, because a mega-batch can have more than 2^32 bytes.
-        position = 0
-        for start in range(0, self._num_sequences, _POINTERS):
-            count = min(_POINTERS, self._num_sequences - start)
-            self._index.seek(sizes_at + 4 * start)
-            ends = np.cumsum(np.frombuffer(self._index.read(4 * count), np.int32), dtype=np.int64)
-            ends = position + ends * self._dtype.itemsize
-            self._index.seek(pointers_at + 8 * start)
-            self._index.write(np.concatenate([[position], ends[:-1]]).astype(np.int64).data)
-            position = int(ends[-1])
-            self._on_progress()
+    def _write_index(self, sizes: np.ndarray) -> None:
+        with open(f"{self._prefix}.idx", "wb") as file:
+            file.write(MAGIC + struct.pack("<QBQ", VERSION, DTYPE_CODES[self._dtype.name], len(sizes)))
+            file.write(sizes.data)
+            # Byte positions in PREFIX.bin. Use 64 bits, because a mega-batch can have more than 2^32 bytes.
+            position = 0
+            for start in range(0, len(sizes), _POINTERS):
+                num_bytes = sizes[start : start + _POINTERS].astype(np.int64) * self._dtype.itemsize
+                ends = position + np.cumsum(num_bytes)
+                file.write((ends - num_bytes).data)
+                position = int(ends[-1])
+                self._on_progress()

@@ -35,7 +35,7 @@ BATCH_BYTES = 1 << 20
 class StoreTokensTask(TextsTask):
     """Task that collects the tokens of the passages in a spool file, from the cache or by encoding them.
 
-    The task writes two files. PREFIX is the argument `prefix` of `run`. An entry of the cache has the same files.
+    The task writes two files. An entry of the cache has the same files.
         PREFIX.tokens: the fairseq ids of the passages, without </s>.
         PREFIX.places: int64 [4, number of passages], ordered by the first row: for each passage, where its text begins
             in the spool file, the length of the text, both in bytes, and where its tokens begin and end.
@@ -70,9 +70,8 @@ class StoreTokensTask(TextsTask):
             for path in sorted(store.folder.glob("?" * 64)):
                 if store.take(path.name) is not None:
                     for number, ids in _read(f"{path}/", passages, self.dtype):
-                        if (
-                            ranges[number, 0] < 0
-                        ):  # two streams that were made at the same time can store the same tokens
+                        # Two streams that were made at the same time can store the same tokens.
+                        if ranges[number, 0] < 0:
                             add(number, ids)
             missing, new_start = np.flatnonzero(ranges[:, 0] < 0), file.tell()
             for start, end in byte_ranges(passages["num_bytes"][missing], 0, len(missing), BATCH_BYTES):
@@ -103,13 +102,7 @@ def store_tokens(
 ) -> None:
     """Collect the tokens of all passages in the folder "tokens" of the work folder, for `stored_tokens`.
 
-    Args:
-        index: the passages in their final order.
-        tokenizer_file: the tokenizer file of the stream.
-        tokenizer_sha256: its digest.
-        dtype: the integer type of stored tokens: uint16 or uint32.
-        cache: the folder of the cache.
-        work: the work folder.
+    See `encode.encode` for the arguments.
     """
     shards, path = index.passages["shard"], work.folder / "by_place.npy"
     order = np.lexsort((index.passages["offset"], shards))

@@ -38,13 +38,7 @@ each. Some systems allow a process only 256 open files."""
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Path:
     """Write the tokenizer file into the work folder: copy the user's tokenizer, or train one on all mega-batches.
 
-    Args:
-        settings: the settings of this call of alma-prep.
-        index: the passages in their final order, and the splits.
-        work: the work folder.
-
-    Returns:
-        The path of the tokenizer file.
+    Return the path of the file.
     """
     if settings.tokenizer not in TOKENIZERS:
         name, content = given_tokenizer(settings.tokenizer)
@@ -107,8 +101,8 @@ def _count_words(index: Index, num_bytes: np.ndarray, chosen: np.ndarray, max_ke
 class CountWordsTask(TextsTask):
     """Task that counts the words (see `word_counts`) of the passages to train on among some passages.
 
-    The task writes a table of words and counts to PREFIX.words, where PREFIX is the argument `prefix` of `run`. Its
-    result is how many long words were divided into pieces, and the length of the longest.
+    It writes a table of words and counts to PREFIX.words. Its result is how many long words were divided into pieces,
+    and the length of the longest.
     """
 
     texts: Texts
@@ -127,11 +121,9 @@ class CountWordsTask(TextsTask):
 class TrainOnCountsTask(Task):
     """Task that trains a byte-level BPE tokenizer on the tables of all tasks `CountWordsTask`.
 
-    The task writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of
-    `run`.
-
-    Its memory does not grow with the text, only with the number of different words: the trainer needs about 1 KB
-    for each. The setting `tokenizer_words` limits this number, because it limits the text.
+    It writes the content of the tokenizer file to PREFIX.tokenizer. Its memory does not grow with the text, only with
+    the number of different words: the trainer needs about 1 KB for each. The setting `tokenizer_words` limits this
+    number, because it limits the text.
     """
 
     vocab_size: int
@@ -156,8 +148,7 @@ class TrainOnCountsTask(Task):
 class TrainTokenizerTask(TextsTask):
     """Task that trains a tokenizer on the passages to train on among some passages.
 
-    The task writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of
-    `run`.
+    It writes the content of the tokenizer file to PREFIX.tokenizer.
     """
 
     kind: str
@@ -195,12 +186,12 @@ def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
 
 
 def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -> Path:
-    """Write dict.txt, fairseq's list of symbols with counts, and return its path.
+    """Write dict.txt, fairseq's list of symbols with counts, into the work folder, and return its path.
 
     Args:
         symbols: the tokenizer's symbols.
         counts: int [dictionary size], number of occurrences of each fairseq id in the training text.
-        work: the work folder. dict.txt is written into its subfolder `stream`.
+        work: the work folder.
     """
     assert len(counts) == dictionary_size(len(symbols))
     content = dictionary_text(dictionary_names(symbols), counts[NUM_SPECIAL:].tolist())

@@ -7,14 +7,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.accounts import count_documents, row_of_entries
 from data_prep.dividing import layout
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
-from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, best_dtype
+from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.errors import Unworkable
 from data_prep.leakage.overlap import count_overlaps, find_overlaps
 from data_prep.reading.facts import documents_path
@@ -31,8 +30,14 @@ from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, load_tokenizer
 from data_prep.words import count_words
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, IDX_SEQUENCE_BYTES, split_entry, split_prefix
+from fairseq_alma.core.stream_folder import split_entry, split_prefix
 
+NGRAM_WORDS = 13
+"""Number of words of the n-grams in the report."""
+MEASURED_BYTES = 64 << 20
+"""Approximate number of bytes of the validation set, and of the test set, that the report looks at. Of larger sets,
+every k-th passage is used."""
+HELD_OUT = ("valid", "test")
 _TASK_TOKENS = 1 << 22
 """Approximate number of tokens that one task decodes."""
 _MANY_TASKS = 4000
@@ -76,59 +81,50 @@ def read_benchmarks(settings: PrepSettings, work: WorkFolder) -> list[Texts]:
 
 
 def decoded_texts(work: WorkFolder, stream: Path, name: str, description: Mapping, every: int = 1) -> Texts:
-    """Decode the passages of a split of a finished stream into a subfolder of a work folder.
+    """Decode every k-th passage of a split of a finished stream into a subfolder of a work folder.
+
+    The place of a passage in its document is not known, so each passage counts as a document.
 
     Args:
         work: the work folder.
         stream: the stream folder.
         name: name of the split.
         description: the content of the stream's stream.json.
-        every: decode every k-th passage, from the first on, where k is this number.
+        every: k; the first passage is decoded.
     """
     path, dtype = split_prefix(stream, name).with_suffix(".bin"), best_dtype(description["dictionary_size"])
     tokenizer_file = stream / description["tokenizer"]["file"]
-    passages = _passages(path, dtype)[::every]
-    part = name.replace("/", "_") + (f"_every_{every}" if every > 1 else "")
-    folder = work.within(f"held_out/{part}").folder
+    passages = _passages(np.memmap(path, dtype, "r"))[::every]
+    part = "held_out/" + name.replace("/", "_") + (f"_every_{every}" if every > 1 else "")
+    folder = work.within(part).folder
     places = folder / "passages.npy"
     np.save(places, passages)
     # The stream was checked before, so the digest in stream.json is that of the file.
     sha256 = split_entry(description, name).get("sha256") or sha256_of(path)
-    place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file), str(places), sha256_of(places))
+    place = (str(path), sha256, dtype, str(tokenizer_file), sha256_of(tokenizer_file), str(places))
     num_tokens = passages[:, 1] - passages[:, 0]
     most = max(_TASK_TOKENS, int(num_tokens.sum()) // _MANY_TASKS)
     ranges = byte_ranges(num_tokens, 0, len(passages), most)
     tasks = [DecodeTask(number, *place, first, last) for number, (first, last) in enumerate(ranges)]
-    work.run(f"held_out/{part}", tasks)
+    work.run(part, tasks)
     entries = np.concatenate([np.load(documents_path(folder, number)) for number in range(len(tasks))])
     index = folder / "index.npy"
     np.save(index, entries)
     return Texts(str(index), sha256_of(index), str(folder), 0, len(entries))
 
 
-def _passages(path: Path, dtype: str) -> np.ndarray:
-    """Return the positions in a .bin file where each passage starts and where it ends, int64 [number of passages, 2].
-
-    The position where a passage ends is that of its end-of-sequence token.
-    """
-    index = path.with_suffix(".idx")
-    count = (index.stat().st_size - IDX_HEADER_BYTES) // IDX_SEQUENCE_BYTES
-    sizes = np.fromfile(index, np.int32, count, offset=IDX_HEADER_BYTES)
-    ends = np.cumsum(sizes, dtype=np.int64)
-    # A passage is one sequence, or several if it is very long. All of these but the last have the largest size.
-    is_last = sizes < MAX_SEQUENCE_TOKENS
-    large = np.flatnonzero(~is_last)
-    is_last[large] = np.memmap(path, dtype, "r")[ends[large] - 1] == EOS
-    ends = ends[is_last]
-    return np.stack([np.concatenate([[0], ends[:-1]]), ends - 1], axis=1)
+def _passages(tokens: np.ndarray) -> np.ndarray:
+    """Return where each passage starts and where its end-of-sequence token is, int64 [number of passages, 2]."""
+    starts = range(0, len(tokens), _TASK_TOKENS)
+    ends = np.concatenate([start + np.flatnonzero(tokens[start : start + _TASK_TOKENS] == EOS) for start in starts])
+    return np.stack([np.concatenate([[0], ends[:-1] + 1]), ends], axis=1)
 
 
 @dataclass(frozen=True)
 class DecodeTask(Task):
     """Task that decodes passages of a .bin file: those from `start` (included) to `end` (excluded) in a list.
 
-    It writes the text of the passages to PREFIX.text, and their index entries to PREFIX.documents.npy. The place of a
-    passage in its document is not known, so each passage counts as a document.
+    It writes the text of the passages to PREFIX.text, and their index entries to PREFIX.documents.npy.
     """
 
     shard: int
@@ -139,8 +135,7 @@ class DecodeTask(Task):
     tokenizer_file: str
     tokenizer_sha256: str
     passages: str
-    """Path of the list, an array of the positions where each passage starts and where it ends (.npy)."""
-    passages_sha256: str
+    """Path of the list, the result of `_passages` (.npy). It depends on the file `path` and the name of the folder."""
     start: int
     end: int
 
@@ -161,49 +156,37 @@ class DecodeTask(Task):
         return {}
 
 
-NGRAM_WORDS = 13
-"""Number of words of the n-grams in the report."""
-MEASURED_BYTES = 64 << 20
-"""Approximate number of bytes of the validation set, and of the test set, that the report looks at. Of larger sets,
-every k-th passage is used."""
-HELD_OUT = ("valid", "test")
-
-
-class HeldOut(NamedTuple):
+class HeldOutText(NamedTuple):
     """Where to find the validation and test set."""
 
-    base: tuple[Path, Mapping] | None
-    """For --extend: the folder of the stream to extend, and the content of its stream.json. Its validation and test set
-    are used. None for a new stream."""
     work: WorkFolder
+    stream: Path
+    """The stream folder."""
+    description: Mapping
+    """For --extend: the content of stream.json of the stream to extend, whose validation and test set are used. Empty
+    for a new stream."""
 
     def texts(self, index: Index) -> list[Texts]:
         """Return all held-out texts: those of the stream, and those of the passages of this call (`index`)."""
-        of_stream = [self._decoded(split) for splits in self._splits().values() for split in splits]
-        return [*of_stream, *self.of_index(index)]
+        splits = [split for splits in self._splits().values() for split in splits]
+        return [*(decoded_texts(self.work, self.stream, split, self.description) for split in splits), *_of_call(index)]
 
-    def measured(self, index: Index) -> dict[str, list[tuple[Texts, int]]]:
+    def measured(self, index: Index) -> dict[str, tuple[list[Texts], int]]:
         """Return the texts that the report looks at, and k if these are every k-th of the texts.
 
         The names are those of the report: valid and test and, for the extension of a chronological stream, also
         added_valid and added_test (periods of earlier extensions), and new_valid and new_test (periods of this one).
         """
-        found: dict[str, list[tuple[Texts, int]]] = {}
+        found = {}
         for name, splits in self._splits().items():
             # Decode only these texts, because the test set is as large as a mega-batch.
-            num_bytes = sum(split_entry(self.description, split)["bytes"] for split in splits)
-            every = max(1, -(-num_bytes // MEASURED_BYTES))
-            found[name] = [(self._decoded(split, every), every) for split in splits]
-        for name, texts in zip(HELD_OUT, self.of_index(index), strict=False):
-            every = max(1, -(-int(texts.entries()["num_bytes"].sum(dtype=np.int64)) // MEASURED_BYTES))
-            found[name if self.base is None else f"new_{name}"] = [(texts._replace(step=every), every)]
+            every = _every(sum(split_entry(self.description, split)["bytes"] for split in splits))
+            texts = [decoded_texts(self.work, self.stream, split, self.description, every) for split in splits]
+            found[name] = (texts, every)
+        for name, of_call in zip(HELD_OUT, _of_call(index), strict=False):
+            every = _every(int(of_call.entries()["num_bytes"].sum(dtype=np.int64)))
+            found[f"new_{name}" if self.description else name] = ([of_call._replace(step=every)], every)
         return found
-
-    @property
-    def description(self) -> Mapping:
-        """For --extend: the content of stream.json of the stream to extend."""
-        assert self.base is not None
-        return self.base[1]
 
     def _splits(self) -> dict[str, list[str]]:
         """Return the held-out splits of the stream to extend, by the name in the report; {} for a new stream.
@@ -211,53 +194,51 @@ class HeldOut(NamedTuple):
         In a chronological stream, the held-out text of the periods of the first call is in `valid` and `test`. That of
         periods that were added later is stored with these periods.
         """
-        if self.base is None:
+        if not self.description:
             return {}
-        added = range(self.description.get("periods_in_test", self.description["num_mega_batches"]) + 1,
-                      self.description["num_mega_batches"] + 1)  # fmt: skip
+        last = self.description["num_mega_batches"]
+        added = range(self.description.get("periods_in_test", last) + 1, last + 1)
         of_first = {name: [name] for name in HELD_OUT}
         return of_first | {f"added_{name}": [f"mega_batch_{t}/{name}" for t in added] for name in HELD_OUT if added}
 
-    def _decoded(self, name: str, every: int = 1) -> Texts:
-        """Return every k-th text of a held-out split of the stream to extend, where k is `every`."""
-        assert self.base is not None
-        stream, description = self.base
-        return decoded_texts(self.work, stream, name, description, every)
 
-    def of_index(self, index: Index) -> list[Texts]:
-        """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
-        texts = []
-        for name in HELD_OUT:
-            # In a chronological stream, the held-out text of all periods is stored together.
-            which = [number for number, split in enumerate(index.splits) if split.rpartition("/")[2] == name]
-            if which:
-                texts.append(index.texts(index.cuts[which[0]], index.cuts[which[-1] + 1]))
-        return texts
+def _of_call(index: Index) -> list[Texts]:
+    """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
+    texts = []
+    for name in HELD_OUT:
+        # In a chronological stream, the held-out text of all periods is stored together.
+        which = [number for number, split in enumerate(index.splits) if split.rpartition("/")[2] == name]
+        if which:
+            texts.append(index.texts(index.cuts[which[0]], index.cuts[which[-1] + 1]))
+    return texts
 
 
-def measure_leakage(index: Index, where: HeldOut) -> dict:
+def _every(num_bytes: int) -> int:
+    """Return k if the report looks at every k-th passage of a held-out set of this size."""
+    return max(1, -(-num_bytes // MEASURED_BYTES))
+
+
+def measure_leakage(index: Index, where: HeldOutText) -> dict:
     """Return how much of the validation and test set overlaps with the mega-batches, for stream.json.
 
-    Args:
-        index: the passages of the stream, or of the extension.
-        where: where to find the validation and test set. With --extend, they are compared with the new mega-batches.
+    With --extend, the validation and test set of the stream are compared with the new mega-batches. `index` has the
+    passages of the stream, or of the extension.
     """
     work = where.work.within("leakage")
-    training = index.texts(*index.training())
     measured = where.measured(index)
-    held_out = {(name, n): texts for name, parts in measured.items() for n, (texts, _) in enumerate(parts)}
+    held_out = {(name, n): texts for name, (parts, _) in measured.items() for n, texts in enumerate(parts)}
+    training = index.texts(*index.training())
     found = find_overlaps(work, NGRAM_WORDS, list(held_out.values()), training, keep_ngrams=True)
     counts = count_overlaps(work, NGRAM_WORDS, held_out, found.ngrams)
-    report: dict[str, Any] = {"ngram_words": NGRAM_WORDS}
-    for name, parts in measured.items():
+    report: dict = {"ngram_words": NGRAM_WORDS}
+    for name, (parts, every) in measured.items():
         of_parts = [counts[name, n] for n in range(len(parts))]
-        total = {key: sum(part[key] for part in of_parts) for key in of_parts[0]}
-        report[name] = total | {"every": max(every for _, every in parts)}
+        report[name] = {key: sum(part[key] for part in of_parts) for key in of_parts[0]} | {"every": every}
     return report
 
 
 def without_overlaps(
-    settings: PrepSettings, passages: np.ndarray, planned: layout.Layout, names: Sequence[str], where: HeldOut
+    settings: PrepSettings, passages: np.ndarray, planned: layout.Layout, names: Sequence[str], where: HeldOutText
 ) -> tuple[layout.Layout, np.ndarray]:
     """Leave out the training passages that overlap with the validation set, the test set or benchmarks.
 
@@ -266,8 +247,7 @@ def without_overlaps(
     Args:
         settings: the settings of this call of alma-prep.
         passages: the index entry (`index.ENTRY`) of each passage.
-        planned: the order of the passages and the split boundaries.
-        names: the names of the splits.
+        planned, names: the layout of the stream, and the names of its splits.
         where: where to find the validation and test set.
 
     Returns:
@@ -299,31 +279,14 @@ def without_overlaps(
     if settings.partition == "equal" and not any("/" in name for name in names):
         which = [number for number, name in enumerate(names) if is_training(name)]
         first, last = which[0], which[-1] + 1
-        # Pass one mega-batch less, because `equal_cuts` makes one more split.
-        inner = layout.equal_cuts(words[cuts[first] : cuts[last]], len(which) - 1)
+        inner = layout.equal_cuts(words[cuts[first] : cuts[last]], len(which))
         cuts[first : last + 1] = [cuts[first] + cut for cut in inner]
-    _check_sizes(words, cuts, names, settings.decontaminate)
-    return layout.Layout(order, cuts), passages[planned.order[removed]]
-
-
-def removed_rows(settings: PrepSettings, removed: np.ndarray, source_names: Sequence[str]) -> list[dict]:
-    """Return rows for the table "cleaning" in stream.json about passages that `without_overlaps` has left out."""
-    rows = []
-    for number, name in enumerate(source_names):
-        entries = removed[removed["source"] == number]
-        if len(entries):
-            step = f"{settings.decontaminate}-gram overlap with held-out text"
-            rows.append(row_of_entries(step, name, count_documents(entries["document"]), entries))
-    return rows
-
-
-def _check_sizes(words: np.ndarray, cuts: Sequence[int], names: Sequence[str], size: int) -> None:
-    """Raise Unworkable if a mega-batch has too few words."""
     for number, name in enumerate(names):
-        found = int(words[cuts[number] : cuts[number + 1]].sum(dtype=np.int64))
-        if is_training(name) and found < MIN_MEGA_BATCH_WORDS:
+        num_words = int(words[cuts[number] : cuts[number + 1]].sum(dtype=np.int64))
+        if is_training(name) and num_words < MIN_MEGA_BATCH_WORDS:
             raise Unworkable(
-                f"--decontaminate {size} leaves only {found:,} words in {name}, but a mega-batch needs at least "
-                f"{MIN_MEGA_BATCH_WORDS:,}: most of the training text overlaps with held-out text. Give a larger "
-                "number of words, add sources, or remove repeated text from the sources."
+                f"--decontaminate {settings.decontaminate} leaves only {num_words:,} words in {name}, but a mega-batch "
+                f"needs at least {MIN_MEGA_BATCH_WORDS:,}: most of the training text overlaps with held-out text. Give "
+                "a larger number of words, add sources, or remove repeated text from the sources."
             )
+    return layout.Layout(order, cuts), passages[planned.order[removed]]

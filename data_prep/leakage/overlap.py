@@ -52,10 +52,9 @@ def divided(texts: Texts, task_bytes: int | None = None) -> list[Texts]:
 
 def range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
     """Return the slice of sorted hashes that belongs to one of `num_parts` equal ranges of hashes."""
+    last = np.uint64(2**64 * (part + 1) // num_parts - 1)
     start = np.searchsorted(sorted_hashes, np.uint64(2**64 * part // num_parts))
-    if part + 1 == num_parts:
-        return slice(int(start), len(sorted_hashes))
-    return slice(int(start), int(np.searchsorted(sorted_hashes, np.uint64(2**64 * (part + 1) // num_parts))))
+    return slice(int(start), int(np.searchsorted(sorted_hashes, last, side="right")))
 
 
 def contains_ordered(sorted_hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
@@ -64,11 +63,6 @@ def contains_ordered(sorted_hashes: np.ndarray, ordered: np.ndarray) -> np.ndarr
         return np.zeros(len(ordered), bool)
     position = np.searchsorted(sorted_hashes, ordered)
     return sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == ordered
-
-
-def load_part(folder: str, part: int) -> np.ndarray:
-    """Return the sorted hashes of the held-out n-grams that are in one range of hashes (see `overlap.MergeTask`)."""
-    return np.fromfile(Path(folder) / f"{part:06d}.ngrams", np.uint64)
 
 
 def ngrams_of(
@@ -106,10 +100,7 @@ class Batch(NamedTuple):
 def batches(texts: Texts, size: int, heartbeat: Heartbeat) -> Iterator[Batch]:
     """Yield the n-grams of all texts, in order. Short texts are hashed together, because that is several times as fast.
 
-    Args:
-        texts: the texts.
-        size: number of words of an n-gram, n.
-        heartbeat: the heartbeat of the task.
+    See `ngrams_of` for the arguments.
     """
     entries = texts.entries()
     for start, end in byte_ranges(entries["num_bytes"], 0, len(entries), READ_BYTES):
@@ -162,9 +153,10 @@ def find_overlaps(work: WorkFolder, size: int, held_out: Sequence[Texts], traini
     hashing = [NgramsTask(texts, size) for parts in held_out_parts for texts in parts]
     step = work.run("ngrams", hashing)
     results = step.results()
-    counts, of_tasks = [result["ngrams"] for result in results], iter(results)
+    of_tasks = iter(results)
     too_short = [sum(next(of_tasks)["too_short"] for _ in parts) for parts in held_out_parts]
-    num_parts = min(max(1, -(-sum(counts) // _MERGED_NGRAMS)), _MAX_PARTS)
+    num_ngrams = sum(result["ngrams"] for result in results)
+    num_parts = min(max(1, -(-num_ngrams // _MERGED_NGRAMS)), _MAX_PARTS)
     # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
     stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
     merging = [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)]
@@ -173,8 +165,8 @@ def find_overlaps(work: WorkFolder, size: int, held_out: Sequence[Texts], traini
     parts = divided(training, TASK_BYTES * max(1, num_parts // _TABLE_PARTS))
     scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in parts]
     scan = work.run("scan", scanning, "search for held-out text")
-    found = (np.fromfile(f"{scan.prefix(number)}.found", np.uint64) for number in range(len(scanning)))
-    overlaps = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
+    found = (np.fromfile(scan.path(number, "found"), np.uint64) for number in range(len(scanning)))
+    overlaps = [np.load(scan.path(number, "overlaps.npy")) for number in range(len(scanning))]
     ngrams = _merged(found) if keep_ngrams else np.empty(0, np.uint64)
     return Found(ngrams, np.concatenate([np.empty(0, bool), *overlaps]), too_short)
 
@@ -255,7 +247,7 @@ class ScanTask(TextsTask):
             for part in range(self.num_parts):
                 heartbeat.beat()
                 of_part = range_of(hashes, part, self.num_parts)
-                is_found = contains_ordered(load_part(self.folder, part), hashes[of_part])
+                is_found = contains_ordered(self._load(part), hashes[of_part])
                 overlaps[text_of[of_part][is_found]] = True
                 distinct(hashes[of_part][is_found]).tofile(file)
         np.save(f"{prefix}.overlaps.npy", overlaps)
@@ -272,8 +264,12 @@ class ScanTask(TextsTask):
         is_possible = np.zeros(1 << _TABLE_BITS, bool)
         for part in range(self.num_parts):
             heartbeat.beat()
-            is_possible[load_part(self.folder, part) >> _TABLE_SHIFT] = True
+            is_possible[self._load(part) >> _TABLE_SHIFT] = True
         return lambda found: is_possible[found >> _TABLE_SHIFT]
+
+    def _load(self, part: int) -> np.ndarray:
+        """Return the sorted hashes of the held-out n-grams that are in one range of hashes (see `MergeTask`)."""
+        return np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
 
 
 @dataclass(frozen=True)
@@ -296,7 +292,8 @@ class CoverTask(TextsTask):
         overlapping = np.zeros(len(entries), bool)
         for batch in batches(self.texts, self.size, heartbeat):
             num_words += batch.num_units
-            found = contains(ngrams, batch.hashes)
+            order = np.argsort(batch.hashes)  # the search is faster if neighbouring elements are close to each other
+            found = order[contains_ordered(ngrams, batch.hashes[order])]
             covered = np.zeros(batch.num_units, bool)
             covered[(batch.starts[found][:, None] + np.arange(self.size)).ravel()] = True
             num_covered += int(covered.sum())
@@ -309,16 +306,12 @@ class CoverTask(TextsTask):
 def count_overlaps(
     work: WorkFolder, size: int, held_out: Mapping[K, Texts], ngrams: np.ndarray
 ) -> dict[K, dict[str, int]]:
-    """Return how many documents and words of held-out texts have n-grams that occur in training text.
+    """Return how many documents and words of held-out texts have n-grams that occur in training text, by name.
 
     Args:
-        work: the work folder, or a part of it, for the output of the tasks.
-        size: number of words of an n-gram, n.
+        work, size: see `find_overlaps`.
         held_out: the held-out texts, by name.
         ngrams: `Found.ngrams`.
-
-    Returns:
-        The counts, by name of the texts.
     """
     path = work.folder / "found.ngrams"
     ngrams.tofile(path)
@@ -333,15 +326,7 @@ def count_overlaps(
         first = numbers.stop
         counts = {word: sum(results[number][word] for number in numbers) for word in ("words", "overlapping_words")}
         for ending in ("documents", "overlapping_documents"):
-            documents = [np.fromfile(f"{step.prefix(number)}.{ending}", "V16") for number in numbers]
+            documents = [np.fromfile(step.path(number, ending), "V16") for number in numbers]
             counts[ending] = count_documents(np.concatenate([np.empty(0, "V16"), *documents]))
         found[name] = counts
     return found
-
-
-def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return a bool array: True for each element of `wanted` that is in `sorted_hashes`."""
-    order = np.argsort(wanted)  # the search is faster if neighbouring elements are close to each other
-    is_found = np.empty(len(wanted), bool)
-    is_found[order] = contains_ordered(sorted_hashes, wanted[order])
-    return is_found

@@ -8,14 +8,14 @@ memory need not contain dates and ids.
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.reading.index import SPOOLED
+from data_prep.reading.index import SPOOLED, sortable
 from data_prep.running.tasks import mark_of
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ def facts_digest(spool: Path, num_shards: int) -> str:
     """Return a digest of the dates and ids of all documents, for tasks that look them up.
 
     The index file has neither dates nor ids. So a task that describes only the index file would not be done again if
-    the input files were corrected in them, and their text was not changed.
-
-    Args:
-        spool: the spool folder, in which all reading tasks are done.
-        num_shards: number of spool files.
+    the input files were corrected in them, and their text was not changed. All reading tasks must be done.
     """
     digest = hashlib.sha256()
     for shard in range(num_shards):
@@ -54,38 +50,30 @@ def facts_digest(spool: Path, num_shards: int) -> str:
     return digest.hexdigest()
 
 
-class IdsWriter:
-    """A context manager that writes PREFIX.ids.arrow (see the module)."""
+@contextmanager
+def ids_writer(prefix: Path) -> Iterator[Callable[[str], int]]:
+    """Context manager that writes PREFIX.ids.arrow (see the module).
 
-    def __init__(self, prefix: Path):
-        import pyarrow  # here and not above, because the import takes as long as a small task
+    It yields a function that adds the id of the next document, empty if it has none, and returns a hash of it.
+    """
+    import pyarrow  # here and not above, because the import takes as long as a small task
 
-        self._prefix, self._pyarrow = prefix, pyarrow
-        self._schema = pyarrow.schema([("id", pyarrow.string())])
-        self._ids: list[str | None] = []
+    schema = pyarrow.schema([("id", pyarrow.string())])
+    ids: list[str | None] = []
 
-    def __enter__(self) -> Self:
-        with ExitStack() as files:
-            file = files.enter_context(self._pyarrow.OSFile(f"{self._prefix}.ids.arrow", "wb"))
-            self._file = files.enter_context(self._pyarrow.ipc.new_file(file, self._schema))
-            self._files = files.pop_all()
-        return self
+    def write() -> None:
+        file.write_batch(pyarrow.record_batch([pyarrow.array(ids, pyarrow.string())], schema=schema))
+        ids.clear()
 
-    def __exit__(self, error_type, error, traceback) -> None:
-        with self._files:
-            self._write_ids()
-
-    def add(self, identity: str) -> int:
-        """Add the id of the next document, empty if it has none, and return a hash of it."""
-        self._ids.append(identity or None)
-        if len(self._ids) == _IDS:
-            self._write_ids()
+    def add(identity: str) -> int:
+        ids.append(identity or None)
+        if len(ids) == _IDS:
+            write()
         return int.from_bytes(hashlib.blake2b(identity.encode("utf-8"), digest_size=8).digest(), "big")
 
-    def _write_ids(self) -> None:
-        ids = self._pyarrow.array(self._ids, self._pyarrow.string())
-        self._file.write_batch(self._pyarrow.record_batch([ids], schema=self._schema))
-        self._ids = []
+    with pyarrow.OSFile(f"{prefix}.ids.arrow", "wb") as sink, pyarrow.ipc.new_file(sink, schema) as file:
+        yield add
+        write()
 
 
 def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -112,14 +100,9 @@ def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.nd
 
 
 def ids_of(spool: Path, shard: int, rows: np.ndarray) -> "pyarrow.StringArray":
-    """Return the ids of some documents in a spool file; null for a document without an id.
+    """Return the ids of the documents in the given rows of a spool file, in ascending order; null if there is no id.
 
     Only the parts of the file with these documents are read, because a task looks up a small part of all documents.
-
-    Args:
-        spool: the spool folder.
-        shard: number of the spool file.
-        rows: the rows of the documents, in ascending order.
     """
     import pyarrow
 
@@ -147,17 +130,14 @@ def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     depend on the order in which the files were read.
 
     Copies are ordered by their source, then their date, then a hash of their id; by their date first if `by_date` is
-    True. Copies of a text have equal MinHash signatures, so the files with signatures still fit.
-
-    Args:
-        spool: the spool folder.
-        documents: the index entry (`index.ENTRY`) of each document.
-        by_date: whether the earliest copy comes first, whatever its source.
+    True. Copies of a text have equal MinHash signatures, so the files with signatures still fit. `documents` are index
+    entries (`index.ENTRY`).
     """
-    halves = np.ascontiguousarray(documents["document"]).view(">u8").reshape(-1, 2)
-    order = np.lexsort((halves[:, 1], halves[:, 0]))
-    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
-    del halves
+    texts = sortable(documents["document"])
+    order = np.argsort(texts, kind="stable")
+    texts = texts[order]
+    same = texts[1:] == texts[:-1]
+    del texts
     is_copy = np.zeros(len(documents), bool)
     is_copy[order[1:][same]] = is_copy[order[:-1][same]] = True
     del order, same
@@ -168,11 +148,10 @@ def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     facts = np.zeros(len(copies), SPOOLED)
     for _, which, found in rows_by_shard(spool, copies):
         facts[which] = found
-    halves = np.ascontiguousarray(copies["document"]).view(">u8").reshape(-1, 2)
-    text = (halves[:, 1], halves[:, 0])
+    texts = sortable(copies["document"])
     first = (copies["source"], facts["date"]) if by_date else (facts["date"], copies["source"])
-    wanted = np.lexsort((facts["id"], *first, *text))
+    wanted = np.lexsort((facts["id"], *first, texts))
     # `now` lists the places of the copies of each text in the same order of texts as `wanted`, each text's places
     # ascending. So the copies of a text are assigned to the places that they have already.
-    now = np.lexsort((places, *text))
+    now = np.lexsort((places, texts))
     documents[places[now]] = copies[wanted]

@@ -68,7 +68,7 @@ class Index(NamedTuple):
     @property
     def passages(self) -> np.ndarray:
         """The index entry (`ENTRY`) of every passage, memory-mapped from the index file."""
-        return read_index(self.path)
+        return np.load(self.path, mmap_mode="r")
 
     def texts(self, start: int, end: int) -> "Texts":
         """Return the passages from `start` (included) to `end` (excluded), for a task."""
@@ -98,7 +98,7 @@ class Texts(NamedTuple):
 
     def entries(self) -> np.ndarray:
         """Return the index entry of each text, memory-mapped."""
-        return read_index(Path(self.path))[self.start : self.end : self.step]
+        return np.load(self.path, mmap_mode="r")[self.start : self.end : self.step]
 
 
 class TextsTask(Task):
@@ -109,24 +109,26 @@ class TextsTask(Task):
         return cls(**values | {"texts": Texts(*values["texts"])})
 
 
+def sortable(hashes: np.ndarray) -> np.ndarray:
+    """Return 16-byte hashes (NumPy type V16) as texts of bytes, which NumPy can sort and compare. They are not copied.
+
+    NumPy leaves out zeros at the end of such a text. This changes neither order nor equality of texts of one length.
+    """
+    return np.ascontiguousarray(hashes).view("S16")
+
+
+def halves(hashes: np.ndarray) -> np.ndarray:
+    """Return 16-byte hashes (NumPy type V16) as two integers each, [n, 2], which have the same order."""
+    return np.ascontiguousarray(hashes).view(">u8").reshape(-1, 2)
+
+
 def is_training(split: str) -> bool:
     """Return True if a split is a mega-batch, and not a validation set or a test set, or one of a period."""
     return split.startswith("mega_batch_") and "/" not in split
 
 
-def read_index(path: Path) -> np.ndarray:
-    """Return the index entry (`ENTRY`) of every passage in an index file (.npy). The array is memory-mapped."""
-    return np.load(path, mmap_mode="r")
-
-
 def write_index(path: Path, passages: np.ndarray, order: np.ndarray) -> None:
-    """Write an index file.
-
-    Args:
-        path: path of the file (.npy).
-        passages: the index entry (`ENTRY`) of each passage.
-        order: indices into `passages`, in the order in which the entries are written.
-    """
+    """Write an index file (.npy): the index entries `passages[order]`."""
     with open(path, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -141,35 +143,22 @@ def write_index(path: Path, passages: np.ndarray, order: np.ndarray) -> None:
 def order_key(seed: int, identity: bytes, passage_number: int) -> bytes:
     """Return the 16-byte sort key of a passage. Keys are pseudo-random, so sorting by key shuffles the passages.
 
-    Args:
-        seed: the seed of the stream.
-        identity: SHA-256 digest of the text of the complete document.
-        passage_number: index of the passage in its document.
+    `identity` is the SHA-256 digest of the text of the complete document.
     """
-    digest = hashlib.sha256(f"{seed} {passage_number} ".encode() + identity)
-    return digest.digest()[:16]
+    return hashlib.sha256(f"{seed} {passage_number} ".encode() + identity).digest()[:16]
 
 
 def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
     """Divide the passages from `start` to `end` into ranges with about `most` bytes of text each.
 
-    A range contains at least one passage, even if the passage is longer than `most` bytes.
-
-    Args:
-        num_bytes: int [n], the length of every passage in bytes.
-        start: index of the first passage.
-        end: index after the last passage.
-        most: approximate number of bytes per range.
-
-    Yields:
-        Ranges (first passage, index after the last passage).
+    A range contains at least one passage, even if the passage is longer than `most` bytes. `num_bytes` is the length of
+    every passage, int [n]. Each range is (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
     # `done` is the number of bytes from the passage `start` to the beginning of the current range. `ends` also counts
     # bytes from the passage `start`, so the current range ends where `ends` reaches about `done + most`.
     done, position = 0, start
     while position < end:
-        stop = max(position + 1, start + int(np.searchsorted(ends, done + most)))
-        stop = min(stop, end)
+        stop = min(max(position + 1, start + int(np.searchsorted(ends, done + most))), end)
         yield position, stop
         done, position = int(ends[stop - start - 1]), stop

@@ -50,16 +50,14 @@ def splitmix(values: np.ndarray) -> np.ndarray:
 
 def unit_hashes(text: str) -> np.ndarray:
     """Return a hash of each unit (see the module docstring) of a text, in order, uint64 [number of units]."""
-    if len(text) <= _CHUNK_CHARACTERS:
-        return _unit_hashes(text)
-    found, start = [], 0
+    found, start = [np.empty(0, np.uint64)], 0
     while start < len(text):
         # End a chunk at a space, so that no word is cut. Without a space nearby, the text is probably Chinese, in which
         # every letter is a unit.
         end = start + _CHUNK_CHARACTERS
         space = _CHUNK_END.search(text, end, end + 1000)
         end = space.start() if space else end
-        found.append(_unit_hashes(text[start:end]))
+        found.append(_hashes_of_codes(np.frombuffer(_codes(text[start:end]), np.uint32))[0])
         start = end
     return np.concatenate(found)
 
@@ -106,11 +104,6 @@ def distinct(hashes: np.ndarray) -> np.ndarray:
     is_first = np.ones(len(found), bool)
     np.not_equal(found[1:], found[:-1], out=is_first[1:])
     return found[is_first]
-
-
-def _unit_hashes(text: str) -> np.ndarray:
-    """Return the hash of each unit of a text of limited length."""
-    return _hashes_of_codes(np.frombuffer(_codes(text), np.uint32))[0]
 
 
 def _codes(text: str) -> bytes:

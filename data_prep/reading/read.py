@@ -5,6 +5,7 @@ stream.json.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,13 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.accounts import cleaning_row
 from data_prep.errors import PrepError, Unworkable
 from data_prep.reading.facts import dates_of, documents_path, ids_of, order_copies
 from data_prep.reading.index import ENTRY, order_key
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.signatures import SignatureFiles
-from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, signature_files, stamp_of
+from data_prep.reading.spool import NO_DATE, UNREADABLE_DATE, SpoolTask, added, stamp_of
 from data_prep.running.progress import Bar, note
 from data_prep.running.tasks import Step, key_of
 from data_prep.running.work_folder import WorkFolder
@@ -43,7 +43,7 @@ from fairseq_alma.core.store import Store
 MIN_SHARD_BYTES = 2 << 20
 """Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
 MAX_SHARD_BYTES = 256 << 20
-"""Upper limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
+"""Upper limit for the same."""
 USUAL_SHARDS = 500
 """Target number of spool files. Because of the two limits, small corpora get fewer and large corpora get more."""
 SHOWN = 10
@@ -56,8 +56,8 @@ class Spooled(NamedTuple):
     documents: np.ndarray
     """The index entry (`index.ENTRY`) of each document, in the order in which the documents are stored in the spool."""
     signatures: list[SignatureFiles] | None
-    """For each spool file (file with the text of documents), the files with the signatures of these documents; None
-    unless the setting `duplicates` is "near"."""
+    """The files with the signatures of the documents of each spool file; None unless the setting `duplicates` is
+    "near"."""
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: list[dict]
@@ -69,29 +69,25 @@ class Spooled(NamedTuple):
     source_of_shard: Sequence[int] = ()
     """Index of the source of each spool file."""
 
+    @property
+    def names(self) -> list[str]:
+        """The name of each source, KIND:PATH or KIND."""
+        return [source_name(record) for record in self.records]
+
 
 def source_name(record: Mapping) -> str:
-    """Return the name, KIND:PATH or KIND, of a source.
-
-    Args:
-        record: the entry of the source in stream.json.
-    """
+    """Return the name, KIND:PATH or KIND, of a source. `record` is its entry in stream.json."""
     return ":".join(filter(None, (record["kind"], record["path"])))
 
 
 def read_sources(
-    settings: PrepSettings,
-    seed: int,
-    files: Files,
-    work: WorkFolder,
-    chronological: bool = False,
+    settings: PrepSettings, seed: int, files: Files, work: WorkFolder, chronological: bool = False
 ) -> Spooled:
     """Copy all documents that pass cleaning into the spool, a folder of plain text files.
 
     Args:
         settings: the settings of this call of alma-prep.
-        seed: the seed of the stream. If mega-batches are added to a stream, this is the stream's seed, not
-            `settings.seed`.
+        seed: the seed of the stream. For an extension, it is not `settings.seed`.
         files: the files of each source.
         work: the work folder, which contains the spool folder.
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
@@ -106,18 +102,19 @@ def read_sources(
     tasks_of = {source: _spool_tasks(settings, source, files[source], chronological) for source in by_name}
     tasks = [task for source in by_name for task in tasks_of[source]]
     all_results = _read_without_future_dates(settings, tasks, work)
-    numbered = iter(enumerate(all_results))
-    results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
+    ends = dict(zip(by_name, itertools.accumulate(len(tasks_of[source]) for source in by_name), strict=True))
+    numbers = {source: range(end - len(tasks_of[source]), end) for source, end in ends.items()}
+    results = {source: [all_results[number] for number in of_source] for source, of_source in numbers.items()}
     _warn_without_fields(settings, results)
     records, removed = _records(files, results)
     _check_damage(settings, records, work.folder)
     shards = []
-    for number, source in enumerate(files):
+    for index, source in enumerate(files):
         group_of = {file.name: group for file, group in zip(files[source], groups[source], strict=True)}
-        for task, (shard, _) in zip(tasks_of[source], results[source], strict=True):
+        for task, number in zip(tasks_of[source], numbers[source], strict=True):
             groups_of_parts = [group_of[part.name] for part in task.parts]
             of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
-            shards.append(Shard(shard, number, of_shard))
+            shards.append(Shard(number, index, of_shard))
     with Bar("order documents", sum(result["documents"] for result in all_results), "documents") as bar:
         documents = make_entries(seed, shards, work.spool, bar.advance)
     _check_dates(settings, removed, all_results, len(documents))
@@ -125,8 +122,7 @@ def read_sources(
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
-    signatures = [signature_files(work.spool, shard.number) for shard in shards]
-    source_of_shard = [shard.source for shard in sorted(shards, key=lambda shard: shard.number)]
+    signatures = [SignatureFiles(work.spool / f"{shard.number:06d}") for shard in shards]
     return Spooled(
         documents,
         signatures if settings.duplicates == "near" else None,
@@ -134,7 +130,7 @@ def read_sources(
         removed,
         snapshots,
         dates_of(work.spool, documents) if chronological else None,
-        source_of_shard,
+        [shard.source for shard in sorted(shards)],
     )
 
 
@@ -156,26 +152,22 @@ def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder) 
             any(step.take(number, store, key) for store in (kept, cache) if store for key in _keys(task))
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
     finished = step.finished()
-    with Bar("read sources", sum(weights), "bytes") as bar:
 
-        def on_done(number: int) -> None:
-            nonlocal cache
-            bar.advance(weights[number])
-            # The digests of a result that was found were just compared. Do not read it again in the cache.
-            if cache and not (number in finished and _is_in(cache, tasks[number])):
-                try:
-                    step.put(number, cache)
-                except OSError as error:  # for example, the cache is full or read-only
-                    note(f"nothing more is stored in the cache {cache.folder}: {error}")
-                    cache = None
+    def on_done(number: int) -> None:
+        nonlocal cache
+        # The digests of a result that was found were just compared. Do not read it again in the cache.
+        if cache and not (number in finished and _is_in(cache, tasks[number])):
+            try:
+                step.put(number, cache)
+            except OSError as error:  # for example, the cache is full or read-only
+                note(f"nothing more is stored in the cache {cache.folder}: {error}")
+                cache = None
 
-        assert work.executor is not None
-        return step.run(work.executor, on_done, finished=finished)
+    return work.finish(step, "read sources", "bytes", weights, on_done=on_done, finished=finished)
 
 
 def _keys(task: SpoolTask) -> list[str]:
-    """Return the keys of the stored results that serve a task: first its own."""
-    # A result with signatures also serves a task without: the signatures are not read.
+    """Return the keys of the stored results that serve a task: its own, and that of the same task with signatures."""
     tasks = [task] if task.sign else [task, replace(task, sign=True)]
     return [key_of(each.description()) for each in tasks]
 
@@ -188,7 +180,7 @@ def _is_in(store: Store, task: SpoolTask) -> bool:
 def _spool_tasks(
     settings: PrepSettings, source: Source, found: Sequence[SourceFile], chronological: bool
 ) -> list[SpoolTask]:
-    """Return the tasks that read the files of a source. In a chronological stream, documents need dates."""
+    """Return the tasks that read the files of a source."""
     total_bytes = sum(file.num_bytes for file in found)
     shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
     stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
@@ -214,11 +206,11 @@ def _absolute(part: Part) -> Part:
     return part._replace(path=str(Path(part.path).absolute()))
 
 
-def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
+def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[dict]]) -> None:
     """Print a warning for each source without any document that has the field of --id-field or --date-field."""
     for source, of_source in results.items():
         for number, name in enumerate(("id_field", "date_field")):
-            is_found = any(result["with_fields"][number] for _, result in of_source)
+            is_found = any(result["with_fields"][number] for result in of_source)
             if settings.is_given(name) and source.kind in ("text", "hf") and not is_found:
                 note(
                     f"warning: no document of source {source} has the field or column {getattr(settings, name)} of "
@@ -257,10 +249,7 @@ def _read_without_future_dates(settings: PrepSettings, tasks: Sequence[SpoolTask
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
-    """Yield lists of neighbouring parts of files. The parts of one list are copied into the same spool file.
-
-    The parts in a list have up to `most_bytes` bytes in total. A part that is larger is in a list by itself.
-    """
+    """Yield lists of neighbouring parts with up to `most_bytes` bytes. A larger part is in a list by itself."""
     batch: list[Part] = []
     num_bytes = 0
     for part in parts:
@@ -272,22 +261,19 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
     yield batch
 
 
-def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]]) -> tuple[list[dict], list[dict]]:
-    """Combine the results of all tasks.
-
-    Return two values. First, the entry of each source in stream.json (see `Spooled.records`). Second, what cleaning
-    removed and changed (see `Spooled.removed`).
-    """
+def _records(files: Files, results: Mapping[Source, Sequence[dict]]) -> tuple[list[dict], list[dict]]:
+    """Combine the results of all tasks. Return `Spooled.records` and `Spooled.removed`."""
     records: list[dict] = []
     removed: list[dict] = []
     for source, found in files.items():
-        results_of_source = [result for _, result in results[source]]
-        per_file = added(result["files"] for result in results_of_source)
+        per_file = added(result["files"] for result in results[source])
+        documents, words, num_bytes = (sum(counts[unit] for counts in per_file.values()) for unit in range(3))
         for kind in ("removed", "changed"):
-            for reason, counts in added(result[kind] for result in results_of_source).items():
-                documents, words, num_bytes = counts
-                removed.append(cleaning_row(reason, source.name, documents, words, num_bytes, kind == "changed"))
-        all_skipped = [Skipped(*entry) for result in results_of_source for entry in result["skipped"]]
+            for reason, counts in added(result[kind] for result in results[source]).items():
+                row: dict = {"step": reason, "source": source.name}
+                row |= zip(("documents", "words", "bytes"), counts, strict=True)
+                removed.append(row | ({"changes_text": True} if kind == "changed" else {}))
+        all_skipped = [Skipped(*entry) for result in results[source] for entry in result["skipped"]]
         skipped = merge_skipped([entry for entry in all_skipped if not entry.by_design])
         dropped = [{f"{entry.unit}s: {entry.why}": [entry.num_units]} for entry in all_skipped if entry.by_design]
         dropped += [{f"{NOT_READ} {ending}": [count]} for ending, count in endings_left_out(source).items()]
@@ -297,9 +283,9 @@ def _records(files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]])
                 "path": source.path,
                 "files": len(found),
                 "fingerprint": fingerprint(found),
-                "documents": sum(counts[0] for counts in per_file.values()),
-                "words": sum(counts[1] for counts in per_file.values()),
-                "bytes": sum(counts[2] for counts in per_file.values()),
+                "documents": documents,
+                "words": words,
+                "bytes": num_bytes,
                 "dropped": {why: n for why, (n,) in sorted(added(dropped).items()) if n},
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
                 "damaged_files": round(_num_damaged(skipped, per_file), 6),
@@ -312,24 +298,21 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
     """Return the number of damaged files, which can be fractional.
 
     A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records,
-    pages or rows are bad counts as num_bad / (num_bad + num_documents). num_bad is the number of bad lines, records,
-    pages or rows of the file. num_documents is the number of documents that were read from the file.
+    pages or rows are bad counts as num_bad / (num_bad + num_documents), where num_documents is the number of documents
+    that were read from the file.
     """
     bad: dict[str, float] = {}
     for entry in skipped:
         if entry.damaged:
-            bad[entry.name] = bad.get(entry.name, 0) + (entry.num_units or float("inf"))
-    return sum(
-        1.0 if units == float("inf") else units / (units + per_file.get(name, [0])[0]) for name, units in bad.items()
-    )
+            bad[entry.name] = bad.get(entry.name, 0) + (entry.num_units or math.inf)
+    return sum(1.0 if math.isinf(n) else n / (n + per_file.get(name, [0])[0]) for name, n in bad.items())
 
 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
     """Raise PrepError if the fraction of damaged files is larger than the setting `max_bad`.
 
-    If no document was read from any file, the settings are probably wrong, so the error is Unworkable.
-
-    Before PrepError is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
+    If no document was read from any file, the settings are probably wrong, so the error is Unworkable. Otherwise a list
+    of everything that was skipped is written to damaged.txt in the folder `work`.
     """
     num_files = sum(record["files"] for record in records)
     num_damaged = sum(record["damaged_files"] for record in records)
@@ -356,10 +339,7 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
 
 
 def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Sequence[dict], num_dated: int) -> None:
-    """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
-
-    With the setting undated="drop", raise no error.
-    """
+    """Raise PrepError if documents of a chronological stream have no date, and Unworkable if none has one."""
     reasons = (NO_DATE, UNREADABLE_DATE)
     num_undated = sum(row["documents"] for row in removed if row["step"] in reasons)
     if not num_undated or settings.undated == "drop":
@@ -409,13 +389,7 @@ def make_entries(
 
     An index entry contains what depends on the settings of one stream: the sort key, which depends on the seed, and
     the indices of the source and of the snapshot. These are not stored in the spool, because several streams can use
-    the same text.
-
-    Args:
-        seed: the seed of the stream.
-        shards: the spool files.
-        spool: the spool folder.
-        advance: called after each spool file with the number of its documents.
+    the same text. `advance` is called after each spool file with the number of its documents.
     """
     entries = [np.empty(0, ENTRY)]
     for shard in shards:

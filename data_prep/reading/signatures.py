@@ -19,8 +19,6 @@ stored: those hashes of 13-grams that are below 2^64 / ANCHOR_RATE. The longer d
 
 import bisect
 import functools
-import itertools
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
@@ -47,9 +45,6 @@ NUM_QUERIES = 4
 ANCHOR = np.dtype([("hash", np.uint64), ("row", np.uint32), ("needed", np.uint8)])
 """An anchor: its hash; the index of the document in its file; and how many of the document's queries another document
 must have to be compared with it, or 0 if this anchor is not one of the document's queries."""
-_MAPPED_FILES = 256
-"""Number of files with sketches that stay mapped into memory. Each takes a file descriptor, of which many systems allow
-only 1024. Other files are mapped again in each call of `Sketches.read`, so it should get many documents at a time."""
 _LENDERS_ASKED = 32
 """Number of bins that an empty bin asks at a time for their minimum."""
 _BIN_BITS = 9
@@ -99,42 +94,6 @@ class SignatureFiles(NamedTuple):
         # numpy.searchsorted would copy the hashes of all anchors.
         start, end = (bisect.bisect_left(stored["hash"], np.uint64(limit)) for limit in (lowest, highest))
         return np.array(stored[start:end])
-
-
-class Sketches:
-    """The sketches of all documents of some files. They are read as needed.
-
-    Args:
-        files: the signature files.
-    """
-
-    def __init__(self, files: Sequence[SignatureFiles]):
-        self._files = files
-        counts = [each.num_documents for each in files]
-        self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self._map = functools.lru_cache(_MAPPED_FILES)(lambda number: files[number].map_sketches())
-
-    def place(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index of the file, and the index in the file, of documents given by their indices."""
-        file = np.searchsorted(self._offsets, documents, side="right") - 1
-        return file, documents - self._offsets[file]
-
-    def read(self, documents: np.ndarray, beat: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Return the sketches of documents, uint8 [n, SKETCH_BYTES].
-
-        Args:
-            documents: the indices of the documents, in the order of files.
-            beat: called for each file that is read.
-        """
-        # Read file by file, and each file from its start to its end.
-        order = np.argsort(documents)
-        file, row = self.place(documents[order])
-        found = np.empty((len(documents), SKETCH_BYTES), np.uint8)
-        starts = np.flatnonzero(np.diff(file, prepend=-1)).tolist()
-        for start, end in itertools.pairwise([*starts, len(file)]):
-            beat()
-            found[order[start:end]] = self._map(int(file[start]))[row[start:end]]
-        return found
 
 
 class Signer:
@@ -197,12 +156,7 @@ def sign(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def anchors(units: np.ndarray, row: int) -> np.ndarray:
-    """Return the anchors (`ANCHOR`) of a text.
-
-    Args:
-        units: the result of `unit_hashes`.
-        row: index of the document in its file.
-    """
+    """Return the anchors (`ANCHOR`) of a text. `row` is the index of the document in its file. See also `sign`."""
     hashes = ngram_hashes(units, CONTAINED_NGRAM_UNITS)
     if len(hashes) < MIN_CONTAINED_NGRAMS:
         return np.empty(0, ANCHOR)

@@ -20,7 +20,7 @@ import numpy as np
 
 from data_prep.cleaning.cleaner import TOO_SLOW, UNREADABLE, Cleaner, Cleaning
 from data_prep.errors import PrepError
-from data_prep.reading.facts import IdsWriter
+from data_prep.reading.facts import ids_writer
 from data_prep.reading.index import SPOOLED
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.signatures import SignatureFiles, Signer
@@ -37,7 +37,7 @@ _UNDATED_SHOWN = 3
 
 @dataclass
 class Counts:
-    """Counts of documents, words and bytes of text. The fields are entries of the result of a task (`spool.SpoolTask`).
+    """Counts of documents, words and bytes of text, as entries of the result of a `SpoolTask`.
 
     What was read is what was written and removed, and what changes took away.
     """
@@ -62,21 +62,11 @@ class Counts:
         self.with_fields[1] += document.date != ""
 
     def remove(self, part: Part, document: Document, reason: str, num_words: int, num_bytes: int) -> None:
-        """Count a document that is removed."""
+        """Count a document that is removed. It is named if the cleaning could not read it, or not in time."""
         _add(self.removed, reason, 1, num_words, num_bytes)
         if reason in (UNREADABLE, TOO_SLOW):
             name = document.id or part.name
             self.skipped.append(Skipped(part.name, reason, 1, unit="document", damaged=False, found=name))
-
-    def remove_undated(self, part: Part, document: Document) -> None:
-        """Remember a document that is removed because of its date."""
-        if len(self.undated) < _UNDATED_SHOWN:
-            self.undated.append([document.id or part.name, document.date])
-
-    def change(self, changes: Iterable[tuple[str, int, int]]) -> None:
-        """Count what changed the text of a document, with the words and bytes that it lost."""
-        for change, *fewer in changes:
-            _add(self.changed, change, 1, *fewer)
 
 
 def _add(counts: dict[str, list[int]], key: str, *more: int) -> None:
@@ -89,8 +79,7 @@ def added(counted: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]
     totals: dict[str, list[int]] = {}
     for counts in counted:
         for key, numbers in counts.items():
-            before = totals.get(key, [0] * len(numbers))
-            totals[key] = [one + more for one, more in zip(before, numbers, strict=True)]
+            _add(totals, key, *numbers)
     return totals
 
 
@@ -110,11 +99,6 @@ def text_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:06d}.text"
 
 
-def signature_files(folder: Path, shard: int) -> SignatureFiles:
-    """Return the files with the signature of each document in spool file number `shard`."""
-    return SignatureFiles(folder / f"{shard:06d}")
-
-
 def stamp_of(states: Iterable[tuple[int, int]]) -> str:
     """Return a digest of the sizes in bytes and the modification times in nanoseconds of files."""
     return hashlib.sha256(repr(list(states)).encode()).hexdigest()
@@ -130,7 +114,7 @@ class SpoolTask(Task):
     The task checks that it has read what it describes: jobs of a cluster start hours after the files were listed, and
     import the code anew.
 
-    The task writes these files. PREFIX is the argument `prefix` of `run`.
+    The task writes these files.
         PREFIX.text: the spool file, which contains the text of the documents.
         PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
         PREFIX.ids.arrow: the id of each document in the spool file (see `facts`).
@@ -146,8 +130,7 @@ class SpoolTask(Task):
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     stamp: str
-    """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
-    too. Then the task counts as a different task and is done again (see `tasks`)."""
+    """Digest of the sizes and modification times of the input files (`stamp_of`)."""
     versions: str
     """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
     sign: bool
@@ -158,12 +141,6 @@ class SpoolTask(Task):
     """Documents with a later date (see `dates`) are left out."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        """Do the task. For the arguments and the result, see `Task.run`.
-
-        Raises:
-            PrepError: if the libraries, the code that reads documents, or an input file have changed since the task was
-                described.
-        """
         if reading_digest() != self.versions:
             raise PrepError(
                 "the libraries or the code that reads documents were changed while alma-prep was running. Do not "
@@ -211,10 +188,10 @@ class SpoolTask(Task):
 
     def _read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning or Cleaning())
-        rows, counts, offset, last_date = _Rows(), Counts(), 0, 0
+        counts, rows, offset, last_date = Counts(), bytearray(), 0, 0
         counts.files.update({part.name: [0, 0, 0] for part in self.parts})
         signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
-        with open(f"{prefix}.text", "wb") as file, IdsWriter(prefix) as ids, signing as signer:
+        with open(f"{prefix}.text", "wb") as file, ids_writer(prefix) as add_id, signing as signer:
             for number, part in enumerate(self.parts):
                 heartbeat.beat(part.name)
                 for document in read_documents_of(part, prefix.parent, heartbeat.beat):
@@ -228,27 +205,27 @@ class SpoolTask(Task):
                     text, reason, changes = cleaner.clean(document, content)
                     date = date_of(document, part)
                     if not reason and (reason := self._date_reason(document, date)):
-                        counts.remove_undated(part, document)
+                        counts.undated = [*counts.undated, [document.id or part.name, document.date]][:_UNDATED_SHOWN]
                     if reason:
                         counts.remove(part, document, reason, num_words, len(content))
                         continue
-                    counts.change(changes)
+                    for change, *fewer in changes:
+                        _add(counts.changed, change, 1, *fewer)
                     if changes:
                         content = text.encode("utf-8")
                         num_words = count_words(text, content)
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
-                    rows.add((identity, offset, number, len(content), num_words, date, ids.add(document.id)))
+                    row = (identity, offset, number, len(content), num_words, date, add_id(document.id))
+                    rows += np.array(row, SPOOLED).tobytes()
                     last_date = max(last_date, date)
                     if signer:
                         signer.add(text)
                     offset += file.write(content)
-        rows.write(Path(f"{prefix}.documents.npy"))
+        documents = np.frombuffer(rows, SPOOLED)
+        np.save(f"{prefix}.documents.npy", documents)
         counts.skipped = merge_skipped(counts.skipped)
-        return vars(counts) | {
-            "last_date": last_date,
-            "documents": len(rows),
-        }
+        return vars(counts) | {"last_date": last_date, "documents": len(documents)}
 
     def _date_reason(self, document: Document, date: int) -> str | None:
         """Return the reason to remove a document because of its date; None: keep it."""
@@ -257,28 +234,6 @@ class SpoolTask(Task):
         if self.needs_date and date == UNDATED:
             return UNREADABLE_DATE if document.date else NO_DATE
         return None
-
-
-class _Rows:
-    """Rows of the type SPOOLED, which are added one by one."""
-
-    _MOST = 1 << 16  # kept as Python tuples, which take about ten times as much memory as rows of an array
-
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
-        self._rows: list[tuple] = []
-
-    def __len__(self) -> int:
-        return len(self._arrays) * self._MOST + len(self._rows)
-
-    def add(self, row: tuple) -> None:
-        self._rows.append(row)
-        if len(self._rows) == self._MOST:
-            self._arrays.append(np.array(self._rows, SPOOLED))
-            self._rows = []
-
-    def write(self, path: Path) -> None:
-        np.save(path, np.concatenate([*self._arrays, np.array(self._rows, SPOOLED)]))
 
 
 def date_of(document: Document, part: Part) -> int:
@@ -293,18 +248,14 @@ def read_text(folder: Path, entry: np.void) -> str:
         folder: the spool folder, which contains plain text files.
         entry: the index entry (`index.ENTRY`) of the document or passage. It gives the file and the position.
     """
-    return _read(_open_shard(folder, int(entry["shard"])), int(entry["offset"]), int(entry["num_bytes"]))
+    return read_range(folder, int(entry["shard"]), int(entry["offset"]), int(entry["num_bytes"]))
 
 
 def read_texts(folder: Path, entries: np.ndarray, beat: Callable[[], None]) -> list[str]:
-    """Return the texts of many documents or passages, in the order of `entries`.
+    """Return the texts of many documents or passages, in the order of `entries`. See `read_text` for the arguments.
 
     The spool files are read one after another, each from its start to its end, because passages are in random order.
-
-    Args:
-        folder: the spool folder, which contains plain text files.
-        entries: the index entries (`index.ENTRY`) of the documents or passages.
-        beat: called before each text is read.
+    `beat` is called before each text is read.
     """
     entries, texts = np.asarray(entries), [""] * len(entries)  # a memory-mapped array is slower
     for number in np.lexsort((entries["offset"], entries["shard"])).tolist():
@@ -313,9 +264,9 @@ def read_texts(folder: Path, entries: np.ndarray, beat: Callable[[], None]) -> l
     return texts
 
 
-def read_range(path: Path, offset: int, num_bytes: int) -> str:
-    """Return the text between two positions in a spool file."""
-    return _read(_open(path), offset, num_bytes)
+def read_range(folder: Path, shard: int, offset: int, num_bytes: int) -> str:
+    """Return the text in spool file number `shard` that begins at the byte `offset`."""
+    return _read(_open_shard(folder, shard), offset, num_bytes)
 
 
 def _read(file: BinaryIO, offset: int, num_bytes: int) -> str:
@@ -323,14 +274,8 @@ def _read(file: BinaryIO, offset: int, num_bytes: int) -> str:
     return file.read(num_bytes).decode("utf-8")
 
 
-# Keep spool files open, because passages are read in random order. At most 256 files are kept open, which is less than
-# systems usually allow. Python closes a file when the cache drops it.
-@functools.lru_cache(maxsize=128)
-def _open(path: Path) -> BinaryIO:
-    return open(path, "rb")
-
-
-# A cache of its own, because for a short passage, making the path would take longer than reading the text.
+# Keep spool files open, because passages are read in random order. 128 files are fewer than systems usually allow.
+# Python closes a file when the cache drops it.
 @functools.lru_cache(maxsize=128)
 def _open_shard(folder: Path, shard: int) -> BinaryIO:
     return open(text_path(folder, shard), "rb")

@@ -28,8 +28,8 @@ class Heartbeat:
 
     Every second, a thread rewrites the file if `beat` was called since the last check. Inside `with computing()`, the
     thread also rewrites the file if the process has used the CPU since the last check. If the file does not change for
-    a long time, the worker counts as hung. The file then shows which input the worker was processing. If the task
-    raises an exception, the file is kept, because it names the input.
+    a long time, the worker counts as hung. If the task raises an exception, the file is kept, because it names the
+    input.
 
     Args:
         path: the heartbeat file. It contains the process id, the host, and what the task is working on, such as a file
@@ -71,10 +71,7 @@ class Heartbeat:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Count CPU use as progress inside this `with` statement.
-
-        Use this context manager for long library calls, because they do not report progress.
-        """
+        """Count CPU use as progress inside this `with` statement, for long library calls, which report none."""
         self._is_computing = True
         try:
             yield
@@ -82,16 +79,12 @@ class Heartbeat:
             self._is_computing = False
 
     def _write(self) -> None:
-        """Rewrite the heartbeat file."""
         content = {"pid": os.getpid(), "host": socket.gethostname(), "at": self._place}
         with self._writing:  # use a lock, because the task and the heartbeat thread may write at the same time
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
-        """Check regularly whether the task has made progress. If so, rewrite the heartbeat file.
-
-        This method runs in the heartbeat thread, and returns when the `with` statement ends.
-        """
+        """Rewrite the heartbeat file as long as the task makes progress. This method runs in the heartbeat thread."""
         num_beats, cpu_seconds = self._num_beats, time.process_time()
         while not self._ended.wait(self._interval_seconds):
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()

@@ -82,10 +82,7 @@ NUMBERS, FAILED = "numbers.json", ".failed"
 
 
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
-    """Return the object that runs tasks: `Slurm` if `settings.executor` is "slurm", otherwise `Local`.
-
-    The executor is a context manager. On exit, it ends its worker processes.
-    """
+    """Return the context manager that runs tasks: `Slurm` if `settings.executor` is "slurm", otherwise `Local`."""
     if settings.executor == "slurm":
         return Slurm(settings.cluster, settings.workers, STALL_SECONDS["slurm"], settings.out)
     return Local(settings.workers, STALL_SECONDS["local"])
@@ -231,10 +228,11 @@ class _StepWork:
         while True:
             start = time.monotonic()
             # A job that was thought lost may also have done its task.
-            for number in self._step.done_among({*array.left, *array.failed}):
-                array.left.pop(number, None)
-                array.failed = [other for other in array.failed if other != number]
-                self._on_done(number)
+            for number in sorted({*array.left, *array.failed}):
+                if self._step.mark(number) is not None:
+                    array.left.pop(number, None)
+                    array.failed = [other for other in array.failed if other != number]
+                    self._on_done(number)
             self._take_failures(array)
             if not array.left:
                 return array.failed
@@ -264,16 +262,17 @@ class _StepWork:
             names = {path.name for path in array.folder.iterdir()}
         for number, index in [*array.left.items()]:
             failure = read_failure(array.folder, index) if f"{index}{FAILED}" in names else None
-            if failure is not None and failure["errno"] is not None:
+            if failure is None:
+                continue
+            if failure["errno"] is not None:
                 raise OSError(failure["errno"], failure["message"])
-            if failure is not None and failure["is_final"]:
+            if failure["is_final"]:
                 raise PrepError(
                     f"{failure['message']} (step {self._step.folder.name}, task {number}, at {failure['place']}; log: "
                     f"{array.log(number)})"
                 )
-            if failure is not None:
-                how = f"failed on {failure['node']} with {failure['message'].removesuffix('.')}"
-                self._failed(array, number, how, failure["place"], is_error=True)
+            how = f"failed on {failure['node']} with {failure['message'].removesuffix('.')}"
+            self._failed(array, number, how, failure["place"], is_error=True)
 
     def _look_at_queue(self, array: _Array) -> None:
         """Ask Slurm what has become of the jobs."""
@@ -302,7 +301,7 @@ class _StepWork:
 
         `job` is what Slurm says of it; None if Slurm does not know it.
         """
-        path, now = self._step.alive_path(number), time.monotonic()
+        path, now = self._step.path(number, "alive"), time.monotonic()
         if job is None or job.state in _ENDED:
             self._watch.forget(path)
             state = job.state if job else "unknown"
@@ -351,9 +350,8 @@ class Failure(TypedDict):
 
     message: str
     is_final: bool
-    """Whether the task would fail again in the same way. True for the errors that alma-prep itself raises (PrepError),
-    such as a filter that fails, except for Passing, and if the disk is full. Other exceptions may come from a node.
-    """
+    """Whether the task would fail again in the same way. Exceptions other than a PrepError or a full disk may come from
+    a node."""
     errno: int | None
     """Number of the error that says that the disk is full; None: it is another error."""
     place: str
@@ -389,15 +387,14 @@ def main(argv: Sequence[str]) -> int:
         run_task(str(step_folder), number, heartbeat_seconds)
     except Exception as error:
         traceback.print_exc()
-        is_full = is_full_disk(error)
-        number_of_error = (getattr(error, "errno", None) or errno.ENOSPC) if is_full else None
-        is_ours = isinstance(error, PrepError)
-        message = message_of(error) if is_full or is_ours else f"{type(error).__name__}: {error}"
-        is_final = is_full or (is_ours and not isinstance(error, Passing))
-        place = worker_of(step_folder, number).get("at", "its start")
+        is_full, is_ours = is_full_disk(error), isinstance(error, PrepError)
         record: Failure = {
-            "message": message, "is_final": is_final, "errno": number_of_error, "place": place, "node": node,
-        }  # fmt: skip
+            "message": message_of(error) if is_full or is_ours else f"{type(error).__name__}: {error}",
+            "is_final": is_full or (is_ours and not isinstance(error, Passing)),
+            "errno": (getattr(error, "errno", None) or errno.ENOSPC) if is_full else None,
+            "place": worker_of(step_folder, number).get("at", "its start"),
+            "node": node,
+        }
         write_json(array_folder / f"{index}{FAILED}", record, durable=False)
         return 1
     return 0

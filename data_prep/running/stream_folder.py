@@ -52,18 +52,6 @@ class Manifest(_Inputs):
     extensions: list[_Inputs]
 
 
-def read_manifest(out: Path, what_to_do: str) -> dict[str, Any]:
-    """Return the content of manifest.json of a finished stream. For the arguments, see `check_bytes`.
-
-    Raises:
-        PrepError: if the file cannot be read.
-    """
-    try:
-        return dict(read_json(out / MANIFEST, Manifest))
-    except RunError as error:
-        raise PrepError(f"{out / MANIFEST} cannot be read: {error}. {what_to_do}") from error
-
-
 def read_stream(out: Path) -> StreamFolder | None:
     """Return the finished stream in `out`, or None if there is none.
 
@@ -80,54 +68,49 @@ def read_stream(out: Path) -> StreamFolder | None:
         ) from error
 
 
-def check_bytes(out: Path, what_to_do: str) -> None:
-    """Check that every shard of a finished stream has the size and the SHA-256 digest that manifest.json records.
+def read_manifest(out: Path) -> dict[str, Any]:
+    """Return the content of manifest.json of a finished stream. Raise PrepError if the file cannot be read."""
+    path = out / MANIFEST
+    if not path.is_file():
+        raise PrepError(f"{path} is missing. {_advice(out)}")
+    try:
+        return dict(read_json(path, Manifest))
+    except RunError as error:
+        raise PrepError(f"{path} cannot be read: {error}. {_advice(out)}") from error
 
-    Args:
-        out: the stream folder.
-        what_to_do: advice for the user, which is appended to each error message.
+
+def _advice(out: Path) -> str:
+    return f"Restore it, or remove {out} and make the stream again."
+
+
+def check_bytes(out: Path) -> None:
+    """Check that every shard of a finished stream has the size and the SHA-256 digest that manifest.json records.
 
     Raises:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
-    shards = _recorded_shards(out, what_to_do)
-    for path, sha256 in zip(shards, digests_of(list(shards)), strict=True):
-        if sha256 != shards[path]:
-            raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
-
-
-def _recorded_shards(out: Path, what_to_do: str) -> dict[Path, str]:
-    """Return the shards of a finished stream, with the digests that manifest.json records.
-
-    The shards themselves are not read. For the arguments, see `check_bytes`.
-    """
-    if not (out / MANIFEST).is_file():
-        raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
-    outputs = read_manifest(out, what_to_do)["outputs"]
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
-    num_extensions = len(stream.get("extensions", []))
+    sizes = (stream["num_mega_batches"], len(stream.get("extensions", [])))
     shards = {}
-    for name, output in outputs.items():
-        if SHARD_NAME.fullmatch(name) and not belongs_to_stream(name, stream["num_mega_batches"], num_extensions):
-            # Skip the shards of an interrupted call of alma-prep --extend. The manifest lists them if alma-prep was
-            # killed after it wrote the manifest and before it wrote stream.json.
-            continue
-        path = out / name
+    for name, output in read_manifest(out)["outputs"].items():
+        # The manifest also lists the shards of a call of alma-prep --extend that was killed after it wrote the manifest
+        # and before it wrote stream.json.
+        if not SHARD_NAME.fullmatch(name) or belongs_to_stream(name, *sizes):
+            shards[out / name] = output
+    for path, output in shards.items():
         if not path.is_file():
-            raise PrepError(f"{path} is missing. {what_to_do}")
+            raise PrepError(f"{path} is missing. {_advice(out)}")
         if path.stat().st_size != output["bytes"]:
-            raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
-        shards[path] = output["sha256"]
-    return shards
+            raise PrepError(f"{path} has changed since alma-prep wrote it. {_advice(out)}")
+    for path, sha256 in zip(shards, digests_of(list(shards)), strict=True):
+        if sha256 != shards[path]["sha256"]:
+            raise PrepError(f"{path} has changed since alma-prep wrote it. {_advice(out)}")
 
 
 def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> bool:
     """Return True if a stream with these numbers of mega-batches and extensions has a shard with this name.
 
-    Args:
-        name: path of the shard relative to the stream folder. It must match SHARD_NAME.
-        num_mega_batches: number of all mega-batches, including those that alma-prep --extend added.
-        num_extensions: how many times alma-prep --extend has added mega-batches.
+    `name` is the path relative to the stream folder. The mega-batches that extensions have added count, too.
     """
     mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
     dedup = re.match(r"dedup/(\d+)\.", name)

@@ -14,12 +14,13 @@ task was started.
 
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import shutil
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -32,9 +33,6 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole, written_aside
 from fairseq_alma.core.store import Store, StoredFile, link_or_copy
 
-_LISTED_TASKS = 25
-"""Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
-four files, and a network file system sends about 100 names at a time."""
 _DIGEST_THREADS = 8
 """Number of files whose digests are computed at a time."""
 
@@ -52,8 +50,7 @@ class Task(ABC):
 
         Args:
             prefix: path prefix of all shards of the task. The task may only write files whose paths begin with it.
-            heartbeat: the heartbeat, which shows that the task makes progress. Call `heartbeat.beat` at least once per
-                document.
+            heartbeat: shows that the task makes progress. Call `heartbeat.beat` at least once per document.
 
         Returns:
             The result of the task, a JSON object, which is stored in the task's done mark.
@@ -74,10 +71,7 @@ class Task(ABC):
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task with this description.
-
-    This function imports the task's class, so that any worker on any machine can run the task.
-    """
+    """Return the task with this description. Its class is imported, so any worker on any machine can run the task."""
     module, _, name = description["class"].partition(":")
     task_class = getattr(importlib.import_module(module), name)
     return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
@@ -98,10 +92,10 @@ class Executor(Protocol):
         """Run some tasks of a step.
 
         Args:
-            step: the step to which the tasks belong.
-            numbers: indices in `step.tasks` of the tasks to run.
+            step: the step.
+            numbers: the numbers of the tasks to run.
             threads: maximum number of threads per task.
-            on_done: called with the index of each task when the task is done.
+            on_done: called with the number of each task when the task is done.
 
         Raises:
             PrepError: if a worker died or hung, or a job ended without finishing its task.
@@ -138,7 +132,7 @@ class Step:
             PrepError: if a worker died, hung, or left no done mark.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_tasks(self.folder, [task.description() for task in self.tasks])
+        write_tasks(self.folder, self._descriptions())
         numbers = range(len(self.tasks)) if numbers is None else numbers
         results = dict(self.finished(numbers) if finished is None else finished)
         for number in numbers:
@@ -148,9 +142,9 @@ class Step:
         names = {path.name for path in self.folder.iterdir()}
         for number in missing:
             # Remove done marks that are not valid for these tasks. Also remove what killed workers have left.
-            if self._path(number, "done").name in names:
-                self._path(number, "done").unlink(missing_ok=True)
-            if self._path(number, "alive").name in names:
+            if self.path(number, "done").name in names:
+                self.path(number, "done").unlink(missing_ok=True)
+            if self.path(number, "alive").name in names:
                 remove_leftovers(self.folder, number)
         if missing:
             executor.run(self, missing, threads, on_done)
@@ -159,7 +153,7 @@ class Step:
             if mark is None:
                 raise PrepError(
                     f"task {number} of step {self.folder.name} did not finish: its done mark "
-                    f"{self._path(number, 'done')} is missing. Run the same command again."
+                    f"{self.path(number, 'done')} is missing. Run the same command again."
                 )
             results[number] = mark["result"]
         return [results[number] for number in numbers]
@@ -177,8 +171,8 @@ class Step:
         results: dict[int, dict] = {}
         files: list[tuple[int, Path, str]] = []
         for number in range(len(self.tasks)) if numbers is None else numbers:
-            mark = self.mark(number) if self._path(number, "done").name in names else None
-            if mark is None or not all(name in names for name in mark["files"]):
+            mark = self.mark(number) if self.path(number, "done").name in names else None
+            if mark is None or not names.issuperset(mark["files"]):
                 continue
             paths = {self.folder / name: expected for name, expected in mark["files"].items()}
             if all(path.stat().st_size == expected["bytes"] for path, expected in paths.items()):
@@ -194,16 +188,17 @@ class Step:
         """Return the path prefix of the output files (shards) of a task."""
         return self.folder / f"{number:06d}"
 
-    def file(self, number: int, ending: str) -> tuple[Path, dict]:
-        """Return the path of an output file of a finished task, and its size and digest: {"bytes": ..., "sha256": ...}.
+    def path(self, number: int, ending: str) -> Path:
+        """Return the path of a file of a task: an output file, its done mark ("done") or its heartbeat ("alive")."""
+        return self.folder / f"{number:06d}.{ending}"
 
-        Args:
-            number: number of the task.
-            ending: the end of the file name, without the dot before it.
+    def file(self, number: int, ending: str) -> tuple[Path, dict]:
+        """Return the path of an output file of a finished task, and {"bytes": .., "sha256": ..}, its size and digest.
+
+        See `path` for the arguments.
         """
-        mark, path = self.mark(number), self._path(number, ending)
-        assert mark is not None, number
-        return path, mark["files"][path.name]
+        path = self.path(number, ending)
+        return path, mark_of(self.folder, number)["files"][path.name]
 
     def results(self) -> list[dict]:
         """Return the result of each task of a finished step."""
@@ -215,17 +210,14 @@ class Step:
         This method does not check whether the task's output files (shards) match the done mark.
         """
         try:
-            mark = dict(read_json(self._path(number, "done"), DoneMark))
+            mark = dict(read_json(self.path(number, "done"), DoneMark))
         except (OSError, RunError):
             return None
         return mark if mark["task"] == json.loads(self.tasks[number].description()) else None
 
     def lists_other_tasks(self) -> bool:
         """Return True if the folder contains the work of an earlier call that had other tasks."""
-        try:
-            return read_all_tasks(self.folder) != [task.description() for task in self.tasks]
-        except (OSError, ValueError):
-            return False
+        return _lists(self.folder, self._descriptions()) is False
 
     def put(self, number: int, store: Store, check_digests: bool = True) -> None:
         """Store the result of the finished task `number` in the folder, under the key of its description.
@@ -239,18 +231,14 @@ class Step:
             OSError: if the files cannot be stored.
             RunError: if the done mark is damaged.
         """
-        mark = read_json(self._path(number, "done"), DoneMark)
+        mark = read_json(self.path(number, "done"), DoneMark)
         files = {name.partition(".")[2]: self.folder / name for name in mark["files"]}
         known = {name.partition(".")[2]: digest for name, digest in mark["files"].items()}
         key = key_of(json.dumps(mark["task"]))
         store.put(key, files, mark["result"], link=True, known=known, check_digests=check_digests)
 
     def put_all(self, store: Store) -> None:
-        """Store the results of all finished tasks in the folder, also of tasks of an earlier call.
-
-        Raises:
-            OSError: if the files cannot be stored.
-        """
+        """Store the results of all finished tasks in the folder, also of tasks of an earlier call. See `put`."""
         for path in sorted(self.folder.glob("*.done")):
             with suppress(FileNotFoundError, RunError):  # a damaged result is not stored
                 self.put(int(path.stem), store, check_digests=False)
@@ -266,7 +254,7 @@ class Step:
         entry = store.take(key, check_digests=False)
         if entry is None:
             return False
-        names = {stored: f"{number:06d}.{stored}" for stored in entry.files}
+        names = {stored: self.path(number, stored).name for stored in entry.files}
         try:
             for stored, name in names.items():
                 link_or_copy(entry.folder / stored, self.folder / name)
@@ -276,20 +264,8 @@ class Step:
             return False
         files = {names[stored]: digest for stored, digest in entry.files.items()}
         done = sealed({"task": json.loads(self.tasks[number].description()), "files": files, "result": entry.value})
-        self._path(number, "done").write_text(json.dumps(done))
+        self.path(number, "done").write_text(json.dumps(done))
         return True
-
-    def done_among(self, numbers: Collection[int]) -> list[int]:
-        """Return those of `numbers` whose tasks have a done mark.
-
-        This method does not check whether the task's output files (shards) match the done mark.
-        """
-        if _LISTED_TASKS * len(numbers) < len(self.tasks):
-            found = [number for number in numbers if self._path(number, "done").exists()]
-        else:
-            names = {path.name for path in self.folder.iterdir()}
-            found = [number for number in numbers if self._path(number, "done").name in names]
-        return sorted(number for number in found if self.mark(number) is not None)
 
     def stalled(self, numbers: Iterable[int], watch: StallWatch) -> str | None:
         """Return an error message about a worker whose heartbeat stopped, or None if all workers make progress.
@@ -299,9 +275,9 @@ class Step:
             watch: measures for how long the heartbeat files have not changed.
         """
         for number in numbers:
-            path = self.alive_path(number)
+            path = self.path(number, "alive")
             idle_seconds = watch.idle_seconds(path)
-            if idle_seconds > watch.stall_seconds and path.exists() and not self._path(number, "done").exists():
+            if idle_seconds > watch.stall_seconds and path.exists() and not self.path(number, "done").exists():
                 worker = worker_of(self.folder, number)
                 return (
                     f"a worker hung: process {worker.get('pid')} on {worker.get('host')} has made no progress for "
@@ -309,16 +285,8 @@ class Step:
                 )
         return None
 
-    def alive_path(self, number: int) -> Path:
-        """Return the path of a task's heartbeat file."""
-        return self._path(number, "alive")
-
     def place_of(self, pid: int) -> str:
-        """Return a text that says what a worker process on this machine was doing, by its heartbeat file.
-
-        Args:
-            pid: id of the process, which has died.
-        """
+        """Return what a worker process on this machine, which has died, was doing, by its heartbeat file."""
         for path in sorted(self.folder.glob("[0-9]*.alive")):
             with suppress(OSError, ValueError):
                 content = json.loads(path.read_text())
@@ -326,8 +294,8 @@ class Step:
                     return f"step {self.folder.name}, task {path.stem}, at {content['at']}"
         return f"step {self.folder.name}, between two tasks"
 
-    def _path(self, number: int, ending: str) -> Path:
-        return self.folder / f"{number:06d}.{ending}"
+    def _descriptions(self) -> list[str]:
+        return [task.description() for task in self.tasks]
 
 
 def key_of(description: str) -> str:
@@ -375,18 +343,14 @@ def remove_leftovers(folder: Path, number: int) -> None:
 
 
 def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECONDS) -> int:
-    """Do one task of the step in `folder`, and return the task's number. This function runs in a worker process.
+    """Do one task of the step in `folder`, in a worker process, and return its number.
 
-    Args:
-        folder: the folder of the step.
-        number: the number of the task.
-        heartbeat_seconds: time between two checks of whether the task has made progress, see `Heartbeat`.
+    `heartbeat_seconds` is the argument `interval_seconds` of `Heartbeat`.
     """
     description = json.loads(read_task(Path(folder), number))
     stem = f"{number:06d}"
     # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards in the
-    # step's folder. `written_aside` of core.files cannot be used for this, because it writes one file or one new
-    # folder, but a task writes several shards into an existing folder.
+    # step's folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -407,28 +371,14 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
 _NAME = "tasks.txt"
 """Name of the list of the tasks of a step: a table with the position of each description, in rows of _ROW bytes, with
 which a worker reads its task without those before it; then the descriptions, one a line."""
-_DIGITS = 15
-_ROW = _DIGITS + 1
+_ROW = 16
 
 
 def write_tasks(folder: Path, descriptions: Sequence[str]) -> None:
-    """Write the list of tasks of the step in `folder`. A file with the same content is not written again.
-
-    Args:
-        folder: the folder of the step.
-        descriptions: one line for each task.
-    """
-    path = folder / _NAME
-    lines = [f"{description}\n".encode() for description in descriptions]
-    position = _ROW * len(lines)
-    rows = []
-    for line in lines:
-        rows.append(f"{position:0{_DIGITS}d}\n".encode())
-        position += len(line)
-    content = b"".join(rows + lines)
-    if not path.is_file() or path.stat().st_size != len(content) or path.read_bytes() != content:
-        with written_aside(path, durable=False) as temporary:
-            temporary.write_bytes(content)
+    """Write the list of tasks of the step in `folder`. A file with the same content is not written again."""
+    if not _lists(folder, descriptions):
+        with written_aside(folder / _NAME, durable=False) as temporary:
+            temporary.write_bytes(_list_of(descriptions))
 
 
 def read_task(folder: Path, number: int) -> str:
@@ -439,25 +389,25 @@ def read_task(folder: Path, number: int) -> str:
     """
     with open(folder / _NAME, "rb") as file:
         # The first description begins where the table ends.
-        table_bytes = int(file.read(_ROW) or 0)
-        if not 0 <= number * _ROW < table_bytes:
+        num_tasks = int(file.read(_ROW) or 0) // _ROW
+        if not 0 <= number < num_tasks:
             raise PrepError(
-                f"{folder / _NAME} lists {table_bytes // _ROW} tasks, so it has no task {number}. Run the same command "
-                "again."
+                f"{folder / _NAME} lists {num_tasks} tasks, so it has no task {number}. Run the same command again."
             )
         file.seek(number * _ROW)
         file.seek(int(file.read(_ROW)))
         return file.readline().decode()
 
 
-def read_all_tasks(folder: Path) -> list[str]:
-    """Return the descriptions of all tasks of the step in `folder`.
+def _list_of(descriptions: Sequence[str]) -> bytes:
+    """Return the content of the list of tasks."""
+    lines = [f"{description}\n".encode() for description in descriptions]
+    positions = itertools.accumulate(map(len, lines), initial=_ROW * len(lines))
+    rows = [b"%0*d\n" % (_ROW - 1, position) for _, position in zip(lines, positions, strict=False)]
+    return b"".join(rows + lines)
 
-    Raises:
-        OSError: if there is no list.
-        ValueError: if the list is damaged.
-    """
-    with open(folder / _NAME, "rb") as file:
-        table_bytes = int(file.read(_ROW) or 0)
-        file.seek(table_bytes)
-        return file.read().decode().splitlines()
+
+def _lists(folder: Path, descriptions: Sequence[str]) -> bool | None:
+    """Return whether the list in `folder` is that of these tasks; None if there is no list."""
+    path = folder / _NAME
+    return path.read_bytes() == _list_of(descriptions) if path.is_file() else None

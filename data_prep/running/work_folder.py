@@ -7,10 +7,10 @@ OUT does not count as a stream.
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from data_prep.errors import NothingNew, PrepError, Unworkable, is_full_disk
 from data_prep.running.progress import Bar, interrupts_delayed, note
@@ -19,13 +19,11 @@ from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
-from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.lease import Lease, holder_of
 from fairseq_alma.core.store import link_or_copy
 from fairseq_alma.core.stream_description import STREAM_FILE
 
 SETTINGS = "settings.json"
-_DIGESTS = "digests.jsonl"
-"""Name of the file with the sizes and digests of the shards in the folder `stream`."""
 _UNWORKABLE = "unworkable"
 """Key in the settings file: the error message of a call whose settings did not fit the text."""
 _OF_READING = ("spool", "kept")
@@ -37,8 +35,9 @@ where holders write their files, empty files whose times show the clock of the f
 which exists while a process removes the lease of an ended process."""
 
 
-class WorkFolder(NamedTuple):
-    """The paths of a work folder and its subfolders."""
+@dataclass(frozen=True)
+class WorkFolder:
+    """The paths of a work folder and its subfolders, and what runs the tasks in it."""
 
     folder: Path
     """The work folder itself. It is removed when the stream is finished."""
@@ -46,6 +45,8 @@ class WorkFolder(NamedTuple):
     """Where the holder of the lease writes (see `fairseq_alma.core.fence`); None: there is no lease."""
     executor: Executor | None = None
     """Runs the tasks, on this machine or on a Slurm cluster."""
+    digests: dict[str, Mapping] = field(default_factory=dict)
+    """{"bytes": .., "sha256": ..} of the shards that tasks have written, by the path relative to the stream folder."""
 
     @property
     def spool(self) -> Path:
@@ -69,66 +70,55 @@ class WorkFolder(NamedTuple):
     ) -> Step:  # fmt: skip
         """Do tasks in the subfolder `name`, as far as no earlier call has done them, and return the finished step.
 
+        For the other arguments and the errors, see `finish`. Without a title, there is no progress bar.
+        """
+        step = Step(self.folder / name, tasks)
+        self.finish(step, title, unit, weights, threads)
+        return step
+
+    def finish(
+        self, step: Step, title: str, unit: str, weights: Sequence[int] | Mapping[int, int] | None = None,
+        threads: int = 1, on_done: Callable[[int], None] = lambda number: None, numbers: Sequence[int] | None = None,
+        finished: Mapping[int, dict] | None = None,
+    ) -> list[dict]:  # fmt: skip
+        """Run a step with a progress bar, and return the results of its tasks.
+
         Args:
-            name: the name of the step.
-            tasks: the tasks.
-            title: what the progress bar says; empty: there is no progress bar.
+            step: the step.
+            title: what the progress bar says.
             unit: what the progress bar counts.
             weights: how much of it each task does; None: 1.
-            threads: maximum number of threads per task.
+            threads, on_done, numbers, finished: see `Step.run`.
 
         Raises:
             PrepError: if a worker died, hung, or left no done mark.
         """
         assert self.executor is not None
-        weights = [1] * len(tasks) if weights is None else weights
-        step = Step(self.folder / name, tasks)
-        with Bar(title, sum(weights), unit) if title else nullcontext() as bar:
-            step.run(self.executor, lambda number: bar.advance(weights[number]) if bar else None, threads)
-        return step
+        weights = [1] * len(step.tasks) if weights is None else weights
+        total = sum(weights.values() if isinstance(weights, Mapping) else weights)
+        with Bar(title, total, unit) if title else nullcontext() as bar:
+
+            def advance(number: int) -> None:
+                on_done(number)
+                if bar:
+                    bar.advance(weights[number])
+
+            return step.run(self.executor, advance, threads, numbers, finished)
 
     def within(self, name: str) -> "WorkFolder":
         """Return the subfolder `name` as a work folder, for the steps of a part of the work. It is created."""
         (self.folder / name).mkdir(parents=True, exist_ok=True)
-        return self._replace(folder=self.folder / name)
+        return replace(self, folder=self.folder / name)
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
-        """Add a task's output file to the stream, as a hard link.
+        """Add a task's output file to the stream under a name, which is its path relative to the stream folder.
 
-        The file stays under its first path, because the next call of alma-prep checks it if this call is killed. The
-        file is copied only if the file system has no hard links.
-
-        Args:
-            name: path of the shard relative to the stream folder.
-            path: the file.
-            digest: its size and digest, {"bytes": ..., "sha256": ...}.
+        The file stays under its first path, too, because the next call of alma-prep checks it if this call is killed.
+        So the shard is a hard link, or a copy if the file system has no hard links. See `digests` for `digest`.
         """
-        target = self.stream / name
-        with written_aside(target, durable=False) as temporary:
+        with written_aside(self.stream / name, durable=False) as temporary:
             link_or_copy(path, temporary)
-        self._record(name, digest)
-
-    def add_digests(self) -> None:
-        """Compute the digests of the shards that were written into the folder `stream` itself, for `publish`."""
-        known = self.digests()
-        shards = [path for path in self.shards() if path.relative_to(self.stream).as_posix() not in known]
-        for path, sha256 in zip(shards, digests_of(shards), strict=True):
-            digest = {"bytes": path.stat().st_size, "sha256": sha256}
-            self._record(path.relative_to(self.stream).as_posix(), digest)
-
-    def shards(self) -> list[Path]:
-        """Return the finished shards, sorted."""
-        return sorted(path for path in self.stream.rglob("*") if path.is_file())
-
-    def digests(self) -> dict[str, dict]:
-        """Return the size and digest of the shards that are known, by the path relative to the stream folder."""
-        path = self.folder / _DIGESTS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return dict(map(json.loads, lines))
-
-    def _record(self, name: str, digest: Mapping) -> None:
-        with open(self.folder / _DIGESTS, "a", encoding="utf-8") as file:
-            file.write(json.dumps([name, digest]) + "\n")
+        self.digests[name] = digest
 
 
 @contextmanager
@@ -138,8 +128,8 @@ def work_folder(
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
     The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
-    statement, it is removed if there was no error, or a NothingNew error. After another error it is kept, so that the
-    next call of alma-prep can continue. Exception: after an Unworkable error, it is removed if nothing was read.
+    statement, it is removed if there was no error, or a NothingNew error, or an Unworkable error before anything was
+    read. Otherwise it is kept, so that the next call of alma-prep can continue.
 
     The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
     mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
@@ -164,7 +154,6 @@ def work_folder(
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
             remove(work.stream)
-            remove(work.folder / _DIGESTS)
             work.spool.mkdir(exist_ok=True)
             work.stream.mkdir()
             try:
@@ -188,10 +177,7 @@ def work_folder(
 
 
 def _check_unchanged(out: Path, base: Mapping | None) -> None:
-    """Check that no other alma-prep has finished a stream or an extension in `out` since this one looked at `out`.
-
-    This process must hold the lease, so that nothing can change after the check.
-    """
+    """Check, with the lease, that no other alma-prep has finished a stream or an extension since this one looked."""
     try:
         found = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -222,20 +208,14 @@ def full_disk_reported(out: Path) -> Iterator[None]:
 def remove_finished_work(out: Path, num_extensions: int) -> None:
     """Remove the work folder that alma-prep left because it was killed just after it had finished the stream.
 
-    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension, that is,
-    unfinished mega-batches that alma-prep --extend was adding.
-
-    Args:
-        out: the stream folder.
-        num_extensions: how many times alma-prep --extend has added mega-batches to the stream.
+    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension.
+    `num_extensions` is the number of finished extensions.
     """
     if not (out / WORK).is_dir():
         return
     # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
     with suppress(PrepError), _lease_held(out):
-        # In the settings of an extension, "extension" is the number of the extension, counted from 1. If this number is
-        # at most `num_extensions`, the extension is finished, and its work folder is no longer needed. If the number is
-        # larger, keep the work folder, so that the next call of alma-prep --extend can continue the extension.
+        # The settings of an extension contain its number, from 1.
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
@@ -261,8 +241,10 @@ def _lease_held(out: Path) -> Iterator[Path]:
         except RunError as error:
             if isinstance(error.__cause__, OSError):
                 raise error.__cause__ from None
+            holder = holder_of(out / WORK)  # None if it has ended in the meantime
+            named = f": process {holder.pid} on {holder.host}" if holder else ""
             raise PrepError(
-                f"another alma-prep is running in {out}{_holder(out)}. Wait for it, stop it, or choose another folder."
+                f"another alma-prep is running in {out}{named}. Wait for it, stop it, or choose another folder."
             ) from error
         assert lease.fence is not None
         try:
@@ -277,18 +259,6 @@ def _release(lease: Lease) -> None:
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)
-
-
-def _holder(out: Path) -> str:
-    """Return text for an error message that names the process that holds the lease of `out`'s work folder.
-
-    The text is ": process PID on HOST". It is "" if the process has released the lease in the meantime.
-    """
-    try:
-        holder = read_json(out / WORK / _LEASE)
-        return f": process {holder['pid']} on {holder['host']}"
-    except (OSError, RunError, KeyError, TypeError):
-        return ""
 
 
 def _empty(folder: Path) -> None:
@@ -332,9 +302,8 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
     move shards into `out`.
     """
     previous = _previous_settings(out)
-    # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
-    # earlier extension, that work is finished, and alma-prep was killed just before it removed the work folder. Then
-    # there is nothing to continue.
+    # alma-prep extends only a finished stream. So work on the stream or on an earlier extension is finished, and
+    # alma-prep was killed just before it removed the work folder.
     if previous.get("extension", 0) < settings.get("extension", 0):
         previous = {}
     if not previous:
@@ -383,10 +352,9 @@ def _names(sources: Sequence[str]) -> list[str]:
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
     """Remove shards in `out` that alma-prep left because it was killed while it moved shards into `out`.
 
-    The removed shards will be made again. For a new stream, all shards in `out` are removed. For an extension
-    (mega-batches that are added to a stream), the shards of the existing stream are kept. A file at a path where the
-    extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
-    If `resumes` is False, the file may belong to the user, and an error is raised.
+    For an extension, the shards of the existing stream are kept. A file at a path where the extension will write a
+    shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file. If `resumes` is False,
+    the file may belong to the user, and an error is raised.
     """
     found = files_beside_work(out)
     names = list(filter(SHARD_NAME.fullmatch, found))
@@ -412,27 +380,23 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
     """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
 
     stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
-    stream.json. If this process is killed earlier, the next call of alma-prep continues.
-
-    Args:
-        out: the stream folder.
-        work: the work folder. The digests of all shards must be known (see `WorkFolder.add_digests`).
-        stream: the content of stream.json.
-        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
-            entry "outputs".
+    stream.json. If this process is killed earlier, the next call of alma-prep continues. `stream` is the content of
+    stream.json, and `manifest` that of manifest.json, to whose entry "outputs" the shards are added.
     """
-    shards, digests = work.shards(), work.digests()
-    for path in shards:
-        name = path.relative_to(work.stream).as_posix()
-        manifest["outputs"][name] = digests[name]
+    shards = {
+        path.relative_to(work.stream).as_posix(): path for path in sorted(work.stream.rglob("*")) if path.is_file()
+    }
+    others = {name: path for name, path in shards.items() if name not in work.digests}
+    for (name, path), sha256 in zip(others.items(), digests_of([*others.values()]), strict=True):
+        work.digests[name] = {"bytes": path.stat().st_size, "sha256": sha256}
+    manifest["outputs"] |= {name: work.digests[name] for name in shards}
     sync(work.stream)
     # Move the folder to the place of this process first. If the lease was lost, this fails, or the moves below do.
     source = (work.place or work.folder) / "publish"
     os.replace(work.stream, source)
-    for path in shards:
-        target = out / path.relative_to(work.stream)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source / path.relative_to(work.stream), target)
+    for name in shards:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, out / name)
     for folder in {(out / name).parent for name in manifest["outputs"]}:
         if folder.is_dir():
             sync_folder(folder)

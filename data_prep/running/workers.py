@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Self
@@ -78,7 +78,7 @@ class Workers:
                 waiting.
 
         Raises:
-            PrepError: if a worker died.
+            BrokenProcessPool: if a worker died.
             Exception: any exception that `function` or `watch` raises.
         """
         in_flight: collections.deque[Future] = collections.deque()
@@ -110,7 +110,7 @@ class Workers:
         # Delay Ctrl-C (SIGINT) while `submit` runs, because `submit` may start a worker process. A process that is
         # started while SIGINT is blocked never receives SIGINT. So only this process is interrupted (after `submit`),
         # and it ends its workers.
-        with interrupts_delayed(), _death_reported():
+        with interrupts_delayed():
             try:
                 return self._pool.submit(function, *arguments)
             except (EOFError, ConnectionError) as error:  # the server has ended
@@ -159,15 +159,9 @@ class Local:
                 )
 
         calls = [(str(step.folder), number) for number in numbers]
-        if threads == 1:
-            with _place_reported(step, self._workers):
-                for number in self._workers.run_in_order(run_task, calls, watch):
-                    num_done += 1
-                    on_done(number)
-            return
-        # Use a new process, which releases its memory at the end. The workers in `self._workers` cannot be used,
-        # because each of them is limited to one thread.
-        with Workers(1, tokenizer_threads=threads) as workers, _place_reported(step, workers):
+        # The usual workers are limited to one thread each. A new process also releases its memory at the end.
+        chosen = nullcontext(self._workers) if threads == 1 else Workers(1, tokenizer_threads=threads)
+        with chosen as workers, _death_reported(step, workers):
             for number in workers.run_in_order(run_task, calls, watch):
                 num_done += 1
                 on_done(number)
@@ -175,29 +169,24 @@ class Local:
 
 def _result(future: Future, watch: Callable[[], None]) -> Any:
     """Wait for the result of a call in a worker, and return the result. Meanwhile, call `watch` every second."""
-    with _death_reported():
-        while True:
-            try:
-                return future.result(timeout=1)
-            except TimeoutError:
-                # `future.result` raises TimeoutError after one second of waiting. But if the future is done, either the
-                # called function itself has raised TimeoutError, or the result has just arrived. In both cases, calling
-                # `future.result` again does not wait: it raises the function's error or returns the result.
-                if future.done():
-                    return future.result()
-                watch()
-
-
-class _WorkerDied(PrepError):  # noqa: N818, the name needs no suffix
-    """Raised if a worker process died."""
+    while True:
+        try:
+            return future.result(timeout=1)
+        except TimeoutError:
+            # `future.result` raises TimeoutError after one second of waiting. But if the future is done, either the
+            # called function itself has raised TimeoutError, or the result has just arrived. In both cases, calling
+            # `future.result` again does not wait: it raises the function's error or returns the result.
+            if future.done():
+                return future.result()
+            watch()
 
 
 @contextmanager
-def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
-    """Context manager that adds to the error for a dead worker which input file it was processing."""
+def _death_reported(step: Step, workers: Workers) -> Iterator[None]:
+    """Context manager that turns the pool's error for a dead worker into a PrepError that names the input."""
     try:
         yield
-    except _WorkerDied as error:
+    except BrokenProcessPool as error:
         died = workers.died()
         if died and all(what.startswith("status") for what in died.values()):
             raise PrepError(
@@ -205,25 +194,14 @@ def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
                 f"above. A Python script must call prepare() under `if __name__ == '__main__':`, because each worker "
                 f"imports the script."
             ) from None
-        places = [f"{step.place_of(pid)}, ended by {what}" for pid, what in died.items()]
-        if not places:
-            raise
-        raise PrepError(
-            f"{error} It died in {' and '.join(places)}. If a worker dies again at the same input file, check this "
-            "file, or leave it out."
-        ) from error
-
-
-@contextmanager
-def _death_reported() -> Iterator[None]:
-    """Context manager that turns the process pool's error for a dead worker into a PrepError that says what to do."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise _WorkerDied(
+        message = (
             "a worker process died. Most often the system kills a process because memory is full. Finished tasks were "
             "stored. Run the same command again, with fewer --workers if memory is short."
-        ) from error
+        )
+        if died:
+            places = " and ".join(f"{step.place_of(pid)}, ended by {what}" for pid, what in died.items())
+            message += f" It died in {places}. If this happens again at the same input file, check it, or leave it out."
+        raise PrepError(message) from error
 
 
 def _start_server() -> None:

@@ -6,14 +6,13 @@ Creating a PrepSettings object checks the values.
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.cleaning.cleaner import Cleaning, known_languages
 from data_prep.cleaning.filters import filter_sha256, parse_filters
 from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
-from data_prep.settings.options import defaults_of, options_of, setting
+from data_prep.settings.options import options_of, setting
 from data_prep.sources import Source, fingerprint, list_files
 from data_prep.tokenization.given import check_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
@@ -201,74 +200,63 @@ class PrepSettings:
         if self.decontaminate == 0:  # so that an extension can do without, although its stream has a value
             object.__setattr__(self, "decontaminate", None)
             object.__setattr__(self, "given", (*self.given, "decontaminate"))
-        self._check_sources()
-        for name, option in options_of(self).items():
-            if option.choices and getattr(self, name) not in option.choices:
-                known = ", ".join(option.choices)
-                raise ValueError(f"{name}={getattr(self, name)} is unknown: use one of {known}")
-        if self.language and self.language not in known_languages():
-            raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
-        if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
-            known = ", ".join(sorted({source.kind for source in self.sources}))
-            raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
-        parse_filters(self.filters)
-        check_tokenizer(self.tokenizer)
+        self._check_values()
         self._check_partition()
-        self._check_numbers()
 
-    def _check_sources(self) -> None:
+    def _check_values(self) -> None:
         if not self.sources:
             raise ValueError("no source given: add --source KIND:PATH")
         names = [source.name for source in self.sources]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"source {name} is given more than once")
-
-    def _check_partition(self) -> None:
-        if self.extend:
-            defaults = defaults_of(self)
-            for name, option in options_of(self).items():
-                if option.fixed_by_stream and getattr(self, name) != defaults[name]:
-                    raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
-        is_counted = self.partition in ("equal", "chronological")
-        if self.num_mega_batches is None and is_counted and not self.extend:
-            raise ValueError("the number of mega-batches is missing: give --mega-batches")
-        self._check_periods()
-        if self.extend and self.partition != "equal":
-            raise ValueError(
-                f"--extend does not support --partition {self.partition}, because new mega-batches have equal numbers "
-                "of words: run alma-prep --extend once for each snapshot, oldest first"
-            )
-
-    def _check_periods(self) -> None:
-        for name in ("test_words", "undated"):
-            is_given = getattr(self, name) != defaults_of(self)[name]
-            if is_given and self.partition != "chronological" and not self.extend:
-                raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
-
-    def _check_numbers(self) -> None:
-        if self.decontaminate_against and self.decontaminate is None:
-            raise ValueError("--decontaminate-against needs the number of words: give --decontaminate 13")
-        if not 0 <= self.max_bad <= 1:
-            raise ValueError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
-        minima = {name: option.minimum for name, option in options_of(self).items()}
-        if self.tokenizer in TOKENIZERS:
-            minima["vocab_size"] = TOKENIZERS[self.tokenizer].smallest_vocab_size
-        for name, minimum in minima.items():
-            value = getattr(self, name)
+        for name, option in options_of(self).items():
+            value, minimum = getattr(self, name), option.minimum
+            if option.choices and value not in option.choices:
+                raise ValueError(f"{name}={value} is unknown: use one of {', '.join(option.choices)}")
+            if name == "vocab_size" and self.tokenizer in TOKENIZERS:
+                minimum = TOKENIZERS[self.tokenizer].smallest_vocab_size
             if minimum is not None and value is not None and value < minimum:
                 raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
+        if not 0 <= self.max_bad <= 1:
+            raise ValueError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
+        if self.language and self.language not in known_languages():
+            raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
+        kinds = {source.kind for source in self.sources}
+        if self.valid_source is not None and self.valid_source not in kinds:
+            known = ", ".join(sorted(kinds))
+            raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
+        if self.decontaminate_against and self.decontaminate is None:
+            raise ValueError("--decontaminate-against needs the number of words: give --decontaminate 13")
+        parse_filters(self.filters)
+        check_tokenizer(self.tokenizer)
+
+    def _check_partition(self) -> None:
+        options, is_chronological = options_of(self), self.partition == "chronological"
+        if self.extend:
+            for name, option in options.items():
+                if option.fixed_by_stream and getattr(self, name) != option.default:
+                    raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
+            if self.partition != "equal":
+                raise ValueError(
+                    f"--extend does not support --partition {self.partition}, because new mega-batches have equal "
+                    "numbers of words: run alma-prep --extend once for each snapshot, oldest first"
+                )
+        elif self.num_mega_batches is None and (self.partition == "equal" or is_chronological):
+            raise ValueError("the number of mega-batches is missing: give --mega-batches")
+        for name in ("test_words", "undated"):
+            if getattr(self, name) != options[name].default and not (is_chronological or self.extend):
+                raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
 
     def command(self) -> str:
         """Return the command line that makes the same stream again, or that adds the same mega-batches again."""
         words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]
-        defaults = defaults_of(self)
         for name, option in options_of(self).items():
             value = getattr(self, name)
             # An extension takes some values from the stream, so a given default must be named.
-            is_named = option.in_command and (value != defaults[name] or (self.extend and name in self.given))
+            is_named = option.in_command and (value != option.default or (self.extend and name in self.given))
             if isinstance(value, tuple):
                 words += [word for each in value for word in (option.flag, each)]
             elif value is not None and (is_named or (option.always_in_command and not self.extend)):
@@ -279,7 +267,7 @@ class PrepSettings:
 
     def is_given(self, name: str) -> bool:
         """Return True if the user has given this setting, or its value is not the default."""
-        return name in self.given or getattr(self, name) != defaults_of(self)[name]
+        return name in self.given or getattr(self, name) != options_of(self)[name].default
 
     def identity(self) -> dict:
         """Return all settings that affect the bytes of the stream.
@@ -301,24 +289,6 @@ class PrepSettings:
     def reading_settings(self) -> list[str]:
         """Return the names of the settings in `identity()` on which it depends which documents are read."""
         return ["sources", *(name for name, option in options_of(self).items() if option.reads)]
-
-    def recorded(self, digests: Mapping[str, str], num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
-        """Return the settings that stream.json records: the result of `identity()`, with three values replaced.
-
-        Args:
-            digests: the digests of the files that the settings name, computed before the files were used: the results
-                of `digests()` and `benchmark_digest()`.
-            num_mega_batches: the value with which the stream was made. This value and the next two replace those in
-                `identity()`, which are None for settings that the user did not give.
-            valid_words: the value with which the stream was made.
-            passage_words: the value with which the stream was made.
-        """
-        return self.identity() | {
-            **digests,
-            "num_mega_batches": num_mega_batches,
-            "valid_words": valid_words,
-            "passage_words": passage_words,
-        }
 
     def field_options(self) -> dict[str, str]:
         """Return the names of the fields of JSON objects and Parquet files that are read, by option name."""

@@ -14,11 +14,12 @@ from typing import Any
 class Option:
     """The command-line option of one setting, and how a stream depends on the setting."""
 
+    default: Any
     flag: str
     group: str
     """Name of the section of --help that lists the option."""
     help: str
-    """Help text. argparse replaces %(default)s with the default."""
+    """Help text, in which %(default)s stands for the default."""
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     minimum: float | None = None
@@ -36,7 +37,6 @@ class Option:
     fixed_by_stream: bool = False
     """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
     the option must not be given together with --extend."""
-
     reads: bool = False
     """Whether it depends on the option which documents are read and pass the cleaning.
 
@@ -50,10 +50,15 @@ class Option:
         """Whether alma-prep --extend takes the value from the existing stream if the option is not given."""
         return self.reads if self.inherited is None else self.inherited
 
+    @property
+    def destination(self) -> str:
+        """The name under which argparse stores the value."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
     """Return a dataclass field with a default value and an `Option`. The other arguments are fields of `Option`."""
-    return dataclasses.field(default=default, metadata={"option": Option(flag, group, help, **more)})
+    return dataclasses.field(default=default, metadata={"option": Option(default, flag, group, help, **more)})
 
 
 def options_of(settings: Any) -> dict[str, Option]:
@@ -63,73 +68,32 @@ def options_of(settings: Any) -> dict[str, Option]:
 
 
 def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], settings: type) -> None:
-    """Add the options of a settings dataclass to a parser.
+    """Add the options of a settings dataclass to a parser. It stores only the values of options that are given.
 
     Args:
-        parser: the parser. Its method `parse_args` stores each value under the name of the option, for example
-            `slurm_time` for --slurm-time. The name of the field can be different.
+        parser: the parser.
         groups: the argument groups of the parser, by the section name in --help. Missing groups are added to this
             dict and to the parser.
         settings: the settings dataclass.
     """
-    types, defaults = typing.get_type_hints(settings), defaults_of(settings)
+    types = typing.get_type_hints(settings)
     for name, option in options_of(settings).items():
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         if types[name] is bool:
-            groups[option.group].add_argument(option.flag, action="store_true", help=option.help)
-            continue
-        if isinstance(defaults[name], tuple):
-            groups[option.group].add_argument(option.flag, action="append", metavar=option.metavar, help=option.help)
-            continue
-        types_of_values = [each for each in typing.get_args(types[name]) or (types[name],) if each is not type(None)]
-        groups[option.group].add_argument(
-            option.flag,
-            action=_StoreGiven,
-            type=types_of_values[0],
-            default=defaults[name],
-            metavar=option.metavar,
-            choices=option.choices or None,
-            help=option.help,
-        )
-
-
-class _StoreGiven(argparse.Action):
-    """Store the value of an option, and add the option to the list `given` of the namespace.
-
-    The list shows which options the user has given, also if their values are the defaults.
-    """
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.given = [*getattr(namespace, "given", []), self.dest]
-
-
-def given_settings(parsed: argparse.Namespace, settings: type) -> tuple[str, ...]:
-    """Return the names of the fields of `settings` whose options were given on the command line."""
-    given = getattr(parsed, "given", [])
-    return tuple(name for name, option in options_of(settings).items() if _destination(option) in given)
-
-
-def _destination(option: Option) -> str:
-    """Return the name under which argparse stores the value of an option."""
-    return option.flag.removeprefix("--").replace("-", "_")
+            more: dict[str, Any] = {"action": "store_true"}
+        elif isinstance(option.default, tuple):
+            more = {"action": "append", "metavar": option.metavar}
+        else:
+            kind, *_ = (each for each in typing.get_args(types[name]) or (types[name],) if each is not type(None))
+            more = {"type": kind, "metavar": option.metavar, "choices": option.choices or None}
+        text = option.help.replace("%(default)s", str(option.default))
+        groups[option.group].add_argument(option.flag, default=argparse.SUPPRESS, help=text, **more)
 
 
 def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return a dict that maps the name of each field of `settings` that has an option to its parsed value."""
-    found = {name: getattr(parsed, _destination(option)) for name, option in options_of(settings).items()}
-    # An option that can be given several times has a tuple of values. argparse stores a list, or None.
-    defaults = defaults_of(settings)
-    return {name: tuple(value or ()) if isinstance(defaults[name], tuple) else value for name, value in found.items()}
-
-
-def defaults_of(settings: Any) -> dict[str, Any]:
-    """Return a dict that maps the name of each field of `settings` that has an option to its default value."""
-    return {field.name: field.default for field in dataclasses.fields(settings) if "option" in field.metadata}
+    """Return the values of the options of `settings` that were given on the command line, by field name."""
+    values = vars(parsed)
+    found = {name: option.destination for name, option in options_of(settings).items() if option.destination in values}
+    # An option that can be given several times has a tuple of values. argparse stores a list.
+    return {name: tuple(values[key]) if isinstance(values[key], list) else values[key] for name, key in found.items()}

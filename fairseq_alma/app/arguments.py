@@ -5,7 +5,6 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,7 @@ MAX_NAME = 150
 
 
 def name_and_value(argument: str) -> tuple[str, str] | None:
-    """Return the name and the value of an argument such as `wait=1`, `+wait=1` or `++wait=1`; None for other words.
-
-    Also return them for names with dots, such as `launch.time=10`.
-    """
+    """Return the name and the value of an argument such as `wait=1`, `+wait=1` or `launch.time=10`; otherwise None."""
     found = re.fullmatch(r"\+{0,2}~?([A-Za-z_][\w.]*)=(.*)", argument, re.DOTALL)
     return (found[1], found[2]) if found else None
 
@@ -38,18 +34,12 @@ def is_sweep(arguments: Collection[str]) -> bool:
     return bool({"-m", "--multirun"} & set(arguments))
 
 
-def version_text(command: str) -> str:
-    """Return the text of `--version`: the version of ALMA, and that of Hydra, which reads the command line."""
-    return f"{command} {metadata.version('fairseq-alma')} (Hydra {metadata.version('hydra-core')})"
-
-
 def default_out(arguments: Sequence[str], settings: type[RunSettings], data: str, not_named: Collection[str]) -> str:
     """Return the run folder that is used if the user gives no `out=`: runs/DATA/SETTINGS.
 
     DATA is the last part of the dataset's name or of the path of the stream. SETTINGS are the other settings on the
-    command line in alphabetical order, such as `learner=ens,wait=10`; "default" if there are none. Settings that may
-    change when a run is continued are left out. So the same command always continues the same run. For a sweep,
-    SETTINGS is "sweep".
+    command line in alphabetical order, such as `learner=ens,wait=10`; "default" if there are none; "sweep" for a sweep.
+    Settings that may change when a run is continued are left out. So the same command always continues the same run.
 
     Args:
         arguments: the command line.
@@ -84,11 +74,7 @@ def config_folders(arguments: Sequence[str]) -> list[Path]:
 
 
 def check_out(plain: str, example: str) -> None:
-    """Check that the folder in `out=` can be created.
-
-    Args:
-        plain: the path, without quotes.
-        example: an example value for `out=`, for messages.
+    """Check that the folder in `out=`, a path without quotes, can be created. `example` is a value for messages.
 
     Raises:
         SettingError: if the path is empty, or if the folder cannot be created, for example because a file has its name.
@@ -141,9 +127,7 @@ class TextSettings:
     def for_hydra(self, argument: str, in_sweep: bool) -> str:
         """Return an argument NAME=VALUE, with quotes and escapes if Hydra needs them to read VALUE as a text.
 
-        Args:
-            argument: the argument as the user typed it. It is returned unchanged if it is not a setting with a text.
-            in_sweep: whether VALUE may contain several texts.
+        Arguments that are no settings with a text are returned unchanged. In a sweep, VALUE may contain several texts.
         """
         name, head, value = _parts(argument)
         if name not in self.names:
@@ -227,12 +211,7 @@ def _parts(argument: str) -> tuple[str, str, str]:
 
 
 def job_arguments(overrides: Sequence[str], out: Path) -> list[str]:
-    """Return the arguments of the command that repeats one job of a sweep.
-
-    Args:
-        overrides: the arguments with the values of this job.
-        out: folder of the job.
-    """
+    """Return the arguments of the command that repeats one job of a sweep, in the folder `out`."""
     folder = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     return [*(one for one in overrides if not one.startswith("out=")), f"out={folder}"]
 

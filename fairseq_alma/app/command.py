@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from fairseq_alma.app.arguments import (
     name_and_value,
     remove_empty,
     values_in,
-    version_text,
 )
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
@@ -94,8 +94,7 @@ class Command:
     def main(self, hydra_main: Callable[[], Any]) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2.
 
-        Args:
-            hydra_main: the function decorated with `hydra.main`. It runs the command.
+        `hydra_main`, the function decorated with `hydra.main`, runs the command.
         """
         # provenance.json records sys.argv. Without this line, argv[0] would be run.py for a command that was started
         # with `python -m` or by the demo.
@@ -110,10 +109,11 @@ class Command:
                 load_plugin(plugin)
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
-                print(help_text(self.introduction, self.settings, self._presets(), GROUPS), end="")
+                print(help_text(self.introduction, self.settings, _files_in(self.configs / "preset"), GROUPS), end="")
                 return
             if "--version" in arguments:
-                print(version_text(self.name))
+                versions = [metadata.version(package) for package in ("fairseq-alma", "hydra-core")]
+                print(f"{self.name} {versions[0]} (Hydra {versions[1]})")  # Hydra reads the command line
                 return
             self._check_arguments(arguments)
         try:
@@ -139,9 +139,6 @@ class Command:
             raise SettingError(f"{usage}, where RUN is a run folder, or a folder that contains run folders")
         return SUBCOMMANDS[name](Path(arguments[0]))
 
-    def _presets(self) -> list[str]:
-        return _files_in(self.configs / "preset")
-
     @property
     def _texts(self) -> TextSettings:
         kinds = [self.settings, *(entry.settings(self.settings.program) for entry in learners(self.settings.program))]
@@ -155,9 +152,6 @@ class Command:
 
         The checked command line replaces sys.argv. If there are errors, the values of the settings are checked too, so
         that all errors are reported together. If there are none, the values are checked when Hydra has read them.
-
-        Raises:
-            SettingError: if a setting is unknown, or if the path in `out=` cannot be a folder.
         """
         errors, texts, in_sweep = SettingErrors(), self._texts, is_sweep(arguments)
         errors.collect(lambda: self._refuse_unknown(arguments))
@@ -221,10 +215,8 @@ class Command:
         return list(dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys]))
 
     def _check_values(self, arguments: Sequence[str]) -> None:
-        """Check the values of the known settings on the command line, like those of a run.
-
-        Raises:
-            SettingError: if a value is invalid.
+        """Check the values of the known settings on the command line, like those of a run. For the error, see
+        `from_mapping`.
         """
         known = {*self._known()}
         valid = [one for one in arguments if (pair := name_and_value(one)) and pair[0] in known and pair[0] != "out"]
@@ -240,11 +232,9 @@ class Command:
         """Run one Hydra job and return the result of `run`.
 
         A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each
-        combination. Without a sweep, there is only one job.
-
-        If a job of a sweep fails, for example because its settings are invalid, the method prints the error and returns
-        infinity for this job, and the sweep continues with the next job. Only an error that would stop the other jobs
-        too, such as a full disk, ends a sweep. With launch=slurm, `run` submits Slurm jobs.
+        combination. If such a job fails, for example because its settings are invalid, the error is printed, the result
+        is infinity, and the sweep continues with the next job. Only an error that would stop the other jobs too, such
+        as a full disk, ends a sweep. With launch=slurm, `run` submits Slurm jobs.
 
         Args:
             config: configuration of the job.
@@ -294,7 +284,7 @@ def _files_in(*folders: Path) -> list[str]:
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
-    """Return the names of all settings that a command accepts, including the settings that only some learners have."""
+    """Return the names of all settings that a command accepts, including those that only some learners have."""
     own = [name for entry in learners(cls.program) for name in own_settings(entry.name, cls.program)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 
@@ -313,23 +303,14 @@ def store_settings(cls: type[RunSettings]) -> None:
 
 
 def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Return setting name -> value for a Hydra configuration, with all ${...} references resolved.
-
-    Args:
-        config: configuration of a Hydra job (see `run_job`).
-        other_keys: keys in the configuration that are not settings. They are left out of the result.
-    """
+    """Return setting name -> value for a Hydra configuration, without `other_keys` and with references resolved."""
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items() if key not in ("hydra", *GROUPS, *other_keys)}
 
 
 def slurm_settings(config: DictConfig) -> SlurmSettings | None:
-    """Return what the Slurm jobs of a run ask for; None with launch=local.
-
-    Raises:
-        SettingError: if a value is invalid.
-    """
+    """Return what the Slurm jobs of a run ask for; None with launch=local. Raise SettingError if a value is invalid."""
     values = {str(key): value for key, value in config.launch.items()}
     return SlurmSettings(**values) if values.pop("name") == "slurm" else None
 
@@ -340,9 +321,6 @@ def print_errors(command: str) -> Iterator[None]:
 
     No traceback is printed. The handled errors are AlmaError, and those of the operating system that name a file or for
     which there is an advice, for example that of a full disk. All other errors are raised as usual.
-
-    Args:
-        command: name of the command, for messages.
     """
     try:
         yield

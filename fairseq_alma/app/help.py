@@ -16,7 +16,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class SettingHelp:
-    """Entry of one setting in the settings reference, which is the list of all settings of a command."""
+    """Entry of one setting in the settings reference."""
 
     name: str
     default: str
@@ -28,13 +28,10 @@ class SettingHelp:
 
 
 def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
-    """Return one entry for every setting of a command.
+    """Return one entry for every setting of a command, whose settings have the class `cls`.
 
     First come the settings that every run has, then the settings that only some learners have. If several learners have
     a setting with the same name and the same default, there is only one entry for all these learners.
-
-    Args:
-        cls: class of the command's settings.
     """
     found = [SettingHelp(one.name, _typed(one.default), _one_line(one), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}
@@ -50,12 +47,7 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
 
 
 def group_reference(name: str, cls: type[Settings]) -> list[SettingHelp]:
-    """Return one entry for every setting of a group. On the command line, its names begin with the group's name.
-
-    Args:
-        name: name of the group, for example "launch".
-        cls: class of the settings.
-    """
+    """Return one entry for every setting of a group, for example "launch", with which its names begin."""
     return [SettingHelp(f"{name}.{one.name}", _typed(one.default), _one_line(one), ()) for one in describe(cls)]
 
 

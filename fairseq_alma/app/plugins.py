@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import yaml
@@ -26,18 +27,23 @@ Result = TypeVar("Result")
 def load_plugin(name: str) -> None:
     """Import a plugin from the current folder or from the installed packages.
 
-    Raises:
-        SettingError: if the module, or a module that it imports, is not found, or if its source has changed since this
-            process has imported it.
+    Raise SettingError if the module, or one that it imports, is not found, or if its source has changed since this
+    process has imported it.
     """
+    _imported(f"plugin={name}", name)
+
+
+def _imported(setting: str, module: str) -> ModuleType:
+    """Import a module that a setting names. See `load_plugin`."""
     try:
         with _current_folder_first():
-            importlib.import_module(name)
-        _check_unchanged(name)
+            found = importlib.import_module(module)
+        _check_unchanged(module)
     except ModuleNotFoundError as error:
         raise SettingError(
-            f"plugin={name}: {error}. Plugins are searched for in the current folder and in the installed packages."
+            f"{setting}: {error}. Modules are searched for in the current folder and in the installed packages."
         ) from error
+    return found
 
 
 def _check_unchanged(module: str) -> None:
@@ -78,13 +84,9 @@ def _current_folder_first() -> Iterator[None]:
 
 
 def load_function(setting: str, text: str) -> Callable[..., Any]:
-    """Return the function that a setting names, for example `dataset=my_module:load`. Its module is imported first.
+    """Return the function that `setting` names as MODULE:FUNCTION, for example `dataset=my_module:load`.
 
-    The module is searched for in the current folder and in the installed packages.
-
-    Args:
-        setting: name of the setting, for error messages.
-        text: MODULE:FUNCTION.
+    Its module is imported first, from the current folder or the installed packages.
 
     Raises:
         SettingError: if the text has another form, if the module or the function is not found, or if the source of the
@@ -95,14 +97,7 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
         raise SettingError(
             f"{setting}={text!r} must have the form MODULE:FUNCTION, for example {setting}=my_module:load"
         )
-    try:
-        with _current_folder_first():
-            function = getattr(importlib.import_module(module), name, None)
-        _check_unchanged(module)
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            f"{setting}={text}: {error}. Modules are searched for in the current folder and in the installed packages."
-        ) from error
+    function = getattr(_imported(f"{setting}={text}", module), name, None)
     if not callable(function):
         hint = ". Define it in this notebook or script first" if module == "__main__" else ""
         raise SettingError(f"{setting}={text}: the module {module} has no function {name}{hint}")
@@ -110,16 +105,9 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
 
 
 def call_own_function(what: str, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
-    """Call a function of the user and return its result.
+    """Call a function of the user and return its result. `what` is the setting that names the function.
 
-    Args:
-        what: the setting that names the function, for the error message.
-        function: the function.
-        arguments: its arguments.
-        more: its keyword arguments.
-
-    Raises:
-        SettingError: if the function raises an error. The message names the line. An AlmaError is not replaced.
+    If it raises an error other than an AlmaError, raise a SettingError whose message names the line.
     """
     try:
         return function(*arguments, **more)
@@ -135,15 +123,10 @@ def call_own_function(what: str, function: Callable[..., Result], *arguments: An
 
 
 def function_name(setting: str, function: Callable[..., Any]) -> str:
-    """Return the text MODULE:FUNCTION that names a function or a class of the user.
+    """Return the text MODULE:FUNCTION that names a function or a class of the user, as the value of `setting`.
 
-    Args:
-        setting: name of the setting that gets the text, for error messages.
-        function: the function.
-
-    Raises:
-        SettingError: if it is not defined at the top level of a module, a script or a notebook, so that it cannot be
-            found by its name.
+    Raise SettingError if it is not defined at the top level of a module, a script or a notebook, and so cannot be
+    found.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if name is None or getattr(sys.modules.get(module or ""), name, None) is not function:
@@ -211,8 +194,8 @@ def source_digest(function: Callable[..., Any], setting: str, value: str) -> str
 def plugin_named_by(arguments: Sequence[str]) -> str | None:
     """Return the name of the plugin that a command line selects; None if it selects no plugin.
 
-    The argument `plugin=MODULE` selects a plugin. Without this argument, the preset file of `preset=NAME` can select a
-    plugin with the key `plugin`, if the preset file is in the folder given by `--config-dir`.
+    The argument `plugin=MODULE` selects a plugin. Without it, the preset file of `preset=NAME` can do so, with the key
+    `plugin`, if it is in the folder given by `--config-dir`.
     """
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
     if "plugin" in values:

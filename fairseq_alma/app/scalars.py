@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.files import remove
-from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.ledger import LedgerRow, Spent
 
 logger = logging.getLogger(__name__)
 
@@ -56,23 +56,23 @@ class RunScalars:
         self._writer: Any = None
         self._flushed = time.monotonic()
         self._num_seen = 0
-        self._sums = Sums(cer_from)
+        self._cer_from = cer_from
+        # Over the arrivals so far: the sum of error rates or perplexities, and the costs.
+        self._quality, self._spent = 0.0, Spent()
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
-        """Write the scalars of the rows that were added to the ledger since the last call.
+        """Write the scalars of the rows that were added to the ledger since the last call. `rows` are all rows so far.
 
-        If no stage was trained at an arrival, its scalars are skipped, because the model has not changed. There are two
-        exceptions: the scalars of the untrained learner (t = 0) and of the last arrival are always written. If no stage
-        was trained at the last arrival, `close` writes its scalars.
-
-        Args:
-            rows: all rows of the ledger so far, including those of earlier calls.
+        If no stage was trained at an arrival, its scalars are skipped, because the model has not changed. But the
+        scalars of the untrained learner (t = 0) and of the last arrival are always written, the latter by `close`.
         """
         if not self._is_on:
             return
         for row in rows[self._num_seen :]:
-            self._sums.add(row)
+            if row.t >= self._cer_from:
+                self._quality += row.scores.error_rate or row.scores.perplexity or 0.0
+            self._spent += row.spent
             self._unwritten = row
             if row.t == 0 or row.updated:
                 self._write_row()
@@ -81,11 +81,7 @@ class RunScalars:
     def during_stage(self, name: str, value: float, stage_index: int, progress: float) -> None:
         """Write the scalar during_stage/NAME at TensorBoard step 1000 * (stage_index - 1 + progress).
 
-        Args:
-            name: name of the scalar.
-            value: value of the scalar.
-            stage_index: index of the stage, from 1.
-            progress: finished fraction of the stage, between 0 and 1.
+        `stage_index` is counted from 1. `progress` is the finished fraction of the stage, between 0 and 1.
         """
         if self._is_on:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
@@ -101,7 +97,7 @@ class RunScalars:
 
     def _write_row(self) -> None:
         if self._unwritten is not None:
-            self._write(values_at(self._unwritten, self._sums), self._unwritten.t)
+            self._write(values_at(self._unwritten, self._quality, self._spent), self._unwritten.t)
             self._unwritten = None
 
     def _write(self, values: dict[str, float], step: int) -> None:
@@ -138,34 +134,10 @@ class RunScalars:
         self._is_on, self._writer, self._unwritten = False, None, None
 
 
-class Sums:
-    """Running totals over the arrivals so far: the sum of error rates or perplexities, and the sums of the costs.
+def values_at(row: LedgerRow, quality: float, spent: Spent) -> dict[str, float]:
+    """Return the scalars of one arrival, name -> value.
 
-    Args:
-        cer_from: first arrival whose error rate or perplexity is added.
-    """
-
-    def __init__(self, cer_from: int = 1) -> None:
-        self._cer_from = cer_from
-        self.quality = 0.0
-        self.train_flops = self.num_updates = 0
-        self.train_seconds = 0.0
-
-    def add(self, row: LedgerRow) -> None:
-        """Add the scores and costs of the next ledger row to the sums."""
-        if row.t >= self._cer_from:
-            self.quality += row.scores.error_rate if row.scores.error_rate is not None else row.scores.perplexity or 0.0
-        self.train_flops += row.spent.train_flops
-        self.num_updates += row.spent.num_updates
-        self.train_seconds += row.spent.train_seconds
-
-
-def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
-    """Return a mapping from scalar name to value for one arrival. Scalars without a value are left out.
-
-    Args:
-        row: ledger row of the arrival.
-        sums: sums over all arrivals up to this one.
+    `quality` is the sum of error rates or perplexities, and `spent` that of the costs, over all arrivals so far.
     """
     scores = row.scores
     values: dict[str, float | None] = {
@@ -176,9 +148,9 @@ def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
         "validation/error_rate": scores.validation_error_rate,
         "validation/perplexity": scores.validation_perplexity,
         "validation/prequential_error_rate": row.prequential.error_rate if row.prequential else None,
-        "cost/train_tflops": sums.train_flops / 1e12,
-        "cost/updates": sums.num_updates,
-        "cost/train_seconds": sums.train_seconds,
+        "cost/train_tflops": spent.train_flops / 1e12,
+        "cost/updates": spent.num_updates,
+        "cost/train_seconds": spent.train_seconds,
         "model/parameters": scores.num_params,
         "model/experts": scores.num_experts,
         "model/members": scores.num_members,
@@ -186,5 +158,5 @@ def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
     }
     if row.t >= 1:
         is_vision = scores.error_rate is not None
-        values["stream/cer" if is_vision else "stream/average_perplexity"] = sums.quality / (1 if is_vision else row.t)
+        values["stream/cer" if is_vision else "stream/average_perplexity"] = quality / (1 if is_vision else row.t)
     return {name: float(value) for name, value in values.items() if value is not None}

@@ -37,13 +37,10 @@ def _is_of(value: Any, module: str) -> bool:
 
 
 def _source_of(value: Any) -> str:
-    """Return the source of a function or class.
+    """Return the source of a function or class. Raise OSError or TypeError if it cannot be read.
 
     Before Python 3.13, inspect does not find the source of a class of a notebook, but that of its methods. Then the
     result is made of the methods and of the constants of the class.
-
-    Raises:
-        OSError, TypeError: if the source cannot be read.
     """
     try:
         return inspect.getsource(value)

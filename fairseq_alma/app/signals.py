@@ -11,10 +11,9 @@ from contextlib import contextmanager
 def stopped_by_signals(command: str, what_happens: str) -> Iterator[list[int]]:
     """Context manager in which SIGTERM and SIGUSR1 stop the command like Ctrl-C. What happens then is printed.
 
-    A scheduler such as Slurm sends these signals before a job ends. It may send SIGTERM several times, so only the
-    first signal has an effect. Pressing Ctrl-C a second time stops the command at once.
-
-    The value of the context manager is a list, to which the number of the signal is added when it arrives.
+    A scheduler such as Slurm sends these signals before a job ends, SIGTERM perhaps several times, so only the first
+    signal has an effect. Pressing Ctrl-C a second time stops the command at once. The value of the context manager is a
+    list, to which the number of the signal is added when it arrives.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

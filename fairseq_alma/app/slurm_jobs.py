@@ -80,11 +80,7 @@ class JobRecord:
 
 
 class RunJobs:
-    """The Slurm jobs of a run, and their records in the folder RUN/launch.
-
-    Args:
-        run: the run folder.
-    """
+    """The Slurm jobs of a run, and their records in the folder RUN/launch."""
 
     def __init__(self, run: str | Path):
         self.run = Path(run)
@@ -129,18 +125,13 @@ class RunJobs:
     def queued(self, step: str | None = None) -> list[QueuedJob]:
         """Return the jobs of this run that are pending or running, all or those of a step.
 
-        Raises:
-            SlurmError: if Slurm does not answer.
+        Raise SlurmError if Slurm does not answer.
         """
         found = [job for job in queue() if job.comment.rpartition("#")[0] == str(self.run.absolute())]
         return [job for job in found if step is None or job.comment.rpartition("#")[2] == step]
 
     def queued_if_any(self) -> list[QueuedJob]:
-        """Return the jobs that are pending or running. A run without Slurm jobs has none, also if there is no Slurm.
-
-        Raises:
-            RunError: if the run has Slurm jobs, and Slurm does not answer.
-        """
+        """Like `queued`, but a run without Slurm jobs has none, also if there is no Slurm. The error is a RunError."""
         try:
             return self.queued() if self.command.exists() else []
         except SlurmError as error:
@@ -335,11 +326,7 @@ def _has_progress(folder: Path) -> bool:
 def status(folder: Path) -> int:
     """Print the ledger and the jobs of each run in `folder`, and what is left to do. Return the exit status.
 
-    Args:
-        folder: a run folder, or a folder that contains run folders at any depth.
-
-    Raises:
-        RunError: if no run is found.
+    Raise RunError if there is no run.
     """
     console = wide_console()
     done_by_jobs: dict[Path, str] = {}
@@ -375,10 +362,7 @@ def status(folder: Path) -> int:
 
 
 def print_jobs(jobs: RunJobs) -> str:
-    """Print the Slurm jobs of a run and their states.
-
-    Return what the jobs that are pending or running will do; "" if there are none.
-    """
+    """Print the Slurm jobs of a run and their states. Return what those that are pending or running will do, or ""."""
     if not jobs.command.exists():
         return ""
     try:
@@ -422,10 +406,7 @@ def cancel_runs(folder: Path) -> int:
     """End all runs in `folder` that are pending or running, and wait until they have ended. Return the exit status.
 
     Pending jobs are cancelled. Running jobs, and processes on this machine, get SIGTERM and save a checkpoint before
-    they end.
-
-    Raises:
-        RunError: if there is no run, if a run cannot be cancelled from here, or does not end in time.
+    they end. Raise RunError if there is no run, if a run cannot be cancelled from here, or does not end in time.
     """
     runs = runs_in(folder)
     cancelled = [run for run in runs if _cancel(RunJobs(run))]
@@ -471,8 +452,7 @@ def _cancel(jobs: RunJobs) -> bool:
 def follow_logs(folder: Path) -> int:
     """Print the logs of the runs in `folder`, and new lines until no run is pending or running. Return the exit status.
 
-    Raises:
-        RunError: if there is no run.
+    Raise RunError if there is no run.
     """
     runs = [RunJobs(run) for run in runs_in(folder)]
     positions: dict[Path, int] = {}
@@ -506,8 +486,7 @@ def _logs(run: Path) -> Iterator[Path]:
 def runs_in(folder: Path) -> list[Path]:
     """Return the run folders in `folder`, at any depth, also those of runs whose first job has not started.
 
-    Raises:
-        RunError: if there are none.
+    Raise RunError if there are none.
     """
     found = {*find_runs(folder), *(path.parent.parent for path in folder.rglob(f"{FOLDER}/command.json"))}
     if not found:

@@ -63,9 +63,7 @@ class BestByValidation(Callback):
 def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the summaries of the finished jobs of a sweep, best job first, and the names of the unfinished jobs.
 
-    Args:
-        folder: the folder of the sweep.
-        of_images: whether the jobs are those of alma-vision. Finished runs of the other command are left out.
+    Finished runs of the other command are left out: `of_images` says whether the jobs are those of alma-vision.
     """
     seeds_of: dict[Path, list[Path]] = {}
     for path in find_runs(folder):
@@ -108,9 +106,7 @@ def _stream_of(run: Path) -> tuple:
 def _add_average_validation(summaries: Sequence[dict[str, Any]], folders_of: Sequence[list[Path]]) -> None:
     """Add the average validation error to the summaries of vision jobs, as alma-report computes it.
 
-    Args:
-        summaries: the summary of each job.
-        folders_of: for each job, the run folder of each seed.
+    `folders_of` has, for each job, the run folder of each seed.
     """
     ledgers = [[Ledger(folder / "ledger.jsonl").rows() for folder in folders] for folders in folders_of]
     untrained = [rows[0].scores.error_rate if rows else None for seeds in ledgers for rows in seeds]

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Spent
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_folder import find_runs
@@ -93,37 +93,33 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     # Some arrivals are not shown. Their cost is added to the next line that is shown, so that the columns still sum to
     # the total cost.
     starts = [0, *(row.t + 1 for row in shown)]
-    costs_of = [[one.spent for one in rows[start : row.t + 1]] for start, row in zip(starts, shown, strict=False)]
-    unit, flops_of_unit = flops_unit([sum(cost.train_flops for cost in costs) for costs in costs_of])
+    costs = [
+        sum((one.spent for one in rows[start : row.t + 1]), Spent()) for start, row in zip(starts, shown, strict=False)
+    ]
+    unit, flops_of_unit = flops_unit([cost.train_flops for cost in costs])
     for name in ("t", "stage", *quality, "params", "updates", f"train {unit}", "seconds"):
         table.add_column(name, justify="right")
-    for row, costs in zip(shown, costs_of, strict=True):
+    for row, cost in zip(shown, costs, strict=True):
         scores, trained = row.scores, row.stage > 0
         if is_vision:
             numbers = [f"{scores.error_rate:.2%}", f"{scores.validation_error_rate or 0:.2%}"]
         else:
             validation = scores.validation_perplexity
             numbers = [f"{scores.perplexity:.2f}", f"{scores.word_perplexity or 0:,.1f}", f"{validation:.2f}"]
-        seconds = sum(cost.train_seconds for cost in costs)
         table.add_row(
             str(row.t),
             str(row.stage),
             *(numbers if trained else ["*"] * len(numbers)),
             f"{scores.num_params:,}" if is_vision else f"{scores.num_params / 1e6:.2f}M",
-            f"{sum(cost.num_updates for cost in costs):,}",
-            f"{sum(cost.train_flops for cost in costs) / flops_of_unit:,.4g}",
-            f"{seconds:,.1f}" if is_vision else f"{seconds:,.0f}",
+            f"{cost.num_updates:,}",
+            f"{cost.train_flops / flops_of_unit:,.4g}",
+            f"{cost.train_seconds:,.1f}" if is_vision else f"{cost.train_seconds:,.0f}",
         )
     return table
 
 
 def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
-    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
-
-    Args:
-        rows: all rows of the ledger.
-        wait: the setting `wait` of the run.
-    """
+    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none."""
     last_stage = max((row.t for row in rows if row.updated), default=0)
     count = rows[-1].t - last_stage
     if not count:

@@ -6,11 +6,8 @@ import sys
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers that name two parameters of glibc's function mallopt. The header malloc.h defines the numbers."""
 MMAP_THRESHOLDS = (1 << 30, 1 << 25)
-"""Values for glibc's parameter M_MMAP_THRESHOLD, in bytes.
-
-If the program frees a memory block that is larger than M_MMAP_THRESHOLD, glibc usually returns the block to the
-operating system at once. A high threshold avoids this. Older glibc releases refuse the first value. For these releases,
-the second value is used."""
+"""Values for glibc's parameter M_MMAP_THRESHOLD, in bytes: it returns larger freed blocks to the operating system at
+once. Older glibc releases refuse the first value. For these releases, the second value is used."""
 
 
 def keep_freed_memory() -> None:
@@ -20,11 +17,9 @@ def keep_freed_memory() -> None:
     again. Without this function, up to a quarter of the time of a step is spent on requesting memory from the operating
     system. The results of the training do not change. On a system without glibc, this function does nothing.
 
-    glibc has two thresholds: it returns freed memory to the operating system only if the size of this memory exceeds a
-    threshold. This function raises both thresholds. The change cannot be undone, because glibc has no function that
-    returns the thresholds from before the change. Also, glibc normally adjusts the thresholds automatically, and stops
-    this as soon as a program sets one of them. So call this function only in a process that runs nothing but the
-    training, and not in a function that other programs may call, such as `vision.runs.run`.
+    The change cannot be undone, because glibc has no function that returns its thresholds, and stops adjusting them. So
+    call this function only in a process that runs nothing but the training, and not in a function that other programs
+    may call, such as `vision.runs.run`.
     """
     if not sys.platform.startswith("linux"):
         return

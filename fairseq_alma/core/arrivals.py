@@ -38,23 +38,14 @@ class StoredArrivals(TypedDict):
 
 
 def read_arrivals(folder: Path) -> StoredArrivals:
-    """Return the content of arrivals.json in a run folder.
-
-    Raises:
-        RunError: if the file is damaged.
-    """
+    """Return the content of arrivals.json in a run folder. Raise RunError if the file is damaged."""
     return read_json(RunFolder(folder).arrivals, StoredArrivals, advice="restore the file from a backup")
 
 
 class Arrivals:
-    """Reads and writes arrivals.json and decisions.jsonl in a run folder.
+    """Reads and writes arrivals.json and decisions.jsonl in a run folder. Raises RunError if one of them is damaged.
 
-    Args:
-        folder: the run folder.
-        durable: if True, the disk must have stored the decisions before `write` returns.
-
-    Raises:
-        RunError: if one of the files is damaged.
+    If `durable`, the disk has stored the decisions when `write` returns.
     """
 
     def __init__(self, folder: Path, durable: bool):
@@ -66,11 +57,7 @@ class Arrivals:
         self._decisions: dict[int, Decision] = {}
         self.unwritten: list[dict[str, Any]] = []
         """Lines for decisions.jsonl that `write` will append."""
-        for number, line in enumerate(self._lines.values(), start=1):
-            try:
-                t, decision = decision_of(line)
-            except ValueError as error:
-                raise RunError(f"{self._lines.path}, line {number} is damaged ({error}): restore the file") from error
+        for number, (t, decision) in enumerate(self._lines.parsed(decision_of), start=1):
             if not 0 <= t - len(self._decisions) <= 1:
                 raise RunError(
                     f"{self._lines.path}, line {number} is damaged (t is {t} after {len(self._decisions)} decisions): "
@@ -119,10 +106,6 @@ class _Line(TypedDict):
 
 
 def decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
-    """Return the arrival and what was recorded there, for a line of decisions.jsonl.
-
-    Raises:
-        ValueError: if the line is damaged.
-    """
+    """Return the arrival and the decision in a line of decisions.jsonl. Raise ValueError if the line is damaged."""
     value_of(line, _Line)
     return line["t"], Decision(line["due"], Prequential.from_json(line), line.get("reason"))

@@ -23,11 +23,7 @@ class AverageWeights:
 
     @classmethod
     def parse(cls, text: str) -> "AverageWeights":
-        """Return the weights for a value of the setting `average`: power:P or decay:D.
-
-        Raises:
-            SettingError: if the text has another form, or if the number is out of range.
-        """
+        """Return the weights for a value of the setting `average`: power:P or decay:D. Raise SettingError otherwise."""
         kind, _, number = text.partition(":")
         try:
             value = float(number)
@@ -43,16 +39,11 @@ class AverageWeights:
         )
 
     def weight_of_newest(self, count: int) -> float:
-        """Return the weight of the newest parameters in the average, between 0 and 1. The rest is the old average.
+        """Return the weight of the newest parameters in the average of `count` parameters. The rest is the old average.
 
-        With a decay d, the first parameters would dominate the average for about 1 / (1 - d) steps. So at first, all
-        parameters have the same weight.
-
-        With a power p, the newest of n parameters has the weight (p + 1) / (n + p): polynomial-decay averaging (Shamir
-        and Zhang 2013, "Stochastic gradient descent for non-smooth optimization").
-
-        Args:
-            count: number of parameters that were averaged so far, with the newest, at least 1.
+        With a power p, it is (p + 1) / (count + p): polynomial-decay averaging (Shamir and Zhang 2013, "Stochastic
+        gradient descent for non-smooth optimization"). With a decay d, the first parameters would dominate the average
+        for about 1 / (1 - d) steps. So at first, all parameters have the same weight.
         """
         if self.decay is not None:
             return max(1 / count, 1 - self.decay)

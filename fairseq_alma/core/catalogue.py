@@ -1,10 +1,7 @@
 """The catalogue of learners. It lists the name, the label and the settings of each learner.
 
 Commands, reports, documentation and tests read the catalogue. The classes that implement the learners are in
-`vision/learners` and `fairseq_alma/lm/learners.py`.
-
-A plugin (a Python module that the user wrote) can define further learners. It adds a catalogue entry for each of
-these learners.
+`vision/learners` and `fairseq_alma/lm/learners.py`. A plugin, a Python module of the user, adds its learners.
 """
 
 from collections.abc import Collection, Mapping
@@ -44,20 +41,16 @@ _SETTINGS: Mapping[Program, str] = {
     "vision": "vision.settings:VisionSettings",
     "language model": "fairseq_alma.lm.settings:LanguageModelSettings",
 }
-"""For each of the two programs, the class with the settings of its runs, as MODULE:CLASS. It is imported when it is
-needed, so that this package imports no other."""
+"""The class with the settings of each program's runs, as MODULE:CLASS. It is imported when it is needed, so that this
+package imports no other."""
 
 _IDENTITY = ("stacked_from", "evaluated_on", "dictionary", "cer_from", "test_digest", "pixels")
-"""Keys of settings.json that describe the stream, or the other runs that were trained together. A report compares two
-runs only if their streams are the same."""
+"""Keys of settings.json that describe the stream, or the other runs that were trained together."""
 
 
 @dataclass(frozen=True)
 class LearnerEntry:
-    """Catalogue entry of a learner: name, label, properties and settings classes.
-
-    The entry does not contain the class that implements the learner.
-    """
+    """Catalogue entry of a learner: name, label and settings classes, but not the class that implements the learner."""
 
     name: str
     """Name of the learner, as given in `learner=`."""
@@ -71,10 +64,7 @@ class LearnerEntry:
     """Class of the learner's settings in alma-lm; None if alma-lm does not have this learner."""
 
     def settings(self, program: Program) -> type[LearnerSettings] | None:
-        """Return the learner's settings class for `program`, which is "vision" or "language model".
-
-        Return None if the learner does not exist for `program`.
-        """
+        """Return the learner's settings class for `program`; None if the learner does not exist there."""
         return self.vision if program == "vision" else self.language_model
 
 
@@ -99,22 +89,15 @@ def _clear_caches() -> None:
 
 
 def learners(program: Program | None = None) -> list[LearnerEntry]:
-    """Return the catalogue entries of all learners, or only of the learners in one of the two programs.
+    """Return the catalogue entries of all learners, or only of those in one of the two programs.
 
     The learners of the paper come first, in the order of the paper. The learners of plugins come last.
-
-    Args:
-        program: "vision" or "language model". By default, the learners of both programs are returned.
     """
     return [entry for entry in _ENTRIES.values() if program is None or entry.settings(program) is not None]
 
 
 def find_learner(name: str, program: Program) -> LearnerEntry:
-    """Return the catalogue entry of the learner `name`.
-
-    Raises:
-        SettingError: if `program` ("vision" or "language model") has no learner with this name.
-    """
+    """Return the catalogue entry of a learner. Raise SettingError if `program` has no learner with this name."""
     known = {entry.name: entry for entry in learners(program)}
     if not isinstance(name, str):
         raise SettingError(f"learner={name!r} must be a string")
@@ -127,10 +110,7 @@ def find_learner(name: str, program: Program) -> LearnerEntry:
 
 
 def label_of(name: str) -> str:
-    """Return the label of the learner `name`, which is its name in figures and tables.
-
-    If the catalogue does not contain the learner, return `name` itself.
-    """
+    """Return the label of a learner, which is its name in figures and tables; `name` itself for an unknown learner."""
     return _ENTRIES[name].label if name in _ENTRIES else name
 
 
@@ -142,17 +122,14 @@ def learners_that_take(setting: str, program: Program) -> list[str]:
 
 @cache
 def own_settings(name: str, program: Program) -> list[str]:
-    """Return the names of the additional settings of the learner `name`, without the settings that every run has.
-
-    The list is empty if the catalogue does not contain the learner.
-    """
+    """Return the names of the settings that a learner has beside those of every run; [] for an unknown learner."""
     settings = _ENTRIES[name].settings(program) if name in _ENTRIES else None
     return [one.name for one in describe(settings)] if settings is not None else []
 
 
 @cache
 def all_settings(program: Program) -> tuple[SettingDescription, ...]:
-    """Return the settings of every run in one of the two programs, and then the settings that only some learners have.
+    """Return the settings of every run in a program, and then those that only some learners have.
 
     A setting that several learners declare occurs several times.
     """
@@ -167,7 +144,7 @@ def settings_that_are(flag: str, program: Program | None = None) -> tuple[str, .
 
     Args:
         flag: name of one of the fields of `Flags` that are true or false, for example "free".
-        program: "vision" or "language model". By default, the settings of both programs are returned.
+        program: the program. By default, the settings of both programs are returned.
     """
     programs: tuple[Program, ...] = tuple(_SETTINGS) if program is None else (program,)
     found = [(one.name, each) for each in programs for one in all_settings(each) if getattr(one.flags, flag)]
@@ -178,9 +155,7 @@ def settings_that_are(flag: str, program: Program | None = None) -> tuple[str, .
 def options(program: Program, learners_too: bool = False) -> dict[str, Any]:
     """Return the settings that switch something on that the paper does not have, each with the value that is off.
 
-    Args:
-        program: "vision" or "language model".
-        learners_too: whether to include the settings that only some learners have.
+    With `learners_too`, those that only some learners have are included.
     """
     found = {one.name: one.flags.off for one in all_settings(program) if one.flags.off is not ...}
     return {name: off for name, off in found.items() if learners_too or not learners_that_take(name, program)}
@@ -194,9 +169,7 @@ def not_compared(name: str) -> bool:
 def takes(program: Program, learner: str, setting: str) -> bool:
     """Return True if a run of `learner` has the setting `setting`.
 
-    This is the case if every run has the setting, or if the setting is one of the additional settings of `learner`. For
-    a learner that is not in the catalogue, return True for every setting. Its settings are not known here, because it
-    may come from a plugin that is not imported.
+    For an unknown learner, perhaps one of a plugin that is not imported, it is True for every setting.
     """
     if learner not in _ENTRIES or _ENTRIES[learner].settings(program) is None:
         return True
@@ -205,11 +178,7 @@ def takes(program: Program, learner: str, setting: str) -> bool:
 
 
 class RunSettings(Settings):
-    """Base class for the object with all settings of a run.
-
-    The field `learner_settings` contains the additional settings of the learner. All other fields are settings that
-    every run has.
-    """
+    """Base class for all settings of a run. `learner_settings` has the additional settings of the learner."""
 
     program: ClassVar[Program]
     learner: str
@@ -218,8 +187,7 @@ class RunSettings(Settings):
     def _complete_and_check_learner_settings(self) -> None:
         """Check the additional settings of the learner. If they are None, first set them to the default settings.
 
-        Subclasses call this method at the end of `__post_init__`. The check compares them with the other settings, so
-        the other settings must have been checked before.
+        Subclasses call this at the end of `__post_init__`, because the check compares them with the other settings.
         """
         kind = find_learner(self.learner, self.program).settings(self.program)
         # `kind` cannot be None, because find_learner accepts only learners with a settings class for `program`. The
@@ -245,9 +213,8 @@ class RunSettings(Settings):
         Args:
             values: setting name -> value. If the value of an additional setting of the learner is None, the setting
                 gets its default value.
-            given: names of the settings that the user typed; by default all names in `values`. If `values` contains a
-                setting that only other learners have, there are two cases. If the user typed the setting, an error is
-                raised. If not, the setting comes from a preset and is ignored.
+            given: names of the settings that the user typed; by default all. Other settings come from a preset. Then
+                those that only other learners have are ignored.
 
         Raises:
             SettingError: if a name is unknown, if the user typed a setting that only other learners have, or if a value

@@ -32,8 +32,7 @@ _ENTRIES: dict[str, DatasetEntry] = {}
 def add_dataset(entry: DatasetEntry) -> None:
     """Add a dataset to the catalogue.
 
-    Raises:
-        SettingError: if the name belongs to a dataset of another module, or if the number of mega-batches is invalid.
+    Raise SettingError if the name belongs to a dataset of another module, or if the number of mega-batches is invalid.
     """
     known = _ENTRIES.get(entry.name)
     # A module that is imported again registers its datasets again, with new function objects.

@@ -91,12 +91,8 @@ class ErrorCurve:
 def known_error(prequential: Sequence[Prequential | None] | None, scores: Sequence[Scores]) -> float | None:
     """Return the error that a learner knows at an arrival, before it trains on the new mega-batch; None if unknown.
 
-    Vision: the prequential error rate. Language models, which have none: the validation perplexity of the last stage.
-    All seeds of a run need one common decision, so this is the mean over the seeds.
-
-    Args:
-        prequential: for each seed, the prequential score at this arrival, if it is known.
-        scores: for each seed, the latest scores of the learner. Test scores are not used.
+    Vision: the prequential error rate at this arrival. Language models, which have none: the latest validation
+    perplexity. It is the mean over the seeds of a run, which need one common decision. Test scores are not used.
     """
     values = [one.error_rate for one in prequential or () if one is not None]
     if not values:
@@ -116,12 +112,10 @@ def stage_exponent(replay: bool | str | float) -> float:
 
 
 def relative_charge(ratio: float, exponent: float, stage_exponent: float) -> float:
-    """Return the summed error of a long stream, up to a factor, if each stage has `ratio` times the earlier data.
+    """Return the summed error of a long stream, up to a factor, if each stage has `ratio` (r > 0) times the data
+    before.
 
-    Args:
-        ratio: r, above 0.
-        exponent: b, below 1.
-        stage_exponent: s.
+    `exponent` is b, below 1, and `stage_exponent` is s.
     """
     return ratio * ((1 + ratio) / ratio) ** stage_exponent / ((1 + ratio) ** (1 - exponent) - 1)
 
@@ -129,9 +123,7 @@ def relative_charge(ratio: float, exponent: float, stage_exponent: float) -> flo
 def best_ratio(exponent: float, stage_exponent: float) -> float:
     """Return the ratio with the smallest `relative_charge`: a multiple of 0.05 up to MAX_RATIO, or 0 if s is 0.
 
-    Args:
-        exponent: b. Above 0.9, it counts as 0.9: the sum converges too fast for the model.
-        stage_exponent: s.
+    An exponent b above 0.9 counts as 0.9: the sum converges too fast for the model.
     """
     if not stage_exponent:
         return 0.0
@@ -141,12 +133,9 @@ def best_ratio(exponent: float, stage_exponent: float) -> float:
 
 
 def auto_ratio(curve: ErrorCurve, replay: bool | str | float, default: float) -> tuple[float, str]:
-    """Return the ratio that wait=auto uses now, and the reason as text.
+    """Return the ratio that wait=auto uses now, and the reason as text, given the errors that are known so far.
 
-    Args:
-        curve: the errors that are known so far.
-        replay: the setting `replay`.
-        default: the ratio if the exponent b is not known yet, or if the errors do not fall as the model says.
+    The ratio is `default` if the exponent b is not known yet, or if the errors do not fall as the model says.
     """
     size_matters = stage_exponent(replay)
     if not size_matters:

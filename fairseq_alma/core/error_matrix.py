@@ -49,11 +49,7 @@ class ErrorMatrix:
 
 
 class ErrorFile:
-    """Writes errors.jsonl in a run folder.
-
-    Args:
-        folder: the run folder.
-    """
+    """Writes errors.jsonl in a run folder."""
 
     def __init__(self, folder: Path):
         self._lines = JsonLines(folder / FILE, durable=False)
@@ -69,8 +65,7 @@ class ErrorFile:
     ) -> None:
         """Append the line of a stage.
 
-        A killed process may have written lines for this stage and later ones, which are trained again. The first call
-        removes these lines.
+        The first call removes lines that a killed process may have written for this stage and later ones.
         """
         names = {"class_names": list(class_names)} if class_names and stage == 0 else {}
         line = {
@@ -93,14 +88,9 @@ class ErrorFile:
 
 
 def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
-    """Return the error matrix of a run, or None if the run has none.
+    """Return the error matrix of a run, or None if the run has none. Raise RunError if errors.jsonl is damaged.
 
-    Args:
-        folder: the run folder.
-        stages: for each row of the ledger, the index of the last finished stage (`LedgerRow.stage`).
-
-    Raises:
-        RunError: if errors.jsonl is damaged.
+    `stages` has, for each row of the ledger, the index of the last finished stage (`LedgerRow.stage`).
     """
     path = folder / FILE
     if not path.exists():

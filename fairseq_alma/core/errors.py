@@ -47,7 +47,7 @@ class StoppedError(StageError):
 
 
 def message_of(error: Exception) -> str:
-    """Return the message of an error for the user. For one of the operating system: cause, file and what to do."""
+    """Return the message of an error for the user; for one of the operating system: cause, file and what to do."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     file = f": {fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""

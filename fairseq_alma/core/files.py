@@ -22,11 +22,9 @@ _counter = itertools.count()
 
 @contextmanager
 def file_named(path: str | Path, temporary: Path | None = None) -> Iterator[None]:
-    """Context manager that adds a path to an OSError that names no file, such as that of a write to a full disk.
+    """Context manager that adds the path of the file that is written to an OSError that names none, as on a full disk.
 
-    Args:
-        path: the file that is written in the block.
-        temporary: another name of the file, which is replaced by `path` in the error.
+    `temporary` is another name of the file, which is replaced by `path` in the error.
     """
     try:
         yield
@@ -96,10 +94,7 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
 def remove(path: Path) -> None:
     """Remove a file, or a folder with everything in it. It need not exist.
 
-    If this process holds a lease of a folder above `path`, nothing is removed after another process has taken it over.
-
-    Raises:
-        LeaseLostError: if another process has taken over the lease.
+    Raise LeaseLostError, and remove nothing, if another process has taken over the lease of a folder above it.
     """
     fence = fence_of(path)
     if fence and fence.place not in path.absolute().parents and fence.is_on_disk_of(path.parent):
@@ -119,10 +114,8 @@ def remove(path: Path) -> None:
 def sync_unsynced(but: Collection[str] = ()) -> None:
     """Wait until the disk has stored all files that this process has written with durable=False under its leases.
 
-    A done mark, which says that other files are complete, must be written after this call.
-
-    Args:
-        but: names of files for which this call does not wait.
+    A done mark, which says that other files are complete, must be written after this call. It does not wait for files
+    with names in `but`.
     """
     for fence in held_fences():
         chosen = {path for path in fence.unsynced if path.name not in but}
@@ -140,28 +133,19 @@ def sync_unsynced(but: Collection[str] = ()) -> None:
 def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
     """Return temporary files and folders that `written_aside` left behind in `folder` because its process was killed.
 
-    Args:
-        folder: the folder to search, without its subfolders.
-        name: final name of the file or folder that the killed process was writing. By default, the temporary files and
-            folders for all names are returned.
+    `name` is the final name of the file that was being written; by default any. Subfolders are not searched.
     """
     return list(Path(folder).glob(f".{Path(name).stem}.*.tmp*"))
 
 
 def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
-    """Atomically replace the content of the file `path` with `text`.
-
-    The argument `durable` and the raised errors are described in `written_aside`.
-    """
+    """Atomically replace the content of the file `path` with `text`. See `written_aside`."""
     with written_aside(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
 def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
-    """Atomically replace the content of the file `path` with `value` as indented JSON.
-
-    The argument `durable` and the raised errors are described in `written_aside`.
-    """
+    """Atomically replace the content of the file `path` with `value` as indented JSON. See `written_aside`."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # The text may contain a path that is not valid UTF-8. In a Python string, the invalid bytes of such a path are
     # characters that cannot be encoded as UTF-8 (lone surrogates). Write these characters as escapes such as \udc80,
@@ -185,8 +169,7 @@ def _digest_of_value(value: Mapping[str, Any]) -> str:
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises:
-        ValueError: if the text is not valid JSON, if an object has a key twice, or if lists are nested too deeply.
+    Raise ValueError if the text is not valid JSON, if an object has a key twice, or if lists are nested too deeply.
     """
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
@@ -251,11 +234,8 @@ def sha256_once(path: str | Path) -> str:
 def check_zip(path: str | Path) -> None:
     """Compare the checksums of the parts of a zip file, such as a checkpoint: torch does not compare them.
 
-    This process reads the file only once, as long as nobody replaces it.
-
-    Raises:
-        ValueError: if a part is damaged.
-        BadZipFile: if the file is not a zip file.
+    This process reads the file only once, as long as nobody replaces it. Raise ValueError if a part is damaged, and
+    BadZipFile if the file is not a zip file.
     """
     if damaged := _once(_damaged_part, str(path), _state_of(path)):
         raise ValueError(f"the checksum of {damaged} is wrong")
@@ -279,9 +259,7 @@ def _damaged_part(path: str) -> str | None:
 def digest_of_code(parts: Sequence[str]) -> str:
     """Return one digest of several Python files in the package `fairseq_alma`. It changes when one of them is edited.
 
-    Args:
-        parts: paths of folders and files, relative to the package. For a folder, the Python files directly in the
-            folder are included, but not those in its subfolders.
+    `parts` are paths of files and folders, relative to the package. Subfolders of a folder are not included.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()

@@ -68,7 +68,7 @@ class Holder:
 
     @classmethod
     def from_json(cls, value: Any) -> "Holder | None":
-        """Return the holder that is described by the content of a lease file; None if `value` is no such content.
+        """Return the holder that the content of a lease file describes; None if `value` is no such content.
 
         A lease file may come from somebody else, and its values are given to programs: they must be what this class
         writes.
@@ -160,9 +160,8 @@ ALIVE = "alive"
 def process_start(pid: int) -> str | None:
     """Return the start time of process `pid` in the PID namespace of this process; None if the process has ended.
 
-    The start time distinguishes the process from a later process with the same id. It is not known without /proc, for
-    example on macOS, and for processes of other users if /proc hides them (mount option hidepid, common on clusters).
-    Then the function returns ALIVE if there is a process with this id.
+    It is not known without /proc, for example on macOS, and for processes of other users if /proc hides them (mount
+    option hidepid, common on clusters). Then the function returns ALIVE if there is a process with this id.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -194,7 +193,7 @@ def _pid_namespace() -> str | None:
 
 
 def _cluster_name() -> str | None:
-    """Return the name of the Slurm cluster of this machine; None if this machine has no Slurm, or Slurm is silent."""
+    """Return the name of the Slurm cluster of this machine; None without Slurm, or if Slurm is silent."""
     if name := os.environ.get("SLURM_CLUSTER_NAME"):
         return name
     answer = _ask("scontrol", "show", "config")
@@ -203,7 +202,7 @@ def _cluster_name() -> str | None:
 
 
 def _ask(program: str, *arguments: str) -> tuple[int, str, str] | None:
-    """Run a Slurm command. Return its exit status, output and errors; None if it is not installed or takes too long."""
+    """Run a Slurm command. Return its exit status, output and errors; None if it is missing or takes too long."""
     path = shutil.which(program)
     if path is None:
         return None

@@ -4,22 +4,21 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import fence_of
 from fairseq_alma.core.files import file_named, parse_json, write_whole
 from fairseq_alma.core.json_types import value_of
 
+T = TypeVar("T")
+
 
 class JsonLines:
     """A file with one JSON object per line. A process that is killed can damage at most the line that it writes.
 
     An incomplete last line is ignored, and the next `append` removes it. Only one process at a time may append lines.
-
-    Args:
-        path: path of the file. It need not exist yet.
-        durable: if True, `append` waits until the disk has stored the line.
+    If `durable`, the disk has stored the line when `append` returns. The file need not exist yet.
     """
 
     def __init__(self, path: str | Path, durable: bool = True):
@@ -31,8 +30,7 @@ class JsonLines:
     def append(self, *values: dict[str, Any]) -> None:
         """Append each object as a line. First remove an incomplete last line, which a killed process may have left.
 
-        Raises:
-            LeaseLostError: if another process has taken over the folder.
+        Raise LeaseLostError if another process has taken over the folder.
         """
         lines = "".join(json.dumps(value) + "\n" for value in values)
         if not self.path.exists():
@@ -56,10 +54,7 @@ class JsonLines:
                 fence.unsynced.add(self.path.absolute())
 
     def keep_if(self, is_kept: Callable[[dict[str, Any]], bool], kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
-        """Remove the objects for which `is_kept` returns False. Return the others.
-
-        The new file replaces the old one in one step. For `kind` and the errors, see `values`.
-        """
+        """Atomically remove the objects for which `is_kept` returns False. Return the others. See `values`."""
         values = self.values(kind)
         kept = [value for value in values if is_kept(value)]
         if len(kept) < len(values):
@@ -75,18 +70,20 @@ class JsonLines:
         return content[: content.rfind(b"\n") + 1]
 
     def values(self, kind: Any = dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the objects of all complete lines, in order.
+        """Return the objects of all complete lines, in order, each of the declared type `kind`. See `parsed`."""
+        return self.parsed(lambda value: value_of(value, kind))
 
-        Args:
-            kind: the declared type of each object (see `fairseq_alma.core.json_types`).
+    def parsed(self, parse: Callable[[Any], T]) -> list[T]:
+        """Return what `parse` makes of the value of each complete line, in order.
 
-        Raises:
-            RunError: if a line is damaged. The message contains file and line number.
+        If a line is damaged, or `parse` raises ValueError, raise a RunError that names the file and the line.
         """
-        values = []
+        found = []
         for number, line in enumerate(self.complete_lines().split(b"\n")[:-1], start=1):
             try:
-                values.append(value_of(parse_json(line), kind))
+                found.append(parse(parse_json(line)))
             except ValueError as error:
-                raise RunError(f"{self.path}, line {number} is damaged ({error}): restore the file") from error
-        return values
+                raise RunError(
+                    f"{self.path}, line {number} is damaged ({error}): restore the file from a backup"
+                ) from error
+        return found

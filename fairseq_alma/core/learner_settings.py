@@ -21,10 +21,9 @@ class LearnerSettings(Settings):
 
     @property
     def stages_between_growths(self) -> int | None:
-        """Return the number of stages from one growth (step that adds capacity) to the next.
+        """Number of stages from one growth (step that adds capacity) to the next, the setting `grow_every`.
 
-        This number is the setting `grow_every`. Return None for a learner without this setting. Such a learner grows
-        at every stage or never.
+        It is None for a learner without this setting, which grows at every stage or never.
         """
         return None
 
@@ -33,14 +32,7 @@ class LearnerSettings(Settings):
         return False
 
     def check_run(self, run: Any) -> None:
-        """Check that these settings are compatible with the other settings of the run. The base class checks nothing.
-
-        Args:
-            run: the `VisionSettings` or `LanguageModelSettings` object that contains this object.
-
-        Raises:
-            SettingError: if the settings are invalid for this run.
-        """
+        """Raise SettingError if these settings are invalid for `run`, the object with all settings of the run."""
 
 
 # ---- Settings of the vision learners (alma-vision).
@@ -195,23 +187,19 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     random. 0 makes exact copies, 1 re-initializes all units."""
 
     def added_at(self, stage_index: int) -> int:
-        """Return the number of experts that are added to every mixture of experts before a stage.
-
-        Args:
-            stage_index: index of the stage, at least 2. There is no growth before the first stage.
-        """
-        return _number_at(self._growths, stage_index)
+        """Return the number of experts that are added to every mixture before a stage, whose index is at least 2."""
+        return _number_at(self.grow_experts, stage_index)
 
     def layers_added_at(self, stage_index: int) -> int:
-        """Return the number of layers that are added before a stage. See `added_at` for the argument."""
-        return _number_at(self._layer_growths, stage_index)
+        """Return the number of layers that are added before a stage, whose index is at least 2."""
+        return _number_at(self.grow_layers, stage_index)
 
     def grows_before(self, stage_index: int) -> bool:
         return stage_index > 1 and self.added_at(stage_index) + self.layers_added_at(stage_index) > 0
 
     def check_num_layers(self, num_layers: int) -> None:
         """Raise SettingError if a model with `num_layers` layers cannot grow by as many layers as grow_layers says."""
-        for number, added in enumerate(self._layer_growths, start=1):
+        for number, added in enumerate(_as_list(self.grow_layers), start=1):
             most = num_layers - num_layers % 2
             if added > most:
                 raise SettingError(
@@ -221,21 +209,14 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 )
             num_layers += added
 
-    @property
-    def _growths(self) -> list[int]:
-        return [] if self.grow_experts is None else _as_list(self.grow_experts)
-
-    @property
-    def _layer_growths(self) -> list[int]:
-        return _as_list(self.grow_layers)
-
     def check_run(self, run: Any) -> None:
         if self.grow_experts is None:
             raise SettingError("learner=gmoe needs grow_experts=, e.g. grow_experts=2")
         copied = ("grow_router", "copy_experts_by", "grow_drop")
         ignored = [f"{name}={value}" for name in copied if (value := getattr(self, name)) != getattr(type(self), name)]
         why = "from_scratch=true" if run.from_scratch else f"grow_experts={self.grow_experts}"
-        if ignored and (run.from_scratch or (self._growths and not any(self._growths))):
+        growths = _as_list(self.grow_experts)
+        if ignored and (run.from_scratch or (growths and not any(growths))):
             raise SettingError(f"{' '.join(ignored)} has no effect with {why}, which copies no experts: leave it out")
         if not 0 <= self.grow_drop <= 1:
             raise SettingError(f"grow_drop={self.grow_drop} must be a share between 0 and 1")
@@ -248,17 +229,18 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
 
     def _check_growths(self, run: Any) -> None:
         """Raise SettingError if the numbers of experts and layers that are added are invalid."""
-        for name, growths in (("grow_experts", self._growths), ("grow_layers", self._layer_growths)):
+        for name in ("grow_experts", "grow_layers"):
+            growths = _as_list(getattr(self, name))
             if not growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in growths):
                 raise SettingError(f"{name}={getattr(self, name)!r} must be an integer or a list of integers")
-        for added in self._layer_growths:
+        for added in _as_list(self.grow_layers):
             if added < 0 or added % 2:
                 raise SettingError(
                     f"grow_layers={self.grow_layers} must be even and not negative, because layers with a feed-forward "
                     f"network and layers with a mixture alternate. Set an even number of 0 or more"
                 )
         experts = run.experts
-        for number, added in enumerate(self._growths, start=1):
+        for number, added in enumerate(_as_list(self.grow_experts), start=1):
             if added < 0:
                 raise SettingError(
                     f"grow_experts={self.grow_experts} must not be negative: growth only adds experts. Set 0 or more"
@@ -285,10 +267,11 @@ def _no_effect_of_from_scratch(run: Any) -> str:
     return f"from_scratch=true has no effect with learner={run.learner}, whose stages train new networks: leave it out"
 
 
-def _as_list(growths: int | list[int]) -> list[int]:
-    return growths if isinstance(growths, list) else [growths]
+def _as_list(growths: int | list[int] | None) -> list[int]:
+    return growths if isinstance(growths, list) else [] if growths is None else [growths]
 
 
-def _number_at(growths: list[int], stage_index: int) -> int:
+def _number_at(growths: int | list[int] | None, stage_index: int) -> int:
     """Return the number for the growth before a stage: the last number is for all further growths."""
-    return growths[min(stage_index - 2, len(growths) - 1)]
+    numbers = _as_list(growths)
+    return numbers[min(stage_index - 2, len(numbers) - 1)]

@@ -1,8 +1,8 @@
 """Leases. A lease locks a folder, so that only one process writes to it.
 
-A lease is the file lease.json in the folder. The file names the process that holds the lease. While this process runs,
-it rewrites the file regularly. Leases are used instead of file locks, because file locks do not work on many shared
-file systems. A process that was stopped for so long that it lost its lease cannot write any more (see `core.fence`).
+A lease is the file lease.json in the folder. It names the process that holds the lease. While this process runs, it
+rewrites the file regularly. File locks are not used, because they do not work on many shared file systems. A process
+that was stopped for so long that it lost its lease cannot write any more (see `core.fence`).
 """
 
 import json
@@ -23,21 +23,20 @@ from fairseq_alma.core.holder import Holder
 HEARTBEAT_SECONDS = 15.0
 """Time in seconds between two renewals of a lease. A renewal rewrites the lease file."""
 STALE_SECONDS = 120.0
-"""Time in seconds. If the holder of a lease has not renewed it for this time, and it is not known whether the holder is
-running, another process may take over the lease.
+"""Time in seconds without a renewal after which another process may take over a lease, if it is not known whether its
+holder is running.
 
-The time is longer than a heartbeat plus the time for which a network file system may show old modification times (60
-seconds by default in NFS)."""
+It is longer than a heartbeat plus the time for which a network file system may show old modification times (60 seconds
+by default in NFS)."""
 POLL_SECONDS = 1.0
 """Time in seconds between two looks at the lease of a process of which it is not known whether it is running."""
 ASK_SECONDS = 10.0
 """Time in seconds between two questions to Slurm about the job of the holder, while a process waits for a lease."""
 HALF_WRITTEN_SECONDS = 2.0
-"""Time in seconds. If a lease file is older than this and still empty or incomplete, the process that was writing the
-file must have died."""
+"""If a lease file is older than this and still empty or incomplete, the process that was writing it must have died."""
 _MAX_LEASE_CHARACTERS = 10_000
 CLAIM_SECONDS = 10.0
-"""Time in seconds. If the folder .lease.claim is older than this, the process that created the folder must have died.
+"""If the folder .lease.claim is older than this, the process that created it must have died.
 
 A process creates this folder before it removes the lease of an ended process, so that no other process removes a lease
 at the same time. It deletes the folder after a few milliseconds."""
@@ -64,8 +63,7 @@ class Lease:
 
     Args:
         folder: the folder to lock. It is created if it does not exist.
-        stale_seconds: time in seconds without a renewal after which a lease is taken over, if it is not known whether
-            its holder is running.
+        stale_seconds: see STALE_SECONDS.
         guarded: the folder whose files only the holder may change. By default, it is `folder`.
 
     Raises:
@@ -118,10 +116,8 @@ class Lease:
     def wait(self) -> None:
         """Create the folder, and wait until no other process holds its lease.
 
-        `with` calls this method. Call it before if the wait, but not what follows, may be interrupted by Ctrl-C.
-
-        Raises:
-            RunError: if another process holds the lease and is running, or if the folder is not writable.
+        `with` calls this method. Call it before if the wait, but not what follows, may be interrupted by Ctrl-C. Raise
+        RunError if another process holds the lease and is running, or if the folder is not writable.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,11 +193,8 @@ class Lease:
     def _is_left_behind(self) -> bool:
         """Return True if the lease may be removed, because its holder has ended or has not renewed it in time.
 
-        Return False if the lease was just released, if the lease file is still being written, or if it is not known
-        yet whether the holder is running.
-
-        Raises:
-            RunError: if the holder is running. The message names the holder.
+        Return False if it was just released, is still being written, or if the holder's state is unknown. Raise a
+        RunError that names the holder if it is running.
         """
         # Read before `stat`: on a network file system, opening the file brings its modification time up to date.
         holder = _read(self.path)
@@ -270,11 +263,6 @@ class Lease:
                 claim.rmdir()
 
 
-def is_held(folder: str | Path) -> bool:
-    """Return True if a process holds a valid lease of `folder` (see `holder_of`). The folder is not changed."""
-    return holder_of(folder) is not None
-
-
 def holder_of_run(run: Path, ask_slurm: bool = False) -> Holder | None:
     """Return the process that is working on a run; None if there is none (see `holder_of`).
 
@@ -287,12 +275,8 @@ def holder_of_run(run: Path, ask_slurm: bool = False) -> Holder | None:
 def holder_of(folder: str | Path, ask_slurm: bool = False) -> Holder | None:
     """Return the process that holds a valid lease of `folder`; None if there is none. The folder is not changed.
 
-    If it is not known whether the holder is running, for example because it is on another machine, the lease is valid
-    if it was renewed in the last STALE_SECONDS, by the clock of this machine.
-
-    Args:
-        folder: the folder.
-        ask_slurm: whether to ask Slurm if the job of the holder has ended. It takes a fraction of a second.
+    If it is not known whether the holder is running, the lease is valid if it was renewed in the last STALE_SECONDS, by
+    the clock of this machine. `ask_slurm` says whether to ask Slurm, which takes a fraction of a second.
     """
     path = Path(folder) / "lease.json"
     holder = _read(path)

@@ -6,14 +6,11 @@ the untrained learner.
 
 import gzip
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.json_types import Amount, Fraction, Loss, Perplexity, value_of
 from fairseq_alma.core.settings import NonNegative
@@ -107,11 +104,7 @@ class Prequential:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Prequential | None":
-        """Return the scores in a JSON object that contains the result of `to_json`; None if it contains no scores.
-
-        Raises:
-            ValueError: if only one of the two scores is in the object, or if one is no score.
-        """
+        """Return the scores in a JSON object; None if it has none. Raise ValueError if one is missing or no score."""
         if "prequential_error_rate" not in value and "prequential_loss" not in value:
             return None
         value_of(value, _Ahead)
@@ -155,12 +148,9 @@ class LedgerRow:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
-        """Return the row for a JSON object that `to_json` returned.
+        """Return the row for a JSON object that `to_json` returned. Raise ValueError if it is no ledger row.
 
-        Keys that this version of ALMA does not know are ignored, because a later version may have written them.
-
-        Raises:
-            ValueError: if the object is not a ledger row.
+        Unknown keys are ignored, because a later version may have written them.
         """
         head = value_of(value, _Head)
         if None in value.values():
@@ -188,45 +178,26 @@ class Ledger:
 
     Exception: the last row is removed if a stage is trained at this arrival after all (see `SeedRecord.decision`).
 
-    The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
-
-    Args:
-        path: path of the file.
-        durable: if True, `append` waits until the disk has stored the row.
+    The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to it. If `durable`, the
+    disk has stored the row when `append` returns.
     """
 
     def __init__(self, path: str | Path, durable: bool = True):
         self.path = Path(path)
-        self._lines = JsonLines(path, durable)
+        self._lines = _CompressibleLines(path, durable)
 
     def rows(self) -> list[LedgerRow]:
         """Return all complete rows, in order. Ignore an incomplete last line, which a killed process may have left.
 
-        Raises:
-            RunError: if a line is damaged or the arrivals are out of order. The message contains file and line number.
+        If a line is damaged or the arrivals are out of order, raise a RunError that names the file and the line.
         """
-        if not self.path.exists():
-            return []
-        rows: list[LedgerRow] = []
-        content = self._read_complete_lines()
-        lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
-        # Decode all lines at once, which is faster. If the decoding fails, `lines` still contains bytes, and the loop
-        # below raises an error with the number of the damaged line.
-        with suppress(UnicodeDecodeError):
-            lines = content.decode("utf-8").split("\n")[:-1]
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = LedgerRow.from_json(parse_json(line))
-            except ValueError as error:
+        rows = self._lines.parsed(LedgerRow.from_json)
+        for number, row in enumerate(rows):
+            if row.t != number:
                 raise RunError(
-                    f"{self.path}, line {number} is damaged ({error}): restore the file from a backup"
-                ) from error
-            if row.t != len(rows):
-                raise RunError(
-                    f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}: "
+                    f"{self.path}, line {number + 1} contains arrival t={row.t}, expected t={number}: "
                     f"restore the file from a backup"
                 )
-            rows.append(row)
         return rows
 
     def remove_from(self, t: int) -> None:
@@ -237,9 +208,13 @@ class Ledger:
         """Append rows to the file. First remove an incomplete last line, which a killed process may have left."""
         self._lines.append(*(row.to_json() for row in rows))
 
-    def _read_complete_lines(self) -> bytes:
-        if self.path.suffix != ".gz":
-            return self._lines.complete_lines()
+
+class _CompressibleLines(JsonLines):
+    """The lines of a file that may be compressed."""
+
+    def complete_lines(self) -> bytes:
+        if self.path.suffix != ".gz" or not self.path.exists():
+            return super().complete_lines()
         most_bytes = _MAX_LEDGER_BYTES + _MAX_RATIO * self.path.stat().st_size
         try:
             with gzip.open(self.path) as file:

@@ -15,10 +15,7 @@ from fairseq_alma.core.settings import NonNegative
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
     """Return CER, the cumulative error rate (equation 1 of the paper): the sum of the error rates over t = 1..B.
 
-    Args:
-        rows: rows of the ledger.
-        first: first arrival whose error rate is added. The default, 1, leaves out the untrained learner (t = 0). With
-            0, the untrained learner is included, as in the first version of the paper.
+    With `first` = 0, the untrained learner (t = 0) is included, as in the first version of the paper.
     """
     return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
@@ -40,11 +37,9 @@ def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | N
 def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
     """Return the prequential validation error: the mean of `LedgerRow.prequential.error_rate` over t = 2..B.
 
-    The row of arrival t scores the predictor from before this arrival. So the mean is over the predictors after the
-    arrivals 1..B-1, each scored on the validation data of the next mega-batch. An untrained predictor is scored too.
-
-    Returns:
-        The mean, a fraction between 0 and 1. None if B = 1, or if the score of an arrival is missing.
+    The row of arrival t scores the predictor from before this arrival. So the mean, a fraction between 0 and 1, is over
+    the predictors after the arrivals 1..B-1, each scored on the validation data of the next mega-batch. An untrained
+    predictor is scored too. The result is None if B = 1, or if the score of an arrival is missing.
     """
     scores = [row.prequential for row in rows if row.t >= 2]
     known = [score.error_rate for score in scores if score is not None]
@@ -52,18 +47,16 @@ def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
 
 
 def average_validation_error(rows: Sequence[LedgerRow], untrained: float) -> float | None:
-    """Return the mean validation error rate of a vision run over t = 1..B.
+    """Return the mean validation error rate of a vision run over t = 1..B, a fraction between 0 and 1.
 
     Sweeps and reports compare runs by it if one of them has no prequential error. It is too low for small waits,
-    because the same data chose the epoch of each stage.
+    because the same data chose the epoch of each stage. It is None if there is no stage, or if a score after it is
+    missing.
 
     Args:
         rows: rows of the ledger.
         untrained: error rate to count for the arrivals before the first stage, for which a ledger has no validation
             error. Give the same number for all runs that are compared.
-
-    Returns:
-        The mean, a fraction between 0 and 1. None if there is no stage, or if a score after it is missing.
     """
     if not rows or rows[-1].stage == 0:
         return None
@@ -77,10 +70,8 @@ def prequential_perplexity(rows: Sequence[LedgerRow]) -> float | None:
     """Return the prequential validation perplexity of a language model: the geometric mean over t = 1..B.
 
     The geometric mean is exp of the mean loss per token. With the arithmetic mean, an untrained model, whose perplexity
-    is about the size of the vocabulary, would count hundreds of times as much as a trained one.
-
-    Returns:
-        The perplexity. None if the validation perplexity of an arrival is missing or is not a number.
+    is about the size of the vocabulary, would count hundreds of times as much as a trained one. It is None if the
+    validation perplexity of an arrival is missing or is not a number.
     """
     values = [row.scores.validation_perplexity for row in rows if row.t >= 1]
     known = [math.log(value) for value in values if value is not None and value > 0]
@@ -114,10 +105,8 @@ def period_losses(row: LedgerRow) -> list[float]:
 def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
     """Return the mean over each part of a matrix of losses: `backward`, `in_distribution` and `forward`.
 
-    See `period_averages` for the parts. A value that is NaN, and a part without values, is left out.
-
-    Args:
-        matrix: arrival t -> a value for each period. The first value belongs to the period that arrives at t = 1.
+    The matrix maps an arrival t to a value for each period, from the period that arrives at t = 1 on. See
+    `period_averages` for the parts. A value that is NaN, and a part without values, is left out.
     """
     values: dict[str, list[float]] = {"backward": [], "in_distribution": [], "forward": []}
     for t, row in matrix.items():
@@ -149,14 +138,8 @@ AVERAGE_VALIDATION_KEY = "average_validation_error_rate"
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
     """Return the content of summary.json for one run: the metrics of the run, and its numbers of arrivals and stages.
 
-    The prequential score is left out if the ledger does not have it for all arrivals.
-
-    Args:
-        rows: all rows of the ledger.
-        cer_from: first arrival whose error rate is added to CER, 0 or 1.
-
-    Raises:
-        ValueError: if the ledger has no arrival after t = 0.
+    The prequential score is left out if the ledger does not have it for all arrivals. For `cer_from`, 0 or 1, see
+    `cumulative_error_rate`. Raise ValueError if the ledger has no arrival after t = 0.
     """
     if len(rows) < 2:
         raise ValueError(
@@ -218,11 +201,7 @@ class SummaryFile(Summary, total=False):
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the content of summary.json in a folder.
-
-    Raises:
-        RunError: if the file is damaged.
-    """
+    """Return the content of summary.json in a folder. Raise RunError if the file is damaged."""
     advice = "remove the file, and run the training command again, which writes it"
     found = dict(read_json(folder / "summary.json", SummaryFile, advice=advice))
     if not found:
@@ -231,18 +210,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def check_summary(ledger: Path, rows: Sequence[LedgerRow], summary: Mapping[str, Any], cer_from: int = 1) -> None:
-    """Compare the metrics in summary.json with those of the ledger from which they were computed.
+    """Compare the metrics in `summary`, the content of summary.json, with those of the ledger with these rows.
 
-    A row can be damaged in such a way that it is still a row. Then its numbers do not give these metrics.
-
-    Args:
-        ledger: path of the ledger.
-        rows: all rows of the ledger.
-        summary: the content of summary.json. It may lack metrics, and may belong to another number of arrivals.
-        cer_from: see `summarize`.
-
-    Raises:
-        RunError: if they differ.
+    A row can be damaged in such a way that it is still a row. Then its numbers do not give these metrics, and RunError
+    is raised. The summary may lack metrics, and may belong to another number of arrivals.
     """
     if len(rows) < 2 or summary.get("num_arrivals") != rows[-1].t:
         return
@@ -274,9 +245,6 @@ def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any
 
     A metric is left out if the summary of at least one seed does not contain it. The standard error is the sample
     standard deviation divided by sqrt(number of seeds). It is None if there is only one seed.
-
-    Args:
-        per_seed: the summary of each run, as returned by `summarize`.
     """
     mean: dict[str, float] = {}
     stderr: dict[str, float | None] = {}

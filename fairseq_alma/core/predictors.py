@@ -46,15 +46,9 @@ def read_predictor(folder: Path, stage: int | None = None) -> Predictor: ...
 @overload
 def read_predictor(folder: Path, stage: int | None, kind: type[T]) -> T: ...
 def read_predictor(folder: Path, stage: int | None = None, kind: Any = Predictor) -> Any:
-    """Return which checkpoints predict in a run.
+    """Return which checkpoints predict in a run, now or after a stage, as an object of the declared type `kind`.
 
-    Args:
-        folder: the run folder.
-        stage: the stage after which they predicted; None for the current predictor.
-        kind: the declared type of the content.
-
-    Raises:
-        RunError: if the file that says so is damaged.
+    Raise RunError if the file that says so is damaged.
     """
     path = RunFolder(folder).predictor(stage)
     found = read_json(path, kind, advice="restore the file from a backup")
@@ -64,11 +58,7 @@ def read_predictor(folder: Path, stage: int | None = None, kind: Any = Predictor
 
 
 def checked_file(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Return the path of a checkpoint file of a run, which may not exist.
-
-    Raises:
-        RunError: if the file has changed since the run recorded it.
-    """
+    """Return the path of a checkpoint file of a run, which may not exist. Raise RunError if the file has changed."""
     path = folder / checkpoint["path"]
     if "sha256" in checkpoint and path.is_file() and sha256_once(path) != checkpoint["sha256"]:
         raise RunError(

@@ -17,11 +17,7 @@ _FILES = {
 
 @cache
 def anytime_settings(program: str) -> Mapping[str, Any]:
-    """Return the settings that make the recipe, name -> value: those of the preset's file, and SM with wait 1.
-
-    Args:
-        program: "vision" for alma-vision, "language model" for alma-lm.
-    """
+    """Return the settings that make the recipe, name -> value: those of the preset's file, and SM with wait 1."""
     # This package uses the standard library only. The lines of the file are `name: value`, comments, and defaults.
     lines = _FILES[program].read_text(encoding="utf-8").splitlines()
     found = dict(line.split(": ", 1) for line in lines if ": " in line and line[0] not in "# ")
@@ -37,10 +33,5 @@ def _value(text: str) -> Any:
 
 
 def is_anytime(program: str, settings: Mapping[str, Any]) -> bool:
-    """Return True if a run has all settings of the recipe, however they were given. Its other settings may differ.
-
-    Args:
-        program: "vision" for alma-vision, "language model" for alma-lm.
-        settings: all settings of the run.
-    """
+    """Return True if a run has all settings of the recipe, however they were given. Its other settings may differ."""
     return all(settings.get(name) == value for name, value in anytime_settings(program).items())

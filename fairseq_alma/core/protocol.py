@@ -33,25 +33,21 @@ class StreamSettings:
     """Number of mega-batches that the learner gathers before it trains a stage (w in Algorithm 1), or a rule that
     chooses it (see `fairseq_alma.core.waiting`)."""
     replay: Replay = False
-    """How a stage uses the mega-batches of earlier stages. There are four cases.
+    """How a stage uses the mega-batches of earlier stages.
 
-    False: the stage does not use them.
-    "all": the stage trains on all mega-batches that have arrived. So each stage costs more than the previous one.
+    False: it does not use them.
+    "all": it trains on all mega-batches that have arrived. So each stage costs more than the previous one.
     A number between 0 and 1: this fraction of every batch comes from the mega-batches of earlier stages. The number of
     updates is the same as without replay.
-    "uniform": as with a number, but the fraction is the number of earlier mega-batches divided by the number of all
-    mega-batches that have arrived. So mega-batches of equal size make up equal parts of every batch. If sizes
-    differ, the fraction is the same, and each earlier example is equally likely to be read."""
+    "uniform": as with a number, but the fraction is the number of earlier mega-batches divided by that of all
+    mega-batches that have arrived. So mega-batches of equal size make up equal parts of every batch. If sizes differ,
+    the fraction is the same, and each earlier example is equally likely to be read."""
     last_group: LastGroup = "train"
     """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
     them. "wait": they wait for the mega-batches that will arrive later."""
 
     def ratio(self, curve: ErrorCurve) -> tuple[float, str | None]:
-        """Return the ratio of waits that grow, and with wait="auto" the reason for it as text.
-
-        Args:
-            curve: the errors that are known so far. Only wait="auto" uses them.
-        """
+        """Return the ratio of waits that grow, and with wait="auto" the reason for it, given the known errors."""
         if self.wait == "auto":
             return auto_ratio(curve, self.replay, ratio_of(self.wait))
         return ratio_of(self.wait), None
@@ -123,9 +119,8 @@ class Learner(SavedLearner, Protocol):
     """Interface of a model or ensemble that trains, predicts and grows (adds capacity).
 
     A learner has access to the training and validation data, but not to the test set. It trains one model or ensemble
-    for each seed of the run, and returns one cost for each seed.
-
-    If a learner has an attribute `can_grow` that is False, its method `grow` is not called.
+    for each seed of the run, and returns one cost for each seed. If it has an attribute `can_grow` that is False, its
+    method `grow` is not called.
     """
 
     def grow(self, stage: Stage) -> list[Spent]:
@@ -145,16 +140,14 @@ class Learner(SavedLearner, Protocol):
 LearnerT = TypeVar("LearnerT", bound=Learner)
 
 Evaluate = Callable[[LearnerT], list[Scores]]
-"""Function that scores the predictor of a learner, for each seed, on the test set. Only the evaluator has access to the
-test set. The predictor is the network or ensemble that makes the predictions now."""
+"""Function that scores the predictor of a learner, for each seed, on the test set, to which nothing else has access."""
 
 PrequentialEvaluate = Callable[[LearnerT, MegaBatch], list[Prequential]]
 """Function that scores the predictor of a learner, for each seed, on the validation data of a mega-batch that the
 learner has not trained on yet. Like `Evaluate`, it belongs to the environment and not to the learner."""
 
 Complete = Callable[[LearnerT, list[Scores]], list[Scores]]
-"""Function that returns the latest scores of a learner with what they lack, because the stream was extended after they
-were measured."""
+"""Function that adds to the latest scores of a learner what they lack, because the stream was extended since then."""
 
 
 class Record(Protocol):
@@ -182,10 +175,10 @@ class Record(Protocol):
     def decision(self, t: int, due: Due) -> Due:
         """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
 
-        If a decision for t is already stored, return the stored decision instead. So a continued run starts its stages
-        at the same arrivals as before, even if mega-batches were added to the stream. Exception: if t is the last
-        arrival, a stored decision to wait is replaced by a decision to train. So the user can say later that the last
-        mega-batches shall not wait.
+        If a decision for t is stored already, return that instead. So a continued run starts its stages at the same
+        arrivals as before, even if mega-batches were added to the stream. Exception: if t is the last arrival, a stored
+        decision to wait is replaced by a decision to train. So the user can say later that the last mega-batches shall
+        not wait.
         """
 
     def arrival(
@@ -222,12 +215,9 @@ def stage_is_due(
     """Return whether a stage must start now, or the learner waits for more mega-batches.
 
     A stage starts when w mega-batches have been gathered; w is the wait (see `group_is_complete`). With
-    last_group="train", a stage also starts at the end of the stream, even if fewer than w mega-batches have been
-    gathered.
-
-    This rule differs from Algorithm 1 of the paper, which leaves out some mega-batches. With w = 1, the loop condition
-    `while t < B` of the paper skips the last mega-batch. With a larger w, Algorithm 1 skips the last mega-batches if
-    they are fewer than w. With last_group="train", the learner trains on all mega-batches.
+    last_group="train", a stage also starts at the end of the stream, so that the learner trains on all mega-batches.
+    Algorithm 1 of the paper leaves some out: with w = 1, its loop condition `while t < B` skips the last mega-batch,
+    and with a larger w, it skips the last mega-batches if they are fewer than w.
 
     Args:
         gathered: mega-batches that have arrived since the previous stage.
@@ -254,8 +244,7 @@ def run_stream(
 ) -> list[list[LedgerRow]]:
     """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B, for each seed.
 
-    If the process is killed, a second call continues the run. This works because every step goes through
-    `record`, which skips the steps that an earlier process has finished.
+    If the process is killed, a second call continues the run, because `record` skips the steps that are finished.
 
     Args:
         stream: the mega-batches in order.
@@ -263,10 +252,9 @@ def run_stream(
         evaluate: function that returns the scores of the learner on the test set.
         settings: the stream settings.
         record: object that stores the progress and the ledger.
-        prequential: function that scores the learner on a mega-batch before the learner trains on it. By default,
-            there are no such scores.
-        complete_scores: function that is called at an arrival without a stage, with the latest scores. It returns them
-            with what they lack, because the stream was extended after they were measured. By default, they lack
+        prequential: function that scores the learner on a mega-batch before the learner trains on it. By default, there
+            are no such scores.
+        complete_scores: function that completes the latest scores at an arrival without a stage. By default, they lack
             nothing.
     """
     scores = record.scores(0, partial(evaluate, learner))

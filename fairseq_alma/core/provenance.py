@@ -27,11 +27,7 @@ class Provenance(TypedDict, total=False):
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """Return the content of provenance.json in a run folder.
-
-    Raises:
-        RunError: if the file is damaged.
-    """
+    """Return the content of provenance.json in a run folder. Raise RunError if the file is damaged."""
     advice = "restore the file, or remove it: the next process of the run writes it again"
     return dict(read_json(folder / "provenance.json", Provenance, advice=advice))
 
@@ -58,10 +54,6 @@ def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
 
     If a later process continues the run with another command, commit, version or machine, its provenance is added to
     the list "continued" in the file.
-
-    Args:
-        path: the file.
-        settings: settings of the run.
     """
     now = provenance(settings)
     if not path.exists():
@@ -76,10 +68,7 @@ def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
 
 @cache
 def _package_versions() -> dict[str, str]:
-    """Return the versions of the packages that determine the result of a run. Packages that are missing are left out.
-
-    A process uses one version of each package until it ends, so the versions are read only once.
-    """
+    """Return the versions of the packages that determine the result of a run. Missing packages are left out."""
     versions = {}
     for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
         try:

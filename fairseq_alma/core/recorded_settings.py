@@ -41,12 +41,7 @@ class RecordedSettings(TypedDict, total=False):
 def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of settings.json in a run folder.
 
-    Args:
-        folder: the run folder.
-        required: names of settings that the caller needs.
-
-    Raises:
-        RunError: if the file is damaged, or if it lacks one of the settings in `required`.
+    Raise RunError if the file is damaged, or if it lacks one of the settings in `required`.
     """
     path = Path(folder) / "settings.json"
     advice = "restore the file from a backup, or choose another out= for a new run"
@@ -61,9 +56,9 @@ def read_settings(folder: str | Path, required: Sequence[str] = ()) -> dict[str,
 
 
 def differing_settings(folder: Path, settings: Mapping[str, Any], free: Sequence[str]) -> list[str]:
-    """Return one line for each setting whose value differs from the value in settings.json of a run folder.
+    """Return one line for each setting whose value differs from that in settings.json of a run folder, if it exists.
 
-    If the folder has no settings.json, the list is empty. For `settings` and `free`, see SeedRecord.
+    For `settings` and `free`, see SeedRecord.
     """
     if not (folder / "settings.json").exists():
         return []
@@ -77,12 +72,9 @@ def differing_settings(folder: Path, settings: Mapping[str, Any], free: Sequence
 
 
 def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int | None) -> str:
-    """Return the error message for a run folder that contains a run with other settings.
+    """Return the error message for a run folder that contains a run with other settings, the lines `differing`.
 
-    Args:
-        folder: the run folder.
-        differing: the return value of `differing_settings`.
-        fork_at: index of the first stage that would use the new settings; None if the run cannot be forked.
+    `fork_at` is the first stage that would use the new settings; None if the run cannot be forked.
     """
     advice = "Use the same settings to continue this run, or choose another out= for a new run."
     if fork_at is not None:

@@ -22,11 +22,7 @@ from pathlib import Path
 
 
 class RunFolder:
-    """The folder of a run, and the paths in it. They need not exist.
-
-    Args:
-        path: the folder.
-    """
+    """The folder of a run, and the paths in it. They need not exist."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -85,20 +81,15 @@ class RunFolder:
 
 
 def index_of_stage(path: Path) -> int:
-    """Return the index of a stage from the path of its folder, or of a file that is named after the stage.
-
-    Raises:
-        ValueError: if the path has another name.
-    """
+    """Return the index of a stage from the path of its folder, or of a file that is named after the stage."""
     return int(path.stem.removeprefix("stage_"))
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return all run folders in `folder`, sorted. If `folder` itself is a run folder, return only `folder`.
+    """Return all run folders in `folder`, at any depth, sorted. If `folder` is a run folder, return only `folder`.
 
-    A folder with a ledger, but without settings.json, is a damaged run folder, and is returned too. Run folders are
-    found at any depth. A sweep names its run folders after the settings. A slash in a setting, such as the one in
-    preset=table2/gmoe_w1, makes a nested folder.
+    A folder with a ledger, but without settings.json, is a damaged run folder, and is returned too. A sweep names its
+    run folders after the settings, where a slash, such as the one in preset=table2/gmoe_w1, makes a nested folder.
     """
     found = []
     for path, folders, files in os.walk(folder):

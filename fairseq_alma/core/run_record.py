@@ -40,11 +40,11 @@ SaveStep = tuple[int, str]
 
 
 class RunRecord:
-    """Stores the progress of a run. The result of each step is a list with one entry per seed.
+    """Stores the progress of a run. The result of each step is a list with one entry per seed. Implements
+    `protocol.Record`.
 
-    If the process is killed during a stage, the stage is repeated for all seeds together. A continued run must have the
-    same results as an uninterrupted run. So the seeds are never trained separately, because separate training has other
-    rounding errors, which would change the results slightly.
+    If the process is killed during a stage, the stage is repeated for all seeds together. Separate training has other
+    rounding errors, and a continued run must have the same results as an uninterrupted one.
 
     The results of finished steps are read from the ledgers, and from done marks if a ledger has no row for the stage
     yet. A finished step is not run again, and the learner is loaded only if something must be computed after it.
@@ -111,8 +111,7 @@ class RunRecord:
     def step(self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]) -> list[Spent]:
         """Grow or train the learner in stage k, for all seeds together, or return the cost if this is finished.
 
-        The learner is saved first, and then the done mark is written. So if the done mark exists, the saved learner is
-        complete.
+        The learner is saved before the done mark. So if the done mark exists, the saved learner is complete.
 
         Raises:
             ValueError: if the step does not return one result per seed.
@@ -134,11 +133,7 @@ class RunRecord:
         return costs
 
     def scores(self, t: int, do: Callable[[], list[Scores]]) -> list[Scores]:
-        """Return the scores in the rows of arrival t. Call `do` to measure them, if a ledger does not have the row yet.
-
-        Raises:
-            ValueError: if `do` does not return one result per seed.
-        """
+        """Return the scores in the rows of arrival t. Call `do` to measure them, if a ledger has no such row yet."""
         known = [record.scores(t) for record in self.seeds]
         if None not in known:
             return cast(list[Scores], known)
@@ -163,11 +158,7 @@ class RunRecord:
         return [Spent() for _ in self.seeds] if (k, name) == (self._saved[0], "grow") else None
 
     def _load(self) -> None:
-        """Load the learner, if something must be computed and it does not have the state after the last step.
-
-        Raises:
-            RunError: if no save has this state.
-        """
+        """Load the learner, if it does not have the state after the last step. Raise RunError if no save has it."""
         if self._last >= self._saved and self._of_learner == self._last:
             return
         if self._learner is None or self._last != self._saved:
@@ -217,8 +208,7 @@ class RunRecord:
     def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
         """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
 
-        If a killed process has stored the score only for the first seeds, `do` measures it again for all seeds. The
-        first seeds keep the stored score, which is equal.
+        Then it is measured for all seeds. Those whose score a killed process has stored keep it; it is equal.
         """
         measured: list[Prequential] = []
 
@@ -232,10 +222,9 @@ class RunRecord:
         return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.seeds)]
 
     def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
+        """Store whether a stage starts at arrival t, for all seeds, and return it. See `protocol.Record`.
 
-        All seeds have the same decision. If a decision for t is already stored, return the stored decision instead. If
-        a killed process has stored the decision only for the first seeds, store it for the remaining seeds too.
+        A killed process may have stored the decision only for the first seeds. Then store it for the others.
         """
         for record in self.seeds:
             due = record.decision(t, due)
@@ -286,11 +275,7 @@ class _Mark(TypedDict):
 
 
 def _read_mark(path: Path, num_seeds: int) -> _Mark:
-    """Return the content of a done mark.
-
-    Raises:
-        RunError: if the done mark is damaged.
-    """
+    """Return the content of a done mark. Raise RunError if it is damaged."""
     try:
         mark = read_json(path, _Mark)
         if {len(mark["result"]), len(mark["log"])} != {num_seeds}:

@@ -31,20 +31,19 @@ class SeedRecord:
         free: names of settings that may differ when a run is continued, for example file locations.
         shared: the run folder with the stages, if several seeds are trained together. They share the stages.
         durable: if True, the disk must have stored each row before the next step begins. Use False if a stage takes
-            only milliseconds. With False, the disk must have stored the rows when the next done mark is written, and
+            only milliseconds. Then the disk must have stored the rows when the next done mark is written, and
             summary.json is written at most once a second.
         cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
         forkable: names of settings that may be changed by a fork.
         fork: if True, and only settings in `forkable` differ from those of the run, the run is forked: it gets the new
             settings from its first unfinished stage on. What that stage has trained so far is deleted. The ledger row
             of that stage records the change, and so does the key "forks" in settings.json.
-        on_rows: function that is called whenever rows are written to the ledger, for example to show progress. Its
-            argument is the list of all rows so far. In a continued run, the function is first called with the existing
-            rows.
+        on_rows: function that is called with all rows so far whenever rows are written to the ledger, and at first with
+            those of a continued run.
 
     Raises:
-        RunError: if the folder contains a run with other settings or another stream. The message lists the
-            differences. In this case, nothing is written.
+        RunError: if the folder contains a run with other settings or another stream. The message lists the differences,
+            and nothing is written.
     """
 
     def __init__(
@@ -106,21 +105,16 @@ class SeedRecord:
         write_provenance(self.paths.provenance, settings)
 
     def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
-        """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet.
-
-        If a decision is stored, the score was stored with it.
-        """
+        """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet."""
         if decision := self._arrivals.decision(t):
             return decision.prequential
         self._measured[t] = do()
         return self._measured[t]
 
     def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
+        """Store whether a stage starts at arrival t, with the prequential score, and return it. See `protocol.Record`.
 
-        The prequential score of this arrival is stored with it. If a decision for t is already stored, return the
-        stored decision instead. Exception: at the last arrival, a stored decision to wait is replaced by one to train,
-        and the row of this arrival is removed from the ledger.
+        If a decision to wait is replaced, the row of this arrival is removed from the ledger.
         """
         stored = self._arrivals.decision(t)
         is_replaced = stored and due.due and not stored.due and t == len(self._arrivals.digests)
@@ -144,11 +138,7 @@ class SeedRecord:
     def arrival(
         self, t: int, stage: int, updated: bool, scores: Scores, spent: Spent, prequential: Prequential | None = None
     ) -> None:
-        """Add the row of arrival t to the ledger.
-
-        Raises:
-            RunError: if the ledger has a different row for this arrival.
-        """
+        """Add the row of arrival t to the ledger. For the errors, see `append`."""
         changed = self._forks.get(str(stage)) if updated else None
         self.append(LedgerRow(t, stage, updated, scores, spent, changed, prequential))
 
@@ -157,13 +147,9 @@ class SeedRecord:
         return list(self._rows)
 
     def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger, unless the ledger has it already.
+        """Add a row to the ledger, unless it has the row already, as in a continued run, which starts at t = 0 again.
 
-        In a continued run, it has: `run_stream` starts at t = 0 again, skips the steps that are finished, and calls
-        this method for every arrival again.
-
-        Raises:
-            RunError: if the ledger has a different row for this arrival.
+        Raise RunError if the ledger has a different row for this arrival.
         """
         if row.t == len(self._rows):
             self._rows.append(row)
@@ -202,10 +188,7 @@ class SeedRecord:
     def restore(self, unwritten: Mapping[str, Any]) -> None:
         """Add the rows and decisions that `unwritten` returned in an earlier process, unless the files have them.
 
-        They are only in memory until `write` is called.
-
-        Raises:
-            RunError: if the ledger lacks rows before them.
+        Raise RunError if the ledger lacks rows before them.
         """
         for row in map(LedgerRow.from_json, unwritten["rows"]):
             if row.t > len(self._rows):
@@ -237,9 +220,8 @@ class SeedRecord:
     ) -> tuple[int, dict[str, list[Any]]] | None:
         """Compare the settings with those in settings.json.
 
-        If the settings differ and no step is finished, delete the files of unfinished steps and accept the new
-        settings. If a step is finished, return the arguments of `_fork`, or raise RunError if the run cannot be forked.
-        For the arguments, see the class.
+        If they differ and no step is finished, delete the files of unfinished steps and accept the new settings. If a
+        step is finished, return the arguments of `_fork`, or raise RunError if the run cannot be forked.
         """
         # A folder of stages alone may belong to a run of several seeds, whose ledgers are in seed_*.
         found = "a ledger" if self.ledger.path.exists() else "stages" if any(self.folder.glob("stages/*")) else None
@@ -261,12 +243,7 @@ class SeedRecord:
     def _fork(self, k: int, changed: dict[str, list[Any]]) -> None:
         """Use other settings from stage k on, which is not finished. Delete what stage k has trained so far.
 
-        Args:
-            k: index of the stage.
-            changed: name of each changed setting -> old value, new value.
-
-        Raises:
-            RunError: if another process is training a member of the stage.
+        `changed` has their old and new values. Raise RunError if a member of the stage is in training.
         """
         folder = self.paths.stage(k)
         unfinished = [path for path in folder.glob("*") if path.name not in ("grow", "grow.done.json")]
@@ -326,11 +303,7 @@ def changes_at_fork(
 
 
 def is_finished(run: Path) -> bool:
-    """Return True if all mega-batches of the run in this folder have arrived.
-
-    Raises:
-        RunError: if a file of the run is damaged.
-    """
+    """Return True if all mega-batches of a run have arrived. Raise RunError if a file of the run is damaged."""
     try:
         read_settings(run)
         return read_summary(run).get("num_arrivals") == len(read_arrivals(run)["digests"])

@@ -5,30 +5,19 @@ import difflib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.json_types import MAY_DIVERGE, expected_instead_of
+from fairseq_alma.core.json_types import Count as Count
+from fairseq_alma.core.json_types import NonNegative as NonNegative
 
 MAX_SEED = 1_000_000
-"""Seeds must be smaller than this number. For each member (network) of a run, alma-lm computes a seed by adding a
-multiple of MEMBER_SEED_STRIDE to the seed of the run. MEMBER_SEED_STRIDE is larger than MAX_SEED. So members of runs
-with different seeds never have the same seed."""
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """Minimum value of an integer setting, for use in `typing.Annotated`."""
-
-    minimum: int
-
-
-Count = Annotated[int, AtLeast(1)]
-"""Type of an integer setting with a minimum of 1."""
-NonNegative = Annotated[int, AtLeast(0)]
-"""Type of an integer setting with a minimum of 0."""
+"""Seeds must be smaller than this number. It is smaller than MEMBER_SEED_STRIDE, a multiple of which alma-lm adds to
+the seed of the run for each member, so members of runs with different seeds never have the same seed."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +53,7 @@ def setting(default: Any = MISSING, **flags: Any) -> Any:
 class SettingErrors:
     """Collects the errors of several checks of settings, so that one message reports all of them.
 
-    Args:
-        errors: name of a setting -> message, for errors that are known already.
+    `errors`, name of a setting -> message, are known already.
     """
 
     def __init__(self, errors: Mapping[str, str] | None = None):
@@ -97,11 +85,7 @@ class SettingErrors:
 
 
 class ManySettingsError(SettingError):
-    """Several settings are invalid. The message has a line for each error.
-
-    Args:
-        messages: the messages of the errors.
-    """
+    """Several settings are invalid. The message has a line for each error."""
 
     def __init__(self, messages: Sequence[str]):
         super().__init__("\n- ".join([f"{len(messages)} errors:", *messages]))
@@ -138,11 +122,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Create a settings object from a mapping of setting names to values.
-
-        Raises:
-            SettingError: if a name is unknown or a value is invalid.
-        """
+        """Return the settings for a mapping of names to values. Raise SettingError if a name or a value is invalid."""
         errors = SettingErrors()
         known = [one.name for one in describe(cls)]
         errors.collect(lambda: refuse_unknown_keys(values, known))
@@ -176,7 +156,7 @@ def describe(cls: type[Settings]) -> list[SettingDescription]:
     for one in _fields(cls):
         if one.metadata.get("is_setting", True):
             hint = _types_of(cls)[one.name]  # type: ignore[arg-type]
-            is_text = {*_alternatives(hint)} - {type(None)} == {str}
+            is_text = {*_alternatives(hint)} - {NoneType} == {str}
             flags = one.metadata.get("flags", Flags())
             found.append(SettingDescription(one.name, one.default, _docstring(cls, one.name), is_text, flags))
     return found
@@ -218,8 +198,7 @@ GONE = (
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise SettingError if one of `keys` is not in `known`.
 
-    The message suggests the successor of the key, or the most similar known key. If there is none, the message lists
-    all known keys.
+    The message suggests the successor of the key, or the most similar known key; otherwise it lists all known keys.
     """
     unknown = sorted(set(keys) - set(known))
     if not unknown:
@@ -255,32 +234,16 @@ def _types_of(cls: Any) -> dict[str, Any]:
 def _check(name: str, value: Any, hint: Any) -> None:
     """Raise SettingError if `value` does not match the type `hint` of the setting `name`.
 
-    If `hint` contains `| None`, the value None is allowed. A value whose type is a union of several types, for example
-    `int | str`, is not checked here. The class that defines this setting must check the value itself.
+    A union of several types, for example `int | str`, is not checked here, but by the class that has the setting.
     """
     alternatives = list(_alternatives(hint))
-    if value is None and type(None) in alternatives:
+    kinds = [one for one in alternatives if one is not NoneType]
+    if len(kinds) > 1 or is_dataclass(kinds[0]) or (value is None and NoneType in alternatives):
         return
-    wanted = [one for one in alternatives if one is not type(None)]
-    if len(wanted) != 1:
-        return
-    (kind,) = wanted
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind) or isinstance(value, bool) != isinstance(get_args(kind)[0], bool):
-            raise SettingError(f"{name}={value!r} is not one of {', '.join(map(str, get_args(kind)))}")
-    elif get_origin(kind) is Annotated:
-        minimum = next((one.minimum for one in get_args(kind) if isinstance(one, AtLeast)), None)
-        if minimum is not None and (not is_integer or value < minimum):
-            raise SettingError(f"{name}={value!r} must be an integer of at least {minimum}")
-    elif kind is float:
-        if not is_integer and not isinstance(value, float):
-            raise SettingError(f"{name}={value!r} must be a number")
-    elif kind is bool:
-        if not isinstance(value, bool):
-            raise SettingError(f"{name}={value!r} must be true or false")
-    elif kind is str and not isinstance(value, str):
-        raise SettingError(f"{name}={value!r} must be a string")
+    # Classes check themselves whether their numbers are finite.
+    kind = Annotated[float, MAY_DIVERGE] if kinds[0] is float else kinds[0]
+    if expected := expected_instead_of(value, kind):
+        raise SettingError(f"{name}={value!r} {'is not' if get_origin(kind) is Literal else 'must be'} {expected}")
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:

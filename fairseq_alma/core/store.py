@@ -49,12 +49,10 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """Results in a folder, by key.
+    """Results in a folder, by key. The folder is created when the first result is stored.
 
-    Args:
-        folder: the folder. It is created when the first result is stored.
-        durable: if True, wait until the disk has stored the files of an entry before its mark is written. If False, a
-            power failure may damage an entry. This is no loss where `take` compares the digests.
+    If `durable`, the disk has stored the files of an entry before its mark is written. Otherwise, a power failure may
+    damage an entry. This is no loss where `take` compares the digests.
     """
 
     def __init__(self, folder: str | Path, durable: bool = True):
@@ -63,10 +61,7 @@ class Store:
     def take(self, key: str, check_digests: bool = True) -> Entry | None:
         """Return the result with this key; None if there is none or it is damaged.
 
-        Args:
-            key: the key.
-            check_digests: if True, all files are read, to compare their digests. If False, only their sizes are
-                compared.
+        If `check_digests`, all files are read, to compare their digests. Otherwise, only their sizes are compared.
         """
         folder = self._folder_of(key)
         try:
@@ -90,8 +85,8 @@ class Store:
             key: the key.
             source: a file, a folder, or the files by the names that they get in the entry.
             value: a value that JSON can represent, which is stored with the files.
-            link: make hard links instead of copies, where the file system can. Use it only for files that are never
-                changed in place.
+            link: make hard links instead of copies, where the file system can, for files that are never changed in
+                place.
             known: the sizes and digests of the files, by name, if the caller knows them.
             check_digests: how to look whether the result is stored already, see `take`.
 

@@ -26,16 +26,10 @@ class MegaBatch:
 
 
 class MegaBatchStream:
-    """Iterable over the mega-batches of a stream in order. It can be iterated only once.
+    """Iterable over the mega-batches of a stream, t = 1, 2, ..., B, in order. It can be iterated only once.
 
-    The stream yields each mega-batch only once. For replay, a learner needs the mega-batches of earlier stages again.
-    It finds them in `Stage.past`, because `run_stream` keeps them there.
-
-    Args:
-        mega_batches: the mega-batches, with t = 1, 2, ..., B.
-
-    Raises:
-        ValueError: if the `t` of a mega-batch is not its position in the list.
+    For replay, `run_stream` keeps those of earlier stages in `Stage.past`. Raises ValueError if the `t` of a mega-batch
+    is not its position in the list.
     """
 
     def __init__(self, mega_batches: Sequence[MegaBatch]):
@@ -56,11 +50,7 @@ class MegaBatchStream:
         return len(self._mega_batches)
 
     def __iter__(self) -> Iterator[MegaBatch]:
-        """Yield the mega-batches in order.
-
-        Raises:
-            RuntimeError: if the stream has been iterated before.
-        """
+        """Yield the mega-batches in order. Raise RuntimeError if the stream has been iterated before."""
         if self._offered:
             raise RuntimeError("a stream can be iterated only once: create a new MegaBatchStream for a new run")
         self._offered = True

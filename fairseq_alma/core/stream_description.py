@@ -78,8 +78,7 @@ class Description(TypedDict):
 def read_description(path: Path) -> dict[str, Any]:
     """Return the content of stream.json in a stream folder.
 
-    Raises:
-        StreamError: if the file is missing or damaged, or has another format version.
+    Raise StreamError if the file is missing or damaged, or has another format version.
     """
     file = path / STREAM_FILE
     if not file.is_file():

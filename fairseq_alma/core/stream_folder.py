@@ -50,11 +50,9 @@ class _Manifest(TypedDict):
 
 
 def split_prefix(root: Path, split: str) -> Path:
-    """Return the path of the data of a split, without the suffixes .bin and .idx, as fairseq expects it.
+    """Return the path of the data of a split in the stream folder `root`, without .bin and .idx, as fairseq expects it.
 
-    Args:
-        root: the stream folder.
-        split: mega_batch_1, ..., valid, test; or the held-out text of a period, such as mega_batch_1/test.
+    A split is mega_batch_1, ..., valid, test, or the held-out text of a period, such as mega_batch_1/test.
     """
     if "/" in split:
         return root / split
@@ -62,15 +60,7 @@ def split_prefix(root: Path, split: str) -> Path:
 
 
 def split_entry(description: Mapping[str, Any], split: str) -> Mapping[str, Any]:
-    """Return the entry of a split in stream.json.
-
-    Args:
-        description: content of stream.json.
-        split: name of the split; or of the held-out text of a period, such as mega_batch_1/test.
-
-    Raises:
-        StreamError: if the stream has no such split.
-    """
+    """Return the entry of a split in stream.json. Raise StreamError if the stream has no such split."""
     mega_batch, _, part = split.partition("/")
     if not part and split in description["splits"]:
         return description["splits"][split]
@@ -84,12 +74,7 @@ def split_entry(description: Mapping[str, Any], split: str) -> Mapping[str, Any]
 
 
 def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
-    """Return the expected sizes in bytes of the two files of a split, as {".bin": size, ".idx": size}.
-
-    Args:
-        description: content of stream.json.
-        split: name of the split.
-    """
+    """Return the expected sizes in bytes of the two files of a split, as {".bin": size, ".idx": size}."""
     entry = split_entry(description, split)
     return {
         ".bin": entry["tokens"] * ITEM_SIZE[description["dtype"]],
@@ -116,11 +101,7 @@ class TrainingView:
     """Type of the stored tokens."""
 
     def digest(self, split: str) -> str:
-        """Return the SHA-256 digest of the .bin file of a split.
-
-        Raises:
-            StreamError: if the learner has no access to this split, for example to the test set.
-        """
+        """Return the SHA-256 digest of the .bin file of a split. Raise StreamError if it is the test set or unknown."""
         if split not in self.digests:
             raise StreamError(f"a learner has no access to split {split!r}: only to {', '.join(self.digests)}")
         return self.digests[split]
@@ -187,7 +168,7 @@ class StreamFolder:
     def place_in_test(self, t: int) -> tuple[int, int] | None:
         """Return the positions (start, end) in the test set of the tokens of period t's test text.
 
-        Return None if the test set does not contain them, because the period was added to the stream later.
+        It is None if the period was added to the stream later, so that the test set does not contain its text.
         """
         if t > self.description["periods_in_test"]:
             return None
@@ -224,11 +205,7 @@ class StreamFolder:
         return TrainingView(self.path, *dictionary, digests, entries, self.description["dtype"])
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
-        """Return the stream of all mega-batches, or of the first `num_mega_batches` mega-batches.
-
-        Raises:
-            StreamError: if the folder has fewer mega-batches.
-        """
+        """Return the stream of all mega-batches, or of the first ones. Raise StreamError if there are fewer."""
         wanted = num_mega_batches or self.num_mega_batches
         if wanted > self.num_mega_batches:
             raise StreamError(
@@ -245,8 +222,7 @@ class StreamFolder:
     def verify_bytes(self, splits: Iterable[str] | None = None) -> None:
         """Check every byte of the data files of some splits, by default of all. A process checks each file once.
 
-        Raises:
-            StreamError: if a file has changed since `alma-prep` wrote it.
+        Raise StreamError if a file has changed since `alma-prep` wrote it.
         """
         for split in [*self.splits, *self.period_splits] if splits is None else splits:
             _verify_split(self.prefix(split), split_entry(self.description, split), self.description["dtype"])
@@ -254,11 +230,7 @@ class StreamFolder:
     def verify_file(self, name: str) -> None:
         """Check the digest of a file that `alma-prep` lists in manifest.json. Without this file, nothing is checked.
 
-        Args:
-            name: path of the file, relative to the stream folder.
-
-        Raises:
-            StreamError: if the file has changed since `alma-prep` wrote it, or if manifest.json is damaged.
+        Raise StreamError if the file has changed since `alma-prep` wrote it, or if manifest.json is damaged.
         """
         path = self.path / "manifest.json"
         try:

@@ -76,12 +76,7 @@ def num_missing(num_gathered: int, num_past: int, wait: Wait) -> int:
 
 
 def check_wait(wait: object, num_mega_batches: int | None = None) -> None:
-    """Raise SettingError if the setting `wait` is invalid.
-
-    Args:
-        wait: the setting `wait`.
-        num_mega_batches: number of mega-batches that arrive. By default, it is not known yet.
-    """
+    """Raise SettingError if the setting `wait` is invalid, also for this number of mega-batches if it is known."""
     if isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1:
         if num_mega_batches is not None and wait > num_mega_batches:
             raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")

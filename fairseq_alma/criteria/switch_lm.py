@@ -65,8 +65,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             raise SettingError("--balance-loss-weight and --router-z-loss-weight must not be negative")
         self.charge_experts = True
         """Whether to add the validation loss of each token to the total of the expert that processed the token. The
-        task sets this to False if the batch is a copy of a batch that another rank (training process) scores, because
-        otherwise the losses of this batch would count twice."""
+        task sets this to False for a batch that another rank (training process) scores too, which would count twice."""
         self.balance_loss_weight = balance_loss_weight
         self.router_z_loss_weight = router_z_loss_weight
 

@@ -6,12 +6,7 @@ from fairseq_alma.core.errors import SettingError
 def parse_mega_batches(text: str, num_mega_batches: int) -> list[int]:
     """Return the sorted numbers of the mega-batches that `text` names: [1, 3, 4, 5] for "1,3-5".
 
-    Args:
-        text: numbers and ranges, separated by commas.
-        num_mega_batches: number of mega-batches in the stream, B.
-
-    Raises:
-        SettingError: if the text cannot be parsed, names no mega-batch, or names a number outside 1..B.
+    Raise SettingError if the text cannot be parsed, names none, or names one outside 1 to `num_mega_batches`.
     """
     chosen: set[int] = set()
     for part in text.replace(" ", "").split(","):

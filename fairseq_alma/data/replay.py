@@ -47,7 +47,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         return {**self.dataset[index], "id": index}
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose batches `batch_by_size` returns. Epochs are counted from 1."""
+        """Set the epoch, counted from 1, whose batches `batch_by_size` returns."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
@@ -86,18 +86,11 @@ class ReplayShareDataset(BaseWrapperDataset):
         return sequence[start - first * population :][:count]
 
     def batch_by_size(self, indices: np.ndarray, max_sentences: int | None = None, **kwargs: Any) -> list[list[int]]:
-        """Return batches of `max_sentences` blocks, in each of which about a fraction `share` are past blocks.
+        """Return batches of `max_sentences` (--batch-size) blocks, in each of which about a fraction `share` are past
+        blocks.
 
         If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
-        0.3 and 8 blocks it is 2, 2, 3, 2, ...
-
-        Args:
-            indices: return value of `ordered_indices`.
-            max_sentences: number of blocks in a batch.
-            kwargs: part of fairseq's interface; ignored.
-
-        Raises:
-            SettingError: if max_sentences (--batch-size) is not given.
+        0.3 and 8 blocks it is 2, 2, 3, 2, ... Raise SettingError without `max_sentences`.
         """
         if max_sentences is None:
             raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")

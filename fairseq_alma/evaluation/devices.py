@@ -24,14 +24,9 @@ def default_devices() -> list[torch.device]:
 
 
 def parse_devices(text: str | None) -> list[torch.device]:
-    """Return the devices that a user names.
+    """Return the devices that a user names: cpu, cuda (all GPUs), or several, such as cuda:0,cuda:2; by default all.
 
-    Args:
-        text: cpu, cuda (all GPUs), or several devices separated by commas, for example cuda:0,cuda:2. None for the
-            default devices.
-
-    Raises:
-        SettingError: if a device does not exist on this machine.
+    Raise SettingError if a device does not exist on this machine.
     """
     gpus = [device for device in default_devices() if device.type == "cuda"]
     known = {"cpu": [torch.device("cpu")], **{str(gpu): [gpu] for gpu in gpus}, **({"cuda": gpus} if gpus else {})}
@@ -46,10 +41,7 @@ def parse_devices(text: str | None) -> list[torch.device]:
 
 
 def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
-    """Return the default number of tokens in one forward pass on each device.
-
-    The number is large enough to keep the devices busy, and small enough for the memory of each device.
-    """
+    """Return the number of tokens in a forward pass that keeps the devices busy and fits into their memory."""
     if any(device.type != "cuda" for device in devices):
         return CPU_TOKENS
     smallest = min(torch.cuda.get_device_properties(device).total_memory for device in devices)
@@ -59,9 +51,8 @@ def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
 def on_each(items: Sequence[Item], work: Callable[[Item], Result], cancel: Callable[[], None]) -> list[Result]:
     """Call `work` for all items at the same time, and return the results in the order of the items.
 
-    An item is, for example, the copy of a model on one device. There is one thread for each item. Threads are fast
-    enough, because Python only starts the GPU computations, so the threads hardly delay each other. Threads are also
-    safer than child processes, because threads end when this process is killed.
+    An item is, for example, the copy of a model on one device. Each has a thread. Threads are fast enough, because
+    Python only starts the GPU computations, and safer than processes, because they end when this process is killed.
 
     Args:
         items: the arguments of the calls.

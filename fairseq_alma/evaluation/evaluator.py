@@ -54,14 +54,13 @@ class Predictor(Protocol):
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    Scores that are needed again are stored in files (4 bytes for each token), so that they are computed only once.
-    There are two folders for these files:
+    Scores that are needed again are stored in files (4 bytes for each token). There are two folders for these files:
 
-    - `keep_in` contains the scores of frozen members, which are members that no later stage trains. Without these
-      files, all earlier members of a growing ensemble would be scored again after every stage.
-    - `shared` contains the scores of all checkpoints, for use by other runs. Two runs often have the same checkpoint,
-      because one has copied the trained member of the other (setting `reuse_from`), or because they start from the same
-      untrained model.
+    - `keep_in` has the scores of frozen members, which no later stage trains. Without them, all earlier members of a
+      growing ensemble would be scored again after every stage.
+    - `shared` has the scores of all checkpoints, for other runs. Two runs often have the same checkpoint, because one
+      has copied the trained member of the other (setting `reuse_from`), or because they start from the same untrained
+      model.
 
     Args:
         stream: the stream folder.
@@ -97,9 +96,8 @@ class PerplexityEvaluator:
         """Return the scores of the learner's current predictor.
 
         Raises:
-            StreamError: if a checkpoint was trained with another dictionary than that of the stream, or if the number
-                of scored tokens is not the number of tokens in the split.
-            StageError, StreamError: if a checkpoint is missing or damaged.
+            StreamError, StageError: if a checkpoint is missing or damaged, or was trained with another dictionary, or
+                if not all tokens of a split were scored.
         """
         max_tokens = None if learner.is_trained else self._untrained_tokens
         frozen = {checkpoint: self._key(checkpoint, max_tokens) for checkpoint in learner.frozen}
@@ -134,8 +132,7 @@ class PerplexityEvaluator:
     def complete(self, learner: Predictor, scores: Scores) -> Scores:
         """Return scores of the learner's current predictor with its perplexities on periods that they lack.
 
-        Periods are lacking if they were added to the stream after the scores were measured. Nothing else is changed.
-        The errors are those of a call of this object.
+        These periods were added to the stream after the scores were measured. For the errors, see `__call__`.
         """
         known = scores.period_perplexities
         if known is None or len(known) >= self._stream.num_periods:
@@ -146,11 +143,7 @@ class PerplexityEvaluator:
     def _by_period(self, members: Sequence[MemberScores]) -> list[float] | None:
         """Return the perplexity on the test text of each period; None if the stream has no periods.
 
-        The text of a period follows that of the period before, so the first tokens of a period are predicted from the
-        last tokens of the period before, as they are in the score of the complete test set.
-
-        Args:
-            members: the scores of each member of the predictor.
+        The first tokens of a period are predicted from the last ones of the period before, as in the whole test set.
         """
         perplexities = []
         for t in range(1, self._stream.num_periods + 1):
@@ -169,15 +162,9 @@ class PerplexityEvaluator:
         return key_of_scores(checkpoint, digests, self._stream.dictionary_digest, max_tokens)
 
     def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
-        """Return the scores of a checkpoint. Compute them only if they are not stored yet.
+        """Return the scores of a checkpoint. Compute them only if they are not stored yet, and store them.
 
-        Computed scores are stored in the evaluator's folder `keep_in` if the checkpoint is frozen (no later stage
-        trains it), and in its folder `shared` if it has one. See PerplexityEvaluator.
-
-        Args:
-            checkpoint: the checkpoint to score.
-            frozen_key: the key of the checkpoint's scores if the checkpoint is frozen, otherwise None.
-            max_tokens: see `score_tokens`.
+        `frozen_key` is the key of the checkpoint's scores if the checkpoint is frozen, otherwise None.
         """
         if frozen_key is None and self._shared is None:
             return self._score(checkpoint, max_tokens)
@@ -219,11 +206,7 @@ class PerplexityEvaluator:
         return MemberScores(facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()})
 
     def _score_split(self, model: Any, task: Any, split: str, max_tokens: int | None) -> TokenScores:
-        """Return the scores of a model on a split.
-
-        Raises:
-            StreamError: if `max_tokens` is None and not all tokens of the split were scored.
-        """
+        """Return the scores of a model on a split. Without `max_tokens`, raise StreamError if a token has none."""
         scores = score_tokens(model, task, split, self._devices, max_tokens=max_tokens)
         expected = self._stream.counts(split)["tokens"]
         if max_tokens is None and len(scores.log_probability_T) != expected:

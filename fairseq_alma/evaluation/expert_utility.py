@@ -12,7 +12,7 @@ from fairseq_alma.evaluation.devices import default_devices
 from fairseq_alma.evaluation.flops import count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.scoring import batches_of
-from fairseq_alma.modules.switch_feed_forward import WEIGHTS, SwitchFeedForward
+from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS, SwitchFeedForward
 
 # Dimensions: E experts.
 
@@ -33,16 +33,16 @@ class ExpertUtilities:
 def measure_utilities(checkpoint: Path, stream: Path, device: torch.device | None = None) -> ExpertUtilities:
     """Return the utility of each expert: the squared norm of the gradient of the validation loss.
 
-    The loss is the mean negative log-likelihood of all validation tokens, in nats, without the balance loss and
-    without dropout. The gradient is that with respect to all weights and biases of the expert. Only the tokens that an
-    expert processes contribute to it, so the utility contains the load: an expert without tokens has utility 0.
+    The loss is the mean negative log-likelihood of all validation tokens, in nats, without the balance loss and without
+    dropout. The gradient is that with respect to all weights and biases of the expert. Only the tokens that an expert
+    processes contribute to it, so the utility contains the load: an expert without tokens has utility 0.
 
-    A training step with a small learning rate lowers the loss in proportion to the squared norm of the gradient. So
-    the utility says which experts would lower the loss most if more experts could learn from their tokens. It is the
+    A training step with a small learning rate lowers the loss in proportion to the squared norm of the gradient. So the
+    utility says which experts would lower the loss most if more experts could learn from their tokens. It is the
     gradient-based score of Expert Upcycling (Dwivedi et al., 2026, arXiv 2604.19835; `gradient_squared` in the code of
-    the authors). The authors take the gradient of a training batch, and by default only that of the first layer of
-    each expert. Here it is that of the validation set, like the loss by which the paper ranks experts, and of the
-    complete expert.
+    the authors). The authors take the gradient of a training batch, and by default only that of the first layer of each
+    expert. Here it is that of the validation set, like the loss by which the paper ranks experts, and of the complete
+    expert.
 
     Args:
         checkpoint: a checkpoint of a switch_lm model.
@@ -50,8 +50,7 @@ def measure_utilities(checkpoint: Path, stream: Path, device: torch.device | Non
         device: device that computes the gradients. By default the first GPU, or the CPU if there is none.
 
     Raises:
-        StreamError: if the stream is missing or damaged, the checkpoint is missing or damaged, or it was trained with
-            another dictionary.
+        StreamError: if the stream or the checkpoint is missing or damaged, or has another dictionary.
         StageError: if a gradient is not finite.
     """
     device = device or default_devices()[0]
@@ -74,7 +73,7 @@ def _measure(checkpoint: Path, folder: StreamFolder, device: torch.device) -> Ex
         num_pairs += target.numel() * target.size(1)
     utilities = {}
     for prefix, mixture in mixtures.items():
-        squares = [getattr(mixture, name).grad.double().square().flatten(1).sum(1) for name in WEIGHTS]
+        squares = [getattr(mixture, name).grad.double().square().flatten(1).sum(1) for name in EXPERT_WEIGHTS]
         utilities[prefix] = torch.stack(squares).sum(0).cpu() / num_tokens**2
         if not bool(utilities[prefix].isfinite().all()):
             raise StageError(

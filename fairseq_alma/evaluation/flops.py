@@ -33,21 +33,12 @@ class RowFlops:
         return self.total(length, length * length)
 
     def total(self, num_tokens: int, num_token_pairs: int) -> int:
-        """Return the FLOPs for several sequences of any lengths.
-
-        Args:
-            num_tokens: number of tokens in all sequences, including padding.
-            num_token_pairs: sum of the squared lengths of all sequences.
-        """
+        """Return the FLOPs for sequences with these sums of lengths, including padding, and of squared lengths."""
         return self.per_token * num_tokens + self.per_token_pair * num_token_pairs
 
 
 def count_forward_flops(model: Any) -> RowFlops:
-    """Return the FLOPs of a forward pass. A multiplication with its addition in a matrix product counts as two.
-
-    Args:
-        model: a SwitchLanguageModel. It is not changed.
-    """
+    """Return the FLOPs of a forward pass. A multiplication with its addition in a matrix product counts as two."""
     return _solve(model, backward=False)
 
 
@@ -56,9 +47,6 @@ def count_training_flops(model: Any) -> RowFlops:
 
     Every token counts as processed by one expert, even if it is dropped. Otherwise the count would depend on the router
     and could not be compared between runs. The recomputation of --checkpoint-activations is not counted.
-
-    Args:
-        model: a SwitchLanguageModel. It is not changed.
     """
     return _solve(model, backward=True)
 

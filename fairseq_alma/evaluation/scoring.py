@@ -51,8 +51,8 @@ def score_tokens(
         devices: the devices that compute the scores, each with a copy of the model. By default the model's device.
         tokens_per_batch: number of tokens in one forward pass. It changes the scores only if the experts have a
             capacity limit. None: see `_default_tokens_per_batch`.
-        max_tokens: maximum number of tokens to score, counted from the beginning of the split and rounded down to whole
-            blocks. At least one block is scored. None to score all tokens.
+        max_tokens: maximum number of tokens to score, from the beginning of the split, rounded down to whole blocks,
+            but at least one block. None to score all tokens.
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
@@ -94,10 +94,7 @@ def score_tokens(
 def batches_of(task: Any, split: str, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs and the targets of the batches of a split, two int64 tensors [B, L]; see `score_tokens`.
 
-    Args:
-        task: the task that load_member returns.
-        split: "valid" or "test".
-        tokens_per_batch: largest number of tokens in a batch, rounded down to whole blocks. At least one block.
+    A batch has at most `tokens_per_batch` tokens, rounded down to whole blocks, but at least one block.
     """
     length = task.args.tokens_per_sample
     tokens_T = _tokens(task.stream, split)
@@ -112,13 +109,10 @@ def _default_tokens_per_batch(model: Any, devices: Sequence[torch.device]) -> in
 
 
 def _tokens(stream: StreamFolder, split: str) -> np.ndarray:
-    """Return all tokens of a split, [T], memory-mapped.
+    """Return all tokens of a split, [T], memory-mapped. Raise StreamError if the file has changed.
 
-    The tokens are read directly from the .bin file, in which the documents follow one another. fairseq's datasets are
-    not used, because they need 0.5 ms to read a block of 512 tokens, and a GPU scores the block in less time.
-
-    Raises:
-        StreamError: if the file has changed since `alma-prep` wrote it.
+    They are read from the .bin file, in which the documents follow one another. fairseq's datasets need 0.5 ms to read
+    a block of 512 tokens, and a GPU scores the block in less time.
     """
     stream.verify_bytes([split])
     return np.memmap(stream.prefix(split).with_suffix(".bin"), dtype=stream.description["dtype"], mode="r")
@@ -127,8 +121,7 @@ def _tokens(stream: StreamFolder, split: str) -> np.ndarray:
 def _spans(num_tokens: int, length: int, num_blocks: int) -> Iterator[tuple[int, int]]:
     """Yield the batches of a split as pairs (start, end) of token positions.
 
-    A batch has `num_blocks` blocks of `length` tokens, or fewer blocks at the end of the split. If the last block has
-    fewer than `length` tokens, it is a batch by itself.
+    A batch has at most `num_blocks` blocks of `length` tokens. A shorter block at the end is a batch by itself.
     """
     whole = num_tokens - num_tokens % length
     for start in range(0, whole, num_blocks * length):
@@ -138,14 +131,9 @@ def _spans(num_tokens: int, length: int, num_blocks: int) -> Iterator[tuple[int,
 
 
 def _batch(tokens_T: np.ndarray, start: int, end: int, length: int, eos: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs and the targets of one batch, as two int64 tensors [B, L].
+    """Return the inputs and the targets of the batch of tokens from `start` to `end` - 1, two int64 tensors [B, L].
 
-    Args:
-        tokens_T: all tokens of the split.
-        start, end: the batch consists of the tokens from `start` to `end` - 1. Their number must be a multiple of
-            `length`, or smaller than `length`.
-        length: number of tokens in a block, L. If the batch has fewer tokens, they are one shorter block.
-        eos: the end-of-document token, which is the input for the first token of the split.
+    L is `length`, or less for a single shorter block. `eos` is the input for the first token of the split.
     """
     target = torch.from_numpy(np.asarray(tokens_T[start:end], np.int64))
     first = int(tokens_T[start - 1]) if start else eos
@@ -162,11 +150,7 @@ class _RoutingCounts:
         self._dropped = self._routed = 0
 
     def add(self, extra: dict[str, Any]) -> None:
-        """Add the counts of one batch to the sums.
-
-        Args:
-            extra: the second output of SwitchDecoder.forward, which contains the outputs of all mixtures for the batch.
-        """
+        """Add the counts of one batch, given the second output of SwitchDecoder.forward."""
         mixtures = extra.get("mixtures", [])
         if not self._load:
             self._load = [torch.zeros_like(m.plan.load_E) for m in mixtures]

@@ -42,16 +42,14 @@ class MemberScores:
 
     facts: MemberFacts
     log_probability_T: Mapping[str, np.ndarray]
-    """Mapping from split name to the log-probability of each scored token of the split, in nats and in the order of the
-    split. float32 [T]."""
+    """For each split, the log-probability of each scored token, in nats and in the order of the split. float32 [T]."""
 
 
 def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, max_tokens: int | None) -> str:
     """Return the key under which the scores of a checkpoint are stored, a digest of all that the scores depend on.
 
-    The key depends on the digest of the weights and not on the path of the checkpoint, so runs in different folders
-    have the same key for the same model. The key also depends on the model's options, for example on the precision and
-    on the number of tokens in a block.
+    It depends on the digest of the weights, not on the path of the checkpoint, so runs in different folders have the
+    same key for the same model. It also depends on the model's options, such as the number of tokens in a block.
 
     Args:
         checkpoint: the checkpoint of a switch_lm model.
@@ -87,11 +85,7 @@ def read_scores(store: Store, key: str) -> MemberScores | None:
 
 
 def write_scores(store: Store, key: str, scores: MemberScores) -> None:
-    """Store scores, 4 bytes for each token. If they are stored already, do nothing.
-
-    Raises:
-        OSError: if the disk is full or the folder cannot be written.
-    """
+    """Store scores, 4 bytes for each token, unless they are stored already. Raise OSError if the disk is full."""
     if store.take(key) is not None:
         return
     with store.writing(key, asdict(scores.facts)) as folder:

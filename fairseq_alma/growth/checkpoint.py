@@ -26,11 +26,10 @@ from fairseq_alma.modules.expert_parallel import digests_of_experts
 
 
 def growth_seed(run_seed: int, growth: int) -> int:
-    """Return the random seed for the noise of one growth step.
+    """Return the random seed for the noise of one growth step, in alma-lm and in alma-grow.
 
-    alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed,
-    because with equal seeds, two growth steps would add the same noise. If an expert were copied in one step, and the
-    copy were copied in the next step, the noise would shift the router weights twice in the same direction.
+    Every step has a different seed. With equal seeds, two steps would add the same noise. If an expert were copied in
+    one step, and the copy in the next, the noise would shift the router weights twice in the same direction.
 
     Args:
         run_seed: seed of the run.
@@ -53,9 +52,8 @@ def grow_checkpoint(
 ) -> None:
     """Atomically write a copy of the checkpoint `source` with more experts or more layers to `target`.
 
-    fairseq can read the result like any other checkpoint. To train it further, give it to fairseq-train with
-    `--finetune-from-model` and the new `--num-experts` and `--decoder-layers`. The optimizer state is left out, so the
-    optimizer starts from scratch.
+    To train the result further, give it to fairseq-train with `--finetune-from-model` and the new `--num-experts` and
+    `--decoder-layers`. It has no optimizer state, so the optimizer starts from scratch.
 
     Args:
         source: a checkpoint that was saved after a validation, because the validation records the loss of each expert.
@@ -65,8 +63,8 @@ def grow_checkpoint(
         num_layers: number of layers to add after that, see grow_layers.
 
     Raises:
-        SettingError: if `source` is missing, damaged or not a checkpoint of a switch_lm model, or if grow_experts
-            or grow_layers refuses an argument.
+        SettingError: if `source` is missing, damaged or not a checkpoint of a switch_lm model, or if grow_experts or
+            grow_layers refuses an argument.
     """
     checkpoint, model_config = _read(source)
     for name, digests in checkpoint["extra_state"].get(EXPERT_DIGESTS, {}).items():
@@ -95,11 +93,7 @@ def grow_checkpoint(
 
 
 def num_experts(source: Path) -> int:
-    """Return the number of experts in each mixture of the checkpoint file `source`.
-
-    Raises:
-        SettingError: if `source` is missing, damaged or not a checkpoint of a switch_lm model.
-    """
+    """Return the number of experts in each mixture of a checkpoint. Raise SettingError if it has no switch_lm model."""
     _, model_config = _read(source)
     return model_config["num_experts"]
 
@@ -141,11 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _grow(arguments: argparse.Namespace) -> None:
-    """Write the grown checkpoint that the command line asks for.
-
-    Raises:
-        AlmaError: if an argument is invalid, or a file is missing or damaged.
-    """
+    """Write the grown checkpoint that the command line asks for. Raise AlmaError if an argument or file is invalid."""
     source, target, num_new, num_layers = arguments.source, arguments.target, arguments.experts, arguments.layers
     for number, option in ((num_new, "--experts"), (num_layers, "--layers")):
         if number is not None and number < 1:

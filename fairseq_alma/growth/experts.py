@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import ExpertChoice
-from fairseq_alma.growth.drop import reinitialize_units
+from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS
 
-# Dimensions: E experts before growth, K new experts, D model width.
+# Dimensions: E experts before growth, K new experts, D model width, F hidden width of an expert.
 
 RouterGrowth = Literal["copy", "tree"]
 """How to set the router row of a new expert.
@@ -25,14 +25,10 @@ get a token. So the copy gets another router row, in one of two ways:
   decides which tokens of the parent move to the copy (see `Router`). Output and loss do not change. The noise is
   orthogonal to the mean input of the parent's tokens in the last validation. The inputs of a router share a large mean,
   so without this, most rows would send all tokens of the parent the same way."""
-EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
-"""Names of the tensors in SwitchFeedForward that contain the weights of the experts."""
 
 
 def experts_with_largest_loss(valid_loss_E: Tensor, num_new: int) -> list[int]:
-    """Return the indices of the `num_new` experts with the largest validation loss, largest first.
-
-    Experts with equal losses are sorted by index.
+    """Return the indices of the `num_new` experts with the largest validation loss, largest first, then by index.
 
     Args:
         valid_loss_E: validation loss of each expert, in nats, summed over the tokens that the expert processed.
@@ -157,15 +153,9 @@ def _choose(
 def _copy(
     mixture: Mapping[str, Tensor], parents: list[int], router: RouterGrowth, noise: float, random: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the tensors of a mixture that change if the experts `parents` are copied.
+    """Return the tensors of a mixture, by their names, that change if the experts `parents` are copied.
 
     The copies keep the validation results of their parents.
-
-    Args:
-        mixture: the tensors of the mixture, by their names in SwitchFeedForward.
-        parents: indices of the K experts that are copied.
-        router, noise: see grow_experts.
-        random: random number generator for the noise.
     """
     split_E, rows_ED = mixture["router.split_E"], mixture["router.weight"]
     input_ED = mixture.get("valid_input_ED", torch.zeros_like(rows_ED))
@@ -217,18 +207,6 @@ def mixture_prefixes(state: Mapping[str, Tensor]) -> list[str]:
     return [key.removesuffix(end) for key in state if key.endswith("mixture." + end)]
 
 
-def num_params_of_expert(model_dim: int, ffn_dim: int) -> int:
-    """Return the number of parameters that one more expert adds to a mixture.
-
-    They are the weights and biases of two linear layers, and one row of router weights.
-
-    Args:
-        model_dim: model width.
-        ffn_dim: hidden width of the expert.
-    """
-    return (ffn_dim * model_dim + ffn_dim) + (model_dim * ffn_dim + model_dim) + model_dim
-
-
 def _grow_rows(
     rows_ED: Tensor,
     input_KD: Tensor,
@@ -239,14 +217,11 @@ def _grow_rows(
 ) -> Tensor:
     """Return the router rows [E + K, D] of a mixture after growth.
 
-    The router row of an expert is the row of weights with which the router scores the expert.
-
     Args:
-        rows_ED: router rows before the growth.
+        rows_ED: router rows before the growth: the weights with which the router scores each expert.
         input_KD: sum of the inputs of the tokens of each parent in the last validation; 0 if it is not known.
         parents: indices of the K experts that are copied.
-        router, noise: see grow_experts.
-        random: random number generator for the noise.
+        router, noise, random: see grow_experts.
     """
     parent_KD = rows_ED[parents].float()
     # Compute the scale of the noise from the router rows of all experts, and not only from `parent_KD`. A parent may
@@ -261,11 +236,41 @@ def _grow_rows(
 
 
 def _orthogonal(noise_KD: Tensor, input_KD: Tensor) -> Tensor:
-    """Return noise without its component along the inputs, row by row. A row does not change if its input is 0.
-
-    Args:
-        noise_KD: the noise, [K, D].
-        input_KD: inputs of any length, [K, D].
-    """
+    """Return noise [K, D] without its component along the inputs [K, D]. A row does not change if its input is 0."""
     direction_KD = torch.nn.functional.normalize(input_KD, dim=1)
     return noise_KD - (noise_KD * direction_KD).sum(1, keepdim=True) * direction_KD
+
+
+def reinitialize_units(mixture: Mapping[str, Tensor], share: float, random: torch.Generator) -> dict[str, Tensor]:
+    """Return the weights of the experts of a mixture after a share of the hidden units was re-initialized.
+
+    This is drop-upcycling (Nakamura et al., 2025, arXiv 2502.19261, section 3). Copies of a dense feed-forward network
+    learn alike, so they stay similar for long. Each expert therefore gets other random units: n = share * F units are
+    drawn for each expert, the same units for both layers. Their weights are replaced by numbers from a normal
+    distribution. Its mean and standard deviation are those of the replaced weights, for each tensor separately. The
+    paper has no biases. Here, the biases of the units are replaced in the same way.
+
+    Output and loss change: the units that are replaced no longer compute what they have learned. The bias of the second
+    layer does not belong to a unit, so it is kept.
+
+    Args:
+        mixture: tensors with the names in SwitchFeedForward: fc1_weight [E, F, D], fc1_bias [E, F] and fc2_weight
+            [E, D, F] are used. They are not changed.
+        share: share of the units that is replaced, from 0 (none) to 1 (all).
+        random: random number generator on the CPU.
+    """
+    # In all three tensors, the first dimension is E. Move the dimension of the units to the second place.
+    units_EF = {
+        "fc1_weight": mixture["fc1_weight"].clone(),
+        "fc1_bias": mixture["fc1_bias"].clone(),
+        "fc2_weight": mixture["fc2_weight"].clone().transpose(1, 2),
+    }
+    num_experts, num_units = mixture["fc1_bias"].shape
+    for expert in range(num_experts):
+        chosen = torch.randperm(num_units, generator=random)[: round(share * num_units)]
+        for weight_EF in units_EF.values():
+            replaced = weight_EF[expert, chosen].float()
+            fresh = torch.randn(replaced.shape, generator=random)
+            if len(chosen):
+                weight_EF[expert, chosen] = (replaced.mean() + replaced.std(correction=0) * fresh).to(weight_EF.dtype)
+    return {**units_EF, "fc2_weight": units_EF["fc2_weight"].transpose(1, 2).contiguous()}

@@ -6,12 +6,17 @@ continues from the checkpoint continues the average, too.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fairseq_alma.checkpoints import AVERAGE, BEST, CONTINUATION, LAST, link, require_checkpoint, write_checkpoint
 from fairseq_alma.core.averaging import AverageWeights
+from fairseq_alma.core.files import remove
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
+from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class Average:
@@ -30,7 +35,9 @@ class Average:
         # A tied weight has several names in a checkpoint, and only one in `_weights`.
         first = {id(weight): name for name, weight in self._weights.items()}
         self._names = {name: first[id(weight)] for name, weight in model.named_parameters(remove_duplicate=False)}
-        entry = entry if entry is not None and _fits(entry["model"], self._weights) else None
+        shapes = {name: tensor.shape for name, tensor in entry["model"].items()} if entry else {}
+        if any(shapes.get(name) != weight.shape for name, weight in self._weights.items()):
+            entry = None
         self._count: int = entry["count"] if entry else 0
         self._average = {
             name: (entry["model"][name].to(weight.device, copy=True) if entry else weight.detach().clone())
@@ -67,6 +74,32 @@ class Average:
         return {"count": self._count, "model": model}
 
 
-def _fits(average: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    """Return True if an average has all weights of a model, with the same shapes."""
-    return all(name in average and average[name].shape == weight.shape for name, weight in weights.items())
+def finish_stage(folder: Path, settings: LanguageModelSettings) -> None:
+    """Write the checkpoints BEST and CONTINUATION of a finished training from its last one, if the settings need it.
+
+    With `average`, BEST gets the averaged weights. CONTINUATION is the model after the last update, with the state of
+    the optimizer if it is kept. If this function is interrupted, it can be called again.
+    """
+    if settings.average is not None:
+        last = require_checkpoint(folder / LAST)
+        average = last["extra_state"][AVERAGE]
+        optimizer = last.pop("last_optimizer_state")
+        without = {name: value for name, value in last["extra_state"].items() if name != AVERAGE}
+        write_checkpoint(
+            {**last, "extra_state": without, "model": {**last["model"], **average["model"]}}, folder / BEST
+        )
+        if settings.keeps_optimizer:
+            last["last_optimizer_state"] = optimizer
+        write_checkpoint(last, folder / CONTINUATION)
+    elif settings.keeps_optimizer:
+        link(folder / LAST, folder / CONTINUATION)
+
+
+def remove_old_continuations(run: RunFolder, stage_index: int) -> None:
+    """Remove the checkpoints CONTINUATION of all stages before `stage_index`, the last finished stage.
+
+    A killed or forked run continues at its first unfinished stage, and so from the CONTINUATION of this stage.
+    """
+    for folder in run.stage_folders():
+        for path in folder.glob(f"member_*/{CONTINUATION}") if index_of_stage(folder) < stage_index else ():
+            remove(path)

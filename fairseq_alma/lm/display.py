@@ -7,11 +7,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -70,9 +69,9 @@ class StageDisplay:
             name = title if set(updates) == {1} else f"{title}  member {number}"
             record = None
             if scalars:
-                record = partial(_record_scalar, scalars, stage.index, _suffix(updates, number))
+                record = partial(_record, scalars, stage.index, total, _suffix(updates, number))
             log = stage.folder / f"member_{number}" / "log.txt"
-            self._members[number] = _MemberDisplay(name, total, self._progress, console, log, record)
+            self._members[number] = _MemberDisplay(name, total, self._progress, log, record)
 
     def __enter__(self) -> "StageDisplay":
         self._progress.start()
@@ -90,23 +89,18 @@ def record_trained_members(run: RunFolder, scalars: RunScalars) -> None:
     """Write the perplexities in the logs of all members whose training has ended to TensorBoard files.
 
     A run that is continued writes its TensorBoard files again from the beginning.
-
-    Args:
-        run: the run folder.
-        scalars: writes the TensorBoard files.
     """
     for stage in run.stage_folders():
         logs = {int(path.parent.name.removeprefix("member_")): path for path in stage.glob("member_*/log.txt")}
         for number, log in sorted(logs.items()):
-            points = list(_points_in(log))
+            points = _points_in(log)
             config = log.parent / "config.yaml"
             last = max((point.update for point in points), default=0)
             # The folder of a member that was copied from another run (setting reuse_from=) has no config.yaml.
             updates = OmegaConf.load(config).optimization.max_update if config.exists() else last
             if last >= updates:
                 for point in points:
-                    name = f"{point.name}{_suffix(logs, number)}"
-                    scalars.during_stage(name, point.perplexity, index_of_stage(stage), point.update / updates)
+                    _record(scalars, index_of_stage(stage), updates, _suffix(logs, number), point)
 
 
 def _suffix(members: Collection[int], number: int) -> str:
@@ -114,49 +108,40 @@ def _suffix(members: Collection[int], number: int) -> str:
     return "" if set(members) == {1} else f"_member_{number}"
 
 
-@dataclass(frozen=True)
-class _Point:
+class _Point(NamedTuple):
     """A perplexity in a log."""
 
     name: str
     """Name of the TensorBoard scalar, without the member."""
     update: int
     perplexity: float
+    values: dict[str, Any]
+    """All values in the line of the log."""
 
 
-def _point_in(line: str) -> tuple[_Point, dict[str, Any]] | None:
-    """Return the perplexity in a line of a log, and all values in the line; None if there is none."""
+def _point_in(line: str) -> _Point | None:
+    """Return the perplexity in a line of a log; None if there is none."""
     match = LOG_RECORD.search(line)
-    if not match:
-        return None
     try:
-        values = json.loads(match[2])
-    except ValueError:  # skip an invalid line, because two processes may write to one line at the same time
+        values = json.loads(match[2]) if match else None
+    except ValueError:  # two processes may write to one line at the same time
+        return None
+    if match is None or values is None:
         return None
     if match[1] == "valid":
-        return _Point("validation_perplexity", int(values["valid_num_updates"]), float(values["valid_ppl"])), values
-    return _Point("training_perplexity", int(values["num_updates"]), float(values["ppl"])), values
+        return _Point("validation_perplexity", int(values["valid_num_updates"]), float(values["valid_ppl"]), values)
+    return _Point("training_perplexity", int(values["num_updates"]), float(values["ppl"]), values)
 
 
-def _points_in(log: Path, up_to: int | None = None) -> Iterator[_Point]:
-    """Return the perplexities in a log. If an update was repeated after a crash, return only its last perplexity.
-
-    Args:
-        log: log of a member.
-        up_to: the last update that is returned; None: all.
-    """
-    found = {}
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        if (parsed := _point_in(line)) is not None:
-            found[parsed[0].name, parsed[0].update] = parsed[0]
-    yield from (point for point in found.values() if up_to is None or point.update <= up_to)
+def _points_in(log: Path) -> list[_Point]:
+    """Return the perplexities in a log. If an update was repeated after a crash, return only its last perplexity."""
+    points = map(_point_in, log.read_text(encoding="utf-8", errors="replace").splitlines())
+    return list({(point.name, point.update): point for point in points if point is not None}.values())
 
 
-def _record_scalar(
-    scalars: RunScalars, stage_index: int, suffix: str, name: str, value: float, progress: float
-) -> None:
-    """Write one perplexity to TensorBoard, at the point `progress` (a fraction) of the stage."""
-    scalars.during_stage(f"{name}{suffix}", value, stage_index, progress)
+def _record(scalars: RunScalars, stage_index: int, updates: int, suffix: str, point: _Point) -> None:
+    """Write a perplexity of a stage with `updates` updates to TensorBoard."""
+    scalars.during_stage(f"{point.name}{suffix}", point.perplexity, stage_index, point.update / updates)
 
 
 class _MemberDisplay:
@@ -165,24 +150,15 @@ class _MemberDisplay:
     Args:
         title: text at the beginning of the progress line.
         updates: number of optimizer updates in the stage.
-        progress: the display that a terminal shows, with one line for each member.
-        console: where to print progress lines if the output is not a terminal.
+        progress: the display of the stage, with one line for each member.
         log: log file of the member.
-        record: function that is called for each training or validation perplexity in the log, with the name of the
-            perplexity, its value and the completed fraction of the stage. By default, no function is called.
+        record: function that is called for each perplexity in the log.
     """
 
     def __init__(
-        self,
-        title: str,
-        updates: int,
-        progress: Progress,
-        console: Console,
-        log: Path,
-        record: Callable[[str, float, float], None] | None = None,
+        self, title: str, updates: int, progress: Progress, log: Path, record: Callable[[_Point], None] | None
     ):
-        self._record, self._log = record, log
-        self._title, self._updates, self._progress, self._console = title, updates, progress, console
+        self._title, self._updates, self._progress, self._log, self._record = title, updates, progress, log, record
         self._training = self._validation = self._speed = ""  # until they are known
         # The time in seconds and the update number of the first log line are used to estimate the remaining time.
         self._first_update: tuple[float, int] | None = None
@@ -191,19 +167,18 @@ class _MemberDisplay:
 
     def __call__(self, line: str) -> None:
         if self._record and "Loaded checkpoint " in line and (resumed := RESUMED.search(line)):
-            for point in _points_in(self._log, up_to=int(resumed[1])):
-                self._record(point.name, point.perplexity, point.update / self._updates)
-        parsed = _point_in(line)
-        if parsed is None:
+            for point in _points_in(self._log):
+                if point.update <= int(resumed[1]):
+                    self._record(point)
+        if (found := _point_in(line)) is None:
             return
-        point, values = parsed
-        if point.name == "validation_perplexity":
-            self._validation = f"valid ppl {point.perplexity:.2f}"
+        if found.name == "validation_perplexity":
+            self._validation = f"valid ppl {found.perplexity:.2f}"
         else:
-            self._training = f"loss {float(values['nll_loss']):.3f} bits  ppl {point.perplexity:.2f}"
+            self._training = f"loss {float(found.values['nll_loss']):.3f} bits  ppl {found.perplexity:.2f}"
         if self._record:
-            self._record(point.name, point.perplexity, point.update / self._updates)
-        self._show(point.update, values)
+            self._record(found)
+        self._show(found.update, found.values)
 
     def _show(self, update: int, values: Mapping[str, Any]) -> None:
         """Display the latest values, which belong to optimizer update number `update`. Unknown ones are left out."""
@@ -219,9 +194,10 @@ class _MemberDisplay:
             self._speed = f"{speed:,.0f} tokens/s"
         state = "  ".join(filter(None, (self._training, self._validation, self._speed)))
         self._progress.update(self._task, completed=update, state=state)
-        if not self._console.is_terminal and now >= self._next_line_seconds:
+        console = self._progress.console
+        if not console.is_terminal and now >= self._next_line_seconds:
             self._next_line_seconds = now + SECONDS_BETWEEN_LINES
             left_text = ""
             if update > first:
                 left_text = f"{(now - start) / (update - first) * (self._updates - update):.0f} s left"
-            self._console.print(f"{self._title}  update {update}/{self._updates}  {state}  {left_text}", soft_wrap=True)
+            console.print(f"{self._title}  update {update}/{self._updates}  {state}  {left_text}", soft_wrap=True)

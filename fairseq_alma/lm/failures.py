@@ -20,8 +20,7 @@ def failure_message(log: Path, log_size_before: int, status: int, lr: float, bat
 
     Args:
         log: log file of the member.
-        log_size_before: size of the log in bytes before the failed process was started. The text up to this position
-            was written by earlier processes and is ignored.
+        log_size_before: size of the log in bytes before the process was started. The text before this is ignored.
         status: exit status of the process, negative if a signal killed it.
         lr: setting `lr` of the run, to which the advice refers.
         batch_size: number of sequences in a forward pass on one device.

@@ -5,7 +5,7 @@ checkpoints make the predictions. The labels and settings of the learners are in
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -25,11 +25,11 @@ from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
-from fairseq_alma.lm.continuation import remove_old_continuations
+from fairseq_alma.lm.average import remove_old_continuations
+from fairseq_alma.lm.fairseq_config import Member
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.training_config import Member
 
 
 class LanguageModelLearner:
@@ -67,23 +67,18 @@ class LanguageModelLearner:
 
     @property
     def predictor(self) -> list[Path]:
-        """Checkpoints of the models that predict now. The prediction is the mean of their probabilities.
+        """Checkpoints of the models that predict now, with the mean of their probabilities. At first they are
+        untrained.
 
-        Before the first stage, these are untrained checkpoints.
-
-        Raises:
-            StageError: if a checkpoint is missing.
-            RunError: if a checkpoint has changed since an earlier process recorded it.
+        Raises StageError if a checkpoint is missing, and RunError if it has changed since an earlier process recorded
+        it.
         """
         self._check_files(self._predictor, "the predictor")
         return self._predictor or list(self._untrained().values())
 
     @property
     def frozen(self) -> list[Path]:
-        """The checkpoints in `predictor` that no later stage trains further.
-
-        These models do not change, so the evaluator may store their outputs and use the outputs again.
-        """
+        """The checkpoints in `predictor` that no later stage trains further, whose outputs may be stored."""
         return []
 
     @property
@@ -92,29 +87,23 @@ class LanguageModelLearner:
         return bool(self._predictor)
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
+        """Add capacity to the model before a stage other than the first. Return the cost. The base class adds nothing.
 
-        This method is called before every stage except the first.
-
-        Raises:
-            StageError: if a checkpoint from which the stage continues is missing.
+        Raise StageError if a checkpoint from which the stage continues is missing.
         """
         self._check_files(self._continuations.values(), f"stage {stage.index}")
         return [Spent()]
 
     def train(self, stage: Stage) -> list[Spent]:
-        """Train the members for one stage and return the total cost.
-
-        Raises:
-            StageError: if the training of a member fails (see MemberTraining.train).
-        """
+        """Train the members for one stage and return the total cost. For the errors, see `MemberTraining.train`."""
         continuations = self._starts(stage)
         starts = {self._member(number, stage.index): path for number, path in continuations.items()}
         self._check_files(continuations.values(), f"stage {stage.index}")
-        self.remove_old_continuations(stage.index - 1)
+        remove_old_continuations(RunFolder(self.run_folder), stage.index - 1)
         trained = self._training.train(stage, starts)
         self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
-        self._count_stored(stage)
+        if stage.replay:
+            self.num_stored = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
         return [sum((spent for _, _, spent in trained.values()), Spent())]
 
     def save(self, folder: Path) -> None:
@@ -135,9 +124,7 @@ class LanguageModelLearner:
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`.
 
-        Raises:
-            StageError: if a checkpoint is missing.
-            RunError: if learner.json is damaged.
+        Raise StageError if a checkpoint is missing, and RunError if learner.json is damaged.
         """
         state = read_json(folder / "learner.json", _State, advice="restore the file from a backup")
         # Whether the files have changed is checked when they are used: those of earlier stages are large, or removed.
@@ -145,17 +132,22 @@ class LanguageModelLearner:
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._continuations = {entry["member"]: self.run_folder / entry["path"] for entry in state["continuations"]}
         self.num_stored = state.get("num_stored")
-        _existing(self._predictor, str(folder))
+        self._check_existence(self._predictor, str(folder))
 
-    def remove_old_continuations(self, stage_index: int) -> None:
-        """Remove the checkpoints from which only stages up to `stage_index`, which are finished, have continued."""
-        remove_old_continuations(RunFolder(self.run_folder), stage_index)
-
-    def _check_files(self, checkpoints: Iterable[Path], needed_by: str) -> None:
+    def _check_files(self, checkpoints: Collection[Path], needed_by: str) -> None:
         """Raise StageError if a checkpoint file is missing, and RunError if it has changed since it was recorded."""
-        for path in _existing(checkpoints, needed_by):
+        self._check_existence(checkpoints, needed_by)
+        for path in checkpoints:
             if path in self._recorded:
                 checked_file(self.run_folder, self._recorded[path])
+
+    @staticmethod
+    def _check_existence(checkpoints: Collection[Path], needed_by: str) -> None:
+        for path in checkpoints:
+            if not path.is_file():
+                raise StageError(
+                    f"{path} is missing, but {needed_by} needs it: restore it, or start a new run with another out="
+                )
 
     def num_experts(self, stage_index: int) -> int:
         """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
@@ -166,18 +158,8 @@ class LanguageModelLearner:
         return 0
 
     def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
-        """Store the checkpoints of a stage.
-
-        Args:
-            predictor: the checkpoints that predict from now on.
-            continuations: the checkpoint from which the next stage continues, by member number.
-        """
+        """Store the checkpoints that predict now, and, by member number, those from which the next stage continues."""
         self._predictor, self._continuations = predictor, continuations
-
-    def _count_stored(self, stage: Stage) -> None:
-        """Set `num_stored` after a stage."""
-        if stage.replay:
-            self.num_stored = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
 
     def _starts(self, stage: Stage) -> dict[int, Path]:
         """Return the checkpoint from which each member starts in a stage, by member number."""
@@ -186,11 +168,9 @@ class LanguageModelLearner:
         return self._continuations or self._untrained()
 
     def _untrained(self, stage_index: int = 1, folder: Path | None = None) -> dict[int, Path]:
-        """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written.
+        """Return the untrained checkpoint of each member of a stage, by member number. Missing ones are written.
 
-        Args:
-            stage_index: the stage whose members are initialised.
-            folder: the folder of the checkpoints; by default the folder of stage 0.
+        By default, they are in the folder of stage 0.
         """
         folder = folder or RunFolder(self.run_folder).stage(0)
         numbers = range(1, self.num_members + 1)
@@ -218,17 +198,6 @@ class _State(TypedDict):
     predictor: list[Checkpoint]
     continuations: list[_Continuation]
     num_stored: NotRequired[NonNegative | None]
-
-
-def _existing(checkpoints: Iterable[Path], needed_by: str) -> list[Path]:
-    """Return the paths of checkpoint files. Raise StageError if one is missing."""
-    found = list(checkpoints)
-    for path in found:
-        if not path.is_file():
-            raise StageError(
-                f"{path} is missing, but {needed_by} needs it: restore it, or start a new run with another out="
-            )
-    return found
 
 
 class SingleModel(LanguageModelLearner):
@@ -278,8 +247,7 @@ class GrowingEnsemble(LanguageModelLearner):
 class GrowingMixture(LanguageModelLearner):
     """gMoE: a single model with mixtures. Before each stage except the first, experts are copied, or layers, or both.
 
-    Raises:
-        SettingError: if a growth would add more layers than it can copy.
+    Raises SettingError if a growth would add more layers than it can copy.
     """
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):

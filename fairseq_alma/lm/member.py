@@ -1,13 +1,13 @@
 """Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.checkpoints import (
     BEST,
@@ -29,14 +29,19 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
-from fairseq_alma.lm.continuation import finish_stage
 from fairseq_alma.lm.failures import STOPPED, failure_message
-from fairseq_alma.lm.fairseq_config import identity_of_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_config import (
+    Member,
+    TrainingConfigs,
+    identity_of_config,
+    updates_of_stage,
+    write_untrained_checkpoint,
+)
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from fairseq_alma.lm.stage_processes import training_command
-from fairseq_alma.lm.training_config import Member, Started, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +52,12 @@ STARTED contains the type and the number of devices, the number of sequences in 
 `share`, the key of the training (see SharedMembers). DONE contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
+
+
+class Started(TypedDict):
+    """The content of started.json, as far as it is read."""
+
+    key: str | None
 
 
 class Processes(Protocol):
@@ -72,26 +83,19 @@ class Processes(Protocol):
 
         Args:
             stage: the stage to which the jobs belong.
-            jobs: command and log file of each member, by member number.
-            num_jobs: number of members of the stage, finished ones included. The devices are divided by this number,
-                not by the size of `jobs`. When a stage is resumed, `jobs` lacks the finished members. Each remaining
-                member still gets the same number of devices as before, so its result is the same.
+            jobs: command and log file of each member that is not finished, by member number.
+            num_jobs: number of all members of the stage, by which the devices are divided. So when a stage is resumed,
+                the remaining members get as many devices as before, and the results are the same.
             updates: number of updates of each job, for the display.
 
         Returns:
             Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
-            was not started because another job failed.
+                was not started because another job failed.
         """
 
 
 class MemberTraining:
-    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member.
-
-    Args:
-        settings: settings of the run.
-        stream: training and validation data.
-        processes: starts the processes.
-    """
+    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member."""
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
         self.settings = settings
@@ -104,8 +108,7 @@ class MemberTraining:
     def check(self, member: Member, num_members: int) -> None:
         """Let fairseq check the options with which `member` is trained. Nothing is written to the run folder.
 
-        Raises:
-            SettingError: if fairseq refuses an option, or the shared folder (setting `reuse_from`) cannot be written.
+        Raise SettingError if fairseq refuses one, or if the shared folder (setting `reuse_from`) cannot be written.
         """
         num_devices = self._usable_devices(num_members)
         self._configs.of(member, num_devices)
@@ -123,11 +126,6 @@ class MemberTraining:
         if read_checkpoint(path) is None:
             write_untrained_checkpoint(self._configs.of(member, folder=path.parent), path)
         return path
-
-    @property
-    def _continuation(self) -> str:
-        """Name of the checkpoint from which the next stage continues."""
-        return CONTINUATION if self.settings.keeps_continuation else BEST
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:
         """Train each member for one stage.
@@ -160,7 +158,9 @@ class MemberTraining:
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
                 continue
-            if (error := _lease_error(folder)) is not None:
+            try:
+                Lease(folder).wait()
+            except RunError as error:
                 busy.add(member.number)
                 failures.append(
                     f"member {member.number} of stage {stage.index} is trained by another process: {error}. When it "
@@ -182,16 +182,21 @@ class MemberTraining:
             if not (done := folder / DONE).exists():
                 if status is None:
                     continue
-                if status != 0 or not self._is_trained(folder, updates):
-                    failures.append(self._failure(folder, log_sizes.get(member.number, 0), status, len(starts)))
+                if status != 0 or not is_trained(folder, updates):
+                    log, batch_size = folder / "log.txt", OmegaConf.load(folder / CONFIG).dataset.batch_size
+                    log_size = log_sizes.get(member.number, 0)
+                    failures.append(failure_message(log, log_size, status, self.settings.lr, batch_size, len(starts)))
                     continue
                 finish_stage(folder, self.settings)
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
-            trained[member.number] = (folder / BEST, folder / self._continuation, read_json(done, Spent))
+            continuation = CONTINUATION if self.settings.keeps_continuation else BEST
+            trained[member.number] = (folder / BEST, folder / continuation, read_json(done, Spent))
         if failures:
-            raise _error_for(failures, statuses.values(), bool(busy))
+            failed = {status for status in statuses.values() if status}
+            was_stopped = failed and failed <= {*STOPPED} and not busy
+            raise (StoppedError if was_stopped else StageError)("\n".join(failures))
         return trained
 
     def _prepare(
@@ -200,64 +205,54 @@ class MemberTraining:
         """Prepare the folder of a member for its training. Return the command that trains it, and the log file.
 
         Return None if the member needs no training, because it is copied from another run, or its training has ended.
-
-        Args:
-            stage, member, start: see `train`.
-            num_devices: number of devices that train the member.
-            updates: number of updates of the stage.
         """
         folder = self._folder(stage, member)
         repair_stage_folder(folder, needs_best=self.settings.average is None)
-        key = self._start(stage, member, folder, start, num_devices)
+        config = self._configs.of(member, num_devices, stage, folder, start)
+        key = self._start(stage, config, folder, start)
         if self._shared and key and self._shared.copy_to(folder, key):
             return None
-        if self._is_trained(folder, updates):
-            _replace_lost_best(folder)
+        if is_trained(folder, updates):
+            if not (folder / BEST).exists():
+                logger.warning(
+                    "%s: the checkpoint with the best validation score is lost, and the training has ended: the last "
+                    "checkpoint takes its place",
+                    folder,
+                )
+                link(folder / LAST, folder / BEST)
             return None
-        return self._command(stage, member, folder, start, num_devices), folder / "log.txt"
+        with written_aside(folder / CONFIG) as temporary:
+            OmegaConf.save(config, temporary)
+        return training_command(folder / CONFIG, self.settings), folder / "log.txt"
 
     def _usable_devices(self, num_members: int) -> int:
         """Return the number of devices that train each member of a stage with `num_members` members."""
         return usable_devices(self.settings, self._processes.num_devices(num_members), self._processes.num_nodes)
 
-    def _failure(self, folder: Path, log_size_before: int, status: int, num_members: int) -> str:
-        """Return the error message for the failed training in `folder`. See `failure_message` for the arguments."""
-        batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
-        log = folder / "log.txt"
-        return failure_message(log, log_size_before, status, self.settings.lr, batch_size, num_members)
+    def _start(self, stage: Stage, config: DictConfig, folder: Path, start: Path) -> str | None:
+        """Write started.json, with the devices and the key of the training (see SharedMembers). Return the key.
 
-    def _start(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
-        """Write started.json, with the number of devices and the key of the member's training, and return the key.
-
-        The key is the name under which the shared folder (setting `reuse_from`) stores the trained member, see
-        SharedMembers. If the training was started before and can be resumed, started.json is not changed.
-
-        Returns:
-            The key; None without the setting `reuse_from`.
+        If the training can be resumed, its key is kept. The key is None without the setting `reuse_from`.
         """
-        path, config = folder / STARTED, self._configs.of(member, num_devices, stage)
+        path, num_devices = folder / STARTED, config.distributed_training.distributed_world_size
         now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size,
                "expert_parallel": config.model.expert_parallel}  # fmt: skip
-        if self._can_resume(folder):
+        if path.exists() and (folder / LAST).exists():
             before: dict[str, Any] = dict(read_json(path, Started, advice=f"remove {folder} to restart this stage"))
             if {**now, **before} == {**before, **now}:
                 return before["key"]
             # The result depends slightly on the devices, so the member is not shared if they have changed.
             write_json(path, {**now, "key": None})
             return None
-        key = self._key(stage, member, start, num_devices) if self._shared else None
+        key = self._key(stage, config, start) if self._shared else None
         write_json(path, {**now, "key": key})
         return key
-
-    def _can_resume(self, folder: Path) -> bool:
-        """Return whether the training in `folder` was started before and has written a checkpoint."""
-        return (folder / STARTED).exists() and (folder / LAST).exists()
 
     def _publish(self, folder: Path) -> None:
         """Copy a trained member to the shared folder, if the setting `reuse_from` is set.
 
         Nothing is done if an earlier call has finished with this member, which then has no started.json, or if its
-        training began without the setting `reuse_from`, because its started.json then contains no key.
+        training began without this setting.
         """
         if not self._shared or not (folder / STARTED).exists():
             return
@@ -271,18 +266,11 @@ class MemberTraining:
         """Return the folder of a member in a stage folder."""
         return stage.folder / f"member_{member.number}"
 
-    def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return whether the last checkpoint in `folder` was saved after all `updates` updates of the stage."""
-        last = read_checkpoint(folder / LAST)
-        return last is not None and num_updates(last) >= updates
-
-    def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
+    def _key(self, stage: Stage, config: DictConfig, start: Path) -> str:
         """Return the key of a member's training in the shared folder: a digest of all that influences the result.
 
-        The key depends on the digests of the data and of the initial weights, not on their paths. So runs in different
-        folders can have the same key.
+        It contains digests of the data and of the initial weights, not paths, so runs in different folders can share.
         """
-        config = self._configs.of(member, num_devices, stage)
         recipe: dict[str, Any] = {
             "config": identity_of_config(config),
             "replay": stage.replay,
@@ -290,33 +278,17 @@ class MemberTraining:
             "past": [mega_batch.digest for mega_batch in stage.past] if stage.replay else [],
             "valid": self._stream.digest("valid"),
             "dict": self._stream.dictionary_digest,
-            "devices": [self._processes.kind, num_devices],
+            "devices": [self._processes.kind, config.distributed_training.distributed_world_size],
         }
         if self.settings.keeps_continuation:
             recipe |= {"average": self.settings.average, "optimizer_state": self.settings.optimizer_state}
         return key_of(recipe, start)
 
-    def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
-        """Write the configuration of a member's training, and return the command that trains it.
-
-        Args:
-            stage: the stage.
-            member: the member to train.
-            folder: the member's folder.
-            start: the checkpoint with the weights from which the training starts.
-            num_devices: number of devices that train the member.
-        """
-        config = self._configs.of(member, num_devices, stage, folder, start)
-        with written_aside(folder / CONFIG) as temporary:
-            OmegaConf.save(config, temporary)
-        return training_command(folder / CONFIG, self.settings)
-
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
-        """Return the cost of a member's training.
+        """Return the cost of a member's training: from the FLOPs of the model, and the updates and tokens in its
+        checkpoint.
 
-        The cost is computed from the FLOPs of the model and from the numbers of updates and tokens in the last
-        checkpoint. This method also removes the optimizer state from the best checkpoint, which makes the file much
-        smaller.
+        The optimizer state is removed from the best checkpoint, which makes it much smaller.
         """
         last = require_checkpoint(folder / LAST)
         # fairseq adds the training time of this stage to the time in the checkpoint from which the stage started. So
@@ -341,26 +313,10 @@ class MemberTraining:
         )
 
 
-def _lease_error(folder: Path) -> RunError | None:
-    """Return an error that says which other process trains the member in `folder`; None if none does."""
-    try:
-        Lease(folder).wait()
-    except RunError as error:
-        return error
-    return None
-
-
-def _error_for(failures: Sequence[str], statuses: Collection[int | None], is_busy: bool) -> StageError:
-    """Return the error for the failed members of a stage.
-
-    Args:
-        failures: one message for each failed member.
-        statuses: exit statuses of the training processes.
-        is_busy: whether another process trains a member.
-    """
-    failed = {status for status in statuses if status}
-    kind = StoppedError if failed and failed <= {*STOPPED} and not is_busy else StageError
-    return kind("\n".join(failures))
+def is_trained(folder: Path, updates: int) -> bool:
+    """Return whether the last checkpoint in the folder of a member was saved after all `updates` of the stage."""
+    last = read_checkpoint(folder / LAST)
+    return last is not None and num_updates(last) >= updates
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -370,14 +326,3 @@ def _remove_leftovers(folder: Path) -> None:
     for leftover in leftovers:
         if leftover.name not in (BEST, CONTINUATION):
             remove(leftover)
-
-
-def _replace_lost_best(folder: Path) -> None:
-    """If the best checkpoint of an ended training is lost, let the last checkpoint take its place."""
-    if not (folder / BEST).exists():
-        logger.warning(
-            "%s: the checkpoint with the best validation score is lost, and the training has ended: the last "
-            "checkpoint takes its place",
-            folder,
-        )
-        link(folder / LAST, folder / BEST)

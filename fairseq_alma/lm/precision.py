@@ -33,7 +33,7 @@ def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettin
 
 
 def _of_other_seed(out: Path) -> Precision | None:
-    """Return the recorded precision of another seed of a run with several, RUN/seed_i; None if there is none."""
+    """Return the recorded precision of another seed of a run with several seeds; None if there is none."""
     others = RunFolder(out.parent).of_seeds() if RunFolder(out).is_of_one_of_several_seeds else []
     return read_settings(others[0].path, ("precision",))["precision"] if others else None
 
@@ -41,9 +41,8 @@ def _of_other_seed(out: Path) -> Precision | None:
 def fastest_precision() -> Precision:
     """Return the precision that `auto` means on this machine, "bfloat16" or "float32".
 
-    On a GPU, the precision is bfloat16 if the GPU supports bfloat16. On a CPU, the time of a small feed-forward network
-    is measured in bfloat16 and in float32, because many CPUs have no hardware for bfloat16 and are much slower with it.
-    The measurement takes less than a second.
+    On a GPU, it is bfloat16 if the GPU supports it. On a CPU, the time of a small network is measured in both, because
+    many CPUs have no hardware for bfloat16 and are much slower with it. This takes less than a second.
     """
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"

@@ -40,7 +40,7 @@ from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_chain import SlurmProcesses, submit_runs, summarize_seeds, train_member
+from fairseq_alma.lm.slurm_chain import SlurmProcesses, run_member_job, submit_runs, summarize_seeds
 from fairseq_alma.lm.stage_processes import LocalProcesses
 from launch.slurm import SlurmSettings
 
@@ -50,9 +50,6 @@ UNTRAINED_TOKENS = 10_000
 """Number of tokens of the validation set and of the test set on which the untrained learner is scored, if no metric
 includes its perplexity. The first tokens are taken."""
 
-WHEN_STOPPED = "what is being trained is saved first, which takes up to a minute"
-"""What alma-lm does before it ends, if it is stopped by Ctrl-C or by a scheduler."""
-
 OTHER_KEYS = ("table_updates",)
 """Keys in the YAML files that are not settings of the run, but from which the YAML files compute settings."""
 
@@ -60,9 +57,7 @@ OTHER_KEYS = ("table_updates",)
 def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> list[LedgerRow]:
     """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
 
-    Args:
-        settings: settings of the run.
-        slurm: what each Slurm job of this run asks for; None if the stages are trained on this machine.
+    If `slurm` is given, the stages are trained in Slurm jobs that ask for it, otherwise on this machine.
 
     Raises:
         HandedOver: if other Slurm jobs continue the run.
@@ -87,6 +82,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.lm.average import remove_old_continuations
     from fairseq_alma.lm.learners import make_learner
     from fairseq_alma.lm.precision import with_known_precision
 
@@ -118,7 +114,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             RunRecord([record]),
             complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
-        learner.remove_old_continuations(rows[-1].stage)
+        remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage)
         return rows
 
 
@@ -185,7 +181,7 @@ COMMAND = Command(
     CONFIGS,
     example_out="runs/sm_w1",
     other_keys=OTHER_KEYS,
-    when_stopped=WHEN_STOPPED,
+    when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
 )
 
@@ -207,7 +203,7 @@ def hydra_main(config: DictConfig) -> float:
         if job is None:
             submit_runs(settings, slurm)
         else:
-            train_member(settings, slurm, int(job.removeprefix("stage ")), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+            run_member_job(settings, slurm, int(job.removeprefix("stage ")), int(os.environ["SLURM_ARRAY_TASK_ID"]))
         return math.nan  # the result is not known yet
 
     return COMMAND.run_job(config, run)
@@ -216,8 +212,7 @@ def hydra_main(config: DictConfig) -> float:
 def hide_messages_of_libraries(force: bool = True) -> None:
     """Configure logging and warnings, so that messages of libraries that users cannot act on are not printed.
 
-    Args:
-        force: whether to replace an existing configuration of logging.
+    With `force`, an existing configuration of logging is replaced.
     """
     log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper(), force)
     if "PYTHONWARNINGS" not in os.environ:

@@ -143,7 +143,6 @@ class LanguageModelSettings(RunSettings):
             self._check_optimisation,
             self._check_values,
             self._check_continuation,
-            self._check_from_scratch,
             self._complete_and_check_learner_settings,
         ):
             errors.collect(check)
@@ -202,15 +201,21 @@ class LanguageModelSettings(RunSettings):
 
     @property
     def keeps_continuation(self) -> bool:
-        """Whether a stage continues from another checkpoint than the one that predicts (see `lm/continuation.py`)."""
+        """Whether a stage continues from another checkpoint than the one that predicts (see `lm/average.py`)."""
         return self.average is not None or self.keeps_optimizer
+
+    @property
+    def continuation_settings(self) -> str:
+        """The settings because of which `keeps_continuation` is true, for error messages."""
+        given = {f"average={self.average}": self.average is not None, "optimizer_state=keep": self.keeps_optimizer}
+        return " ".join(text for text, is_given in given.items() if is_given)
 
     def _check_continuation(self) -> None:
         """Raise SettingError if the other settings do not allow that training continues from another checkpoint."""
         if not self.keeps_continuation:
             return
-        values = {f"average={self.average}": self.average_weights, "optimizer_state=keep": self.keeps_optimizer}
-        given = " ".join(value for value, is_given in values.items() if is_given)
+        _ = self.average_weights  # raises an error if `average` is invalid
+        given = self.continuation_settings
         if self.expert_parallel > 1:
             raise SettingError(
                 f"{given} cannot be combined with expert_parallel={self.expert_parallel}: leave one of them out"
@@ -220,23 +225,16 @@ class LanguageModelSettings(RunSettings):
                 f"{given} cannot be used with learner={self.learner}, whose stages train new members and keep the "
                 f"others: leave it out"
             )
-
-    def _check_from_scratch(self) -> None:
-        """Raise SettingError if the other settings do not allow stages that start from new weights."""
-        if not self.from_scratch:
-            return
-        if self.keeps_optimizer:
+        if self.from_scratch and self.keeps_optimizer:
             raise SettingError(
                 "from_scratch=true starts each stage from new weights, for which the state of the optimizer in "
                 "optimizer_state=keep is of no use: leave one of them out"
             )
 
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
-        """Return the stream settings: wait, replay, and what happens to the last mega-batches.
+        """Return the stream settings: wait, replay, and what happens to the last of `num_mega_batches` mega-batches.
 
-        Args:
-            num_mega_batches: number of mega-batches that arrive.
-            more_will_follow: whether a later run will add more mega-batches.
+        `more_will_follow` says whether a later run will add mega-batches.
         """
         last_group = self.last_group or ("wait" if more_will_follow else "train")
         return StreamSettings(num_mega_batches, self.wait, self.replay, last_group)

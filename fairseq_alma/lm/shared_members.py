@@ -22,7 +22,7 @@ from fairseq_alma.core.store import Store
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
-    "core/averaging.py", "lm/average.py", "lm/continuation.py", "lm/expert_digests.py", "lm/train_member.py",
+    "core/averaging.py", "lm/average.py", "lm/train_member.py",
     "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
 )  # fmt: skip
 """Packages and files of `fairseq_alma` whose code determines the files of a trained member.
@@ -51,10 +51,7 @@ class SharedMembers:
         self._store = Store(self.folder / "trained", durable=False)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the member with the key `key` from the shared folder to `member_folder`, and return True.
-
-        If the shared folder does not contain this member, or if it is damaged, return False.
-        """
+        """Copy the member with this key to `member_folder`. Return False if it is missing or damaged."""
         entry = self._store.take(key)
         if entry is None or not {BEST, "log.txt", "done.json"} <= entry.files.keys():
             return False
@@ -79,31 +76,23 @@ class SharedMembers:
             ) from error
 
     def publish(self, member_folder: Path, key: str) -> None:
-        """Copy a finished member to the shared folder, unless it is there already.
-
-        Raises:
-            OSError: if a file is missing, or the shared folder cannot be written.
-        """
+        """Copy a finished member to the shared folder, unless it is there already. Raise OSError if this fails."""
         names = [name for name in self.FILES if name != CONTINUATION or (member_folder / name).exists()]
         self._store.put(key, {name: member_folder / name for name in names})
 
 
 def key_of(recipe: Mapping[str, Any], start: Path) -> str:
-    """Return the key of a member's training, a digest of its options, data, initial weights, library versions and code.
+    """Return the key of a member's training: a digest of `recipe`, the initial weights, library versions and code.
 
     Args:
         recipe: values that JSON can represent, among them the training options and the digests of the data.
         start: the checkpoint from which the training starts.
     """
     versions = {name: metadata.version(name) for name in ("fairseq-alma", "torch", "fairseq-fixed")}
-    everything = {**recipe, "start": digest_of_model(start), "versions": versions, "code": _digest_of_code()}
+    everything = {
+        **recipe,
+        "start": digest_of_model(start),
+        "versions": versions,
+        "code": digest_of_code(TRAINING_CODE),
+    }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
-
-
-def _digest_of_code() -> str:
-    """Return the digest of the code of `fairseq_alma` that runs when a member is trained.
-
-    The key of a trained member contains this digest in addition to the version number of the package, because a
-    developer may change the code without a new version number.
-    """
-    return digest_of_code(TRAINING_CODE)

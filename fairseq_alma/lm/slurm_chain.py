@@ -47,14 +47,7 @@ SEEDS = "seeds.json"
 
 
 class SlurmProcesses(LocalProcesses):
-    """Trains the members of a stage in Slurm jobs. Implements the protocol `Processes` of member.py.
-
-    Args:
-        run: the run folder.
-        slurm: what each job asks for.
-        num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
-        scalars: see `LocalProcesses`.
-    """
+    """Trains the members of a stage in Slurm jobs, which ask for `slurm`. Implements `Processes` of member.py."""
 
     def __init__(self, run: str, slurm: SlurmSettings, num_mega_batches: int, scalars: RunScalars | None = None):
         super().__init__(num_mega_batches, scalars=scalars)
@@ -84,11 +77,7 @@ class SlurmProcesses(LocalProcesses):
     def check_free(self, stage: Stage) -> None:
         """Hand over the run if jobs that train the members of this stage are queued already.
 
-        This is so if this job has submitted them, and was then killed and started again.
-
-        Raises:
-            HandedOver: if there are such jobs.
-            StageError: if Slurm refuses a job.
+        This is so if this job has submitted them, and was then killed and started again. For the errors, see `run`.
         """
         if text := self._hand_over(stage.index, None):
             raise HandedOver(text)
@@ -96,12 +85,8 @@ class SlurmProcesses(LocalProcesses):
     def _hand_over(self, index: int, numbers: Sequence[int] | None) -> str:
         """Submit the jobs that continue the run, unless they are queued already. Return what they do.
 
-        They are queued already if this job did this before, and was then killed and started again.
-
-        Args:
-            index: index of the stage.
-            numbers: the members to train; None: hand over only if jobs that train the members are queued, and
-                otherwise return "".
+        They are queued already if this job did this before, and was then killed and started again. If `numbers`, the
+        members to train, is None, hand over only if jobs that train members are queued, and otherwise return "".
         """
         step, me = f"stage {index}", str(this_job())
         try:
@@ -187,10 +172,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
 def summarize_seeds(folder: Path) -> None:
     """Write summary.json for a run with several seeds: the means over those that are finished, if there are any.
 
-    If `folder` is not the folder of such a run, nothing is done.
-
-    Raises:
-        RunError: if another process is using `folder`.
+    Nothing is done for another folder. Raise RunError if another process is using `folder`.
     """
     if (folder / SEEDS).exists():
         with Lease(folder):
@@ -216,8 +198,8 @@ def _check_same_settings(settings: LanguageModelSettings, num_arrivals: int) -> 
         changes_at_fork(run, differing, settings.to_json(), forkable, settings.fork, rows, num_arrivals)
 
 
-def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: int, number: int) -> None:
-    """Train a member of a stage, whose configuration a run job has written.
+def run_member_job(settings: LanguageModelSettings, slurm: SlurmSettings, index: int, number: int) -> None:
+    """Train a member of a stage in a member job. The run job has written its configuration.
 
     Args:
         settings: settings of the run.
@@ -229,8 +211,8 @@ def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: i
         StageError: if the training fails.
         RunError: if another process is training the member.
     """
-    from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint, repair_stage_folder
-    from fairseq_alma.lm.member import CONFIG, DONE
+    from fairseq_alma.checkpoints import repair_stage_folder
+    from fairseq_alma.lm.member import CONFIG, DONE, is_trained
 
     folder = RunFolder(Path(settings.out)).member(index, number)
     config = OmegaConf.load(folder / CONFIG)
@@ -238,12 +220,10 @@ def train_member(settings: LanguageModelSettings, slurm: SlurmSettings, index: i
     Lease(folder).wait()
     if not (folder / DONE).exists():
         repair_stage_folder(folder, needs_best=settings.average is None)
-    last = read_checkpoint(folder / LAST)
     # fairseq would do one more update with a training that has ended.
-    if (folder / DONE).exists() or (last is not None and num_updates(last) >= config.optimization.max_update):
+    if (folder / DONE).exists() or is_trained(folder, config.optimization.max_update):
         say("the member was trained already")
         return
-    del last
     log = folder / "log.txt"
     log_size = log.stat().st_size if log.exists() else 0
     say(f"training, with the log {log}")

@@ -48,12 +48,7 @@ than a second."""
 
 
 def training_command(config: Path, settings: LanguageModelSettings) -> list[str]:
-    """Return the command that trains a member in one stage.
-
-    Args:
-        config: the file with fairseq's configuration of the training.
-        settings: settings of the run. Some of them are not part of fairseq's configuration.
-    """
+    """Return the command that trains a member in one stage, whose configuration of fairseq is in the file `config`."""
     command = [sys.executable, "-m", TRAIN_MEMBER, str(config)]
     command += ["--checkpoint-minutes", str(settings.checkpoint_minutes)]
     if settings.average is not None:
@@ -68,8 +63,7 @@ class LocalProcesses:
 
     Args:
         num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
-        at_once: number of members that train at the same time. By default the number of GPUs, or the number of cores
-            if there is no GPU.
+        at_once: number of members that train at the same time. By default the number of GPUs, or of cores.
         scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
     """
 
@@ -101,19 +95,7 @@ class LocalProcesses:
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
     ) -> dict[int, int | None]:
-        """Run the jobs of a stage, wait for all of them, and return their exit statuses.
-
-        Each job is a process that trains one member. See member.Processes.run.
-
-        Args:
-            stage: the stage to which the jobs belong.
-            jobs: command and log file of each job, by member number.
-            num_jobs: number of members of the stage, including finished members, which are not in `jobs`.
-            updates: number of updates of each job, for the progress display.
-
-        Returns:
-            Exit status of each job, by member number; None for a job that was not started.
-        """
+        """Run the jobs of a stage and return their exit statuses. See member.Processes.run."""
         with StageDisplay(
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:
@@ -142,8 +124,5 @@ class LocalProcesses:
         )
 
     def _slots(self, num_jobs: int) -> list[dict[str, str]]:
-        """Return one dict of environment variables for each job that can run at the same time.
-
-        The variables assign GPUs or CPU cores to the job.
-        """
+        """Return the environment variables that assign GPUs or CPU cores to each job that can run at the same time."""
         return share_of_machine(num_jobs, self._num_gpus, self._at_once)

@@ -39,12 +39,12 @@ import fairseq_alma
 from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, link, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageWeights
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.fence import Fence, hold
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.average import Average
-from fairseq_alma.lm.expert_digests import check_experts, digests_of_collected_experts
+from fairseq_alma.modules.expert_parallel import digests_of_experts
 from launch.local import killed_with
 
 STOPPED = 128 + signal.SIGTERM
@@ -87,14 +87,12 @@ class Checkpoints:
     ) -> tuple[list[float | None], bool]:
         """Validate and save like fairseq, and also save a checkpoint if enough time has passed since the last one.
 
-        fairseq calls this method after every update, because it replaces `fairseq_cli.train.validate_and_save`.
+        fairseq calls this method after every update, because it replaces `fairseq_cli.train.validate_and_save`. It
+        returns the same: the validation losses, and whether the training should stop.
 
         The first call turns off the automatic garbage collection, because each collection would stop the training for
         up to half a second. Instead, garbage is collected before a checkpoint is written. From the first call on,
         SIGTERM does not end the process at once, but after a checkpoint was written.
-
-        Returns:
-            The return value of fairseq's function: the validation losses, and whether the training should stop.
 
         Raises:
             SystemExit: with the status STOPPED, after SIGTERM.
@@ -179,8 +177,7 @@ class Checkpoints:
             val_loss: the validation score, the smaller the better; None if the model was not validated now.
 
         Returns:
-            The path of the checkpoint. If several processes train a member, only one of them writes the checkpoint, and
-            the result of all others is None.
+            The path of the checkpoint. Only one of the processes that train a member writes it; the others return None.
         """
         self._saved, self._saved_at = time.monotonic(), trainer.get_num_updates()
         gc.collect()
@@ -213,6 +210,27 @@ class Checkpoints:
         if is_best:
             link(folder / LAST, folder / BEST)
         return str(folder / LAST)
+
+
+def digests_of_collected_experts(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Return the entry EXPERT_DIGESTS of a checkpoint, after the optimizer has collected the experts on this rank.
+
+    It is empty if the experts are not spread over ranks.
+    """
+    collected = {name: parameter.__dict__.get("collected") for name, parameter in model.named_parameters()}
+    return {name: values.digests for name, values in collected.items() if values is not None}
+
+
+def check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], path: str | Path, advice: str) -> None:
+    """Raise StageError if the experts that `model` has loaded from the checkpoint `path` are not those that were saved.
+
+    The model has all experts or those of this rank. `digests` is the entry EXPERT_DIGESTS of the checkpoint, and
+    `advice` the end of the message.
+    """
+    for name, parameter in model.named_parameters():
+        own = parameter.expert.own if hasattr(parameter, "expert") else slice(None)
+        if name in digests and digests_of_experts(parameter) != digests[name][own]:
+            raise StageError(f"{path} is damaged: the experts in {name} are not those that were saved. {advice}")
 
 
 def _continue_optimizer(trainer: Any, path: Path) -> None:
@@ -258,10 +276,6 @@ def train(
         killed_with(os.getppid())()
     fairseq_alma.register()
     checkpoints = Checkpoints(checkpoint_minutes, average)
-
-    def save_checkpoint(cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
-        return checkpoints.save(cfg, trainer, epoch_itr, val_loss)
-
     load_checkpoint = checkpoint_utils.load_checkpoint
 
     def load_and_check(cfg: DictConfig, trainer: Any, **arguments: Any) -> tuple[dict[str, Any] | None, Any]:
@@ -278,7 +292,8 @@ def train(
 
     if config.model.get("expert_parallel", 1) > 1:
         checkpoint_utils.load_checkpoint_to_cpu = _load_mapped
-    checkpoint_utils.save_checkpoint = save_checkpoint
+    # A function, because fairseq sets an attribute of it, which a method does not allow.
+    checkpoint_utils.save_checkpoint = lambda *arguments: checkpoints.save(*arguments)
     checkpoint_utils.load_checkpoint = load_and_check
     fairseq_train.validate_and_save, fairseq_train.validate = checkpoints.validate_and_save, checkpoints.validate
     fairseq_train.main(config)

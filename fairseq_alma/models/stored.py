@@ -57,11 +57,7 @@ def stored_model(checkpoint: Any, path: Path, options: type = SwitchLanguageMode
 
 
 def stored_entry(checkpoint: Any, path: Path, *names: str) -> dict[str, Any]:
-    """Return a dictionary in a checkpoint, which is found by its names from the outside to the inside.
-
-    Raises:
-        SettingError: if there is no such dictionary.
-    """
+    """Return a dictionary in a checkpoint, found by its names, the outermost first. Raise SettingError without it."""
     entry = checkpoint
     for name in names:
         entry = entry.get(name) if isinstance(entry, dict) else None
@@ -96,10 +92,8 @@ def _check(field: Field, value: Any, path: Path) -> None:
 def _sizes(weights: Mapping[Any, Any], path: Path) -> dict[str, int]:
     """Return the sizes of a switch_lm model, by option, from its weights.
 
-    So a file cannot let us make a model that is larger than the file.
-
-    Raises:
-        SettingError: if an entry is not a tensor of numbers whose values are all in the file, or a tensor is missing.
+    So a file cannot let us make a model that is larger than the file. Raise SettingError if an entry is not a tensor of
+    numbers whose values are all in the file, or if a tensor is missing.
     """
     for name, value in weights.items():
         if not (isinstance(name, str) and _is_stored(value)):
@@ -122,8 +116,7 @@ def _sizes(weights: Mapping[Any, Any], path: Path) -> dict[str, int]:
 def _is_stored(value: Any) -> bool:
     """Return True for a tensor of numbers whose values are all in the file.
 
-    A file can also contain a tensor that repeats a few values, and needs much more memory than the file once it is
-    copied.
+    A file can also contain a tensor that repeats a few values, and needs much more memory once it is copied.
     """
     if not (isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"):
         return False

@@ -1,6 +1,7 @@
 """The Switch Transformer language model, a decoder in which every second layer contains a mixture of experts."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.models.sizes import refuse_other_sizes, shapes_of
 from fairseq_alma.modules.expert_parallel import ExpertGroup, keep_own_experts
 from fairseq_alma.modules.output_loss import summed_nll, token_nll
-from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedForward
+from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS, MixtureOutput, SwitchFeedForward
 
 # Dimensions: B sequences of L tokens, H attention heads, D model width, V words in the vocabulary.
 
@@ -83,11 +83,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: SwitchLanguageModelConfig, task: Any) -> "SwitchLanguageModel":
-        """Return a new model.
-
-        Args:
-            cfg: options of the model.
-            task: the fairseq task. Its source_dictionary is the vocabulary.
+        """Return a new model, whose vocabulary is the source_dictionary of `task`.
 
         Raises:
             SettingError: if the sizes are invalid or do not fit together, or if the number of ranks is not a multiple
@@ -117,14 +113,9 @@ class SwitchLanguageModel(FairseqLanguageModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check that a state dict fits this model. fairseq calls this method before it loads the state dict.
 
-        Without this check, torch would report an error that lists every tensor whose size differs.
-
-        Args:
-            state_dict: the state dict. If it has no `version` entry, the entry is added in place.
-            name: prefix of the keys, for fairseq's base class.
-
-        Raises:
-            SettingError: if the layers, widths, vocabulary or experts differ from those of this model.
+        Without this check, torch would report an error that lists every tensor whose size differs. If the state dict
+        has no `version` entry, it is added in place. Raise SettingError if layers, widths, vocabulary or experts
+        differ.
         """
         super().upgrade_state_dict_named(state_dict, name)
         own = shapes_of(self)
@@ -140,6 +131,45 @@ class SwitchLanguageModel(FairseqLanguageModel):
     def mixtures(self) -> list[SwitchFeedForward]:
         """The mixtures, from the first layer to the last."""
         return [module for module in self.modules() if isinstance(module, SwitchFeedForward)]
+
+
+def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shape of each tensor in the state dict of a model.
+
+    The state dict contains all experts, also if they are spread over ranks.
+    """
+    shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchFeedForward):
+            for weight in EXPERT_WEIGHTS:
+                key = f"{name}.{weight}"
+                shapes[key] = torch.Size([module.num_experts, *shapes[key][1:]])
+    return shapes
+
+
+def refuse_other_sizes(saved: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
+    """Raise SettingError if the tensors in a checkpoint, `saved`, do not have the shapes of a model, `own`."""
+    differing = [key for key in own if key in saved and saved[key].shape != own[key]]
+    only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
+    if not differing and not only_one_side:
+        return
+    # If only the numbers of experts differ, tell the user which option or command solves the problem.
+    if not only_one_side and all("mixture." in k and saved[k].shape[1:] == own[k][1:] for k in differing):
+        num_saved, num_own = len(saved[differing[0]]), own[differing[0]][0]
+        advice = f"add {num_own - num_saved} with alma-grow first" if num_saved < num_own else None
+        raise SettingError(
+            f"the checkpoint has {num_saved} experts in each mixture, but this model has {num_own}: "
+            f"give --num-experts {num_saved}" + (f", or {advice}" if advice else "; experts cannot be removed")
+        )
+    found = [
+        f"{key} has shape {list(saved[key].shape)} in the checkpoint, {list(own[key])} in this model"
+        for key in differing
+    ]
+    found += [f"{key} is only in {'this model' if key in own else 'the checkpoint'}" for key in sorted(only_one_side)]
+    raise SettingError(
+        f"the checkpoint belongs to a model with other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
+        f"give the --arch and the sizes with which the checkpoint was trained"
+    )
 
 
 class SwitchDecoder(FairseqDecoder):
@@ -254,9 +284,8 @@ class SwitchDecoder(FairseqDecoder):
 
 
 class SwitchDecoderLayer(nn.Module):
-    """A decoder layer: self-attention, then a feed-forward network or a mixture of experts.
-
-    Both sublayers are pre-norm and have a residual connection.
+    """A decoder layer: self-attention, then a feed-forward network or a mixture of experts. Both are pre-norm and
+    residual.
 
     Args:
         cfg: options of the model.
@@ -293,9 +322,7 @@ class SwitchDecoderLayer(nn.Module):
     def forward(self, x: Tensor, token_mask: Tensor | None) -> tuple[Tensor, MixtureOutput | None]:
         """Return the output of the layer [B, L, D] and the MixtureOutput (None if the layer has no mixture).
 
-        Args:
-            x: input features, [B, L, D].
-            token_mask: bool [B, L], False for padding; None if there is no padding.
+        `token_mask` is bool [B, L], False for padding; None if there is no padding.
         """
         x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x)))
         h = self.final_layer_norm(x)
@@ -312,13 +339,7 @@ class SwitchDecoderLayer(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head self-attention in which each token attends only to itself and to earlier tokens.
-
-    Args:
-        dim: model width, D.
-        num_heads: number of attention heads, H.
-        dropout: dropout probability of attention weights.
-    """
+    """Multi-head self-attention of width D in which each token attends only to itself and to earlier tokens."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float):
         super().__init__()

@@ -47,11 +47,6 @@ class Plan:
     counts: tuple[int, ...] | None
     """Number of rows of each expert, [E]. None with way="grouped", so that the host need not wait for the GPU."""
 
-    @property
-    def num_dropped(self) -> Tensor:
-        """Number of dropped tokens, an int64 scalar on the device of the tokens."""
-        return self.dropped_E.sum()
-
 
 def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None, widths: Sequence[int] = ()) -> Way:
     """Return the fastest layout of the experts' rows: "split", "slots" or "grouped" (see the module's docstring).
@@ -77,13 +72,9 @@ def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None, w
 
 
 def count_tokens(expert_T: Tensor, num_experts: int) -> Tensor:
-    """Return the number of tokens of each expert, int64 [E].
+    """Return the number of tokens of each of E experts, int64 [E], given the expert of each token, int64 [T].
 
     Unlike torch.bincount, this does not make the host wait for a CUDA device.
-
-    Args:
-        expert_T: the expert of each token, int64 [T].
-        num_experts: number of experts, E.
     """
     return (expert_T == torch.arange(num_experts, device=expert_T.device).unsqueeze(1)).sum(dim=1)
 
@@ -138,23 +129,14 @@ def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None, way:
 
 
 def to_rows(x_TD: Tensor, plan: Plan) -> Tensor:
-    """Return the inputs of the experts, [S, D]. Row s is the input of token `plan.token_S[s]`.
-
-    Args:
-        x_TD: inputs of the tokens, [T, D].
-        plan: the return value of plan_dispatch.
-    """
+    """Return the inputs of the experts, [S, D], given those of the tokens, [T, D]. Row s is token `plan.token_S[s]`."""
     return _Move.apply(x_TD, plan.token_S, None, plan.row_T, plan.kept_T)
 
 
 def from_rows(y_SD: Tensor, plan: Plan) -> Tensor:
-    """Return the output of each token, [T, D]. Dropped tokens have output 0.
+    """Return the output of each token, [T, D], given those of the rows, [S, D]. Dropped tokens have output 0.
 
     The residual connection of the layer passes dropped tokens on unchanged.
-
-    Args:
-        y_SD: outputs of the experts for the rows, [S, D].
-        plan: the return value of plan_dispatch.
     """
     return _Move.apply(y_SD, plan.row_T, plan.kept_T, plan.token_S, plan.used_S)
 

@@ -34,15 +34,10 @@ from fairseq_alma.modules.experts import ExpertWeights, run_experts
 
 
 class ExpertGroup:
-    """The group of ranks to which this rank belongs. They hold all experts together.
+    """The group of N = `size` ranks to which this rank belongs. They hold all experts together.
 
     All ranks of the training must create this object at the same time, because they make process groups together.
-
-    Args:
-        size: number of ranks in a group, N.
-
-    Raises:
-        ValueError: if the number of ranks is not a multiple of N.
+    Raises ValueError if their number is not a multiple of N.
     """
 
     def __init__(self, size: int):
@@ -105,9 +100,8 @@ class ExpertGroup:
     def busiest_rank_load(self, tokens_ME: Tensor) -> Tensor:
         """Return the number of tokens of the busiest rank, divided by the mean over the ranks, a scalar.
 
-        Args:
-            tokens_ME: number of tokens that this rank sends to each of the E experts of M mixtures, [M, E]. The result
-                is the mean over the mixtures.
+        `tokens_ME` is the number of tokens that this rank sends to each of the E experts of M mixtures, [M, E]. The
+        result is the mean over the mixtures.
         """
         tokens_ME = tokens_ME.double()
         distributed.all_reduce(tokens_ME, group=self._ranks)
@@ -199,12 +193,9 @@ class ExpertShard:
         return self.slice_of(self.group.position)
 
     def collect(self, values: Tensor) -> Tensor | None:
-        """Return the values of all E experts, on the CPU, on rank 0; None on all other ranks.
+        """Return the values of all E experts, on the CPU, on rank 0; None on all other ranks. All ranks must call it.
 
-        All ranks must call this method.
-
-        Args:
-            values: the values of the experts that this rank holds, [number of these experts, ...].
+        `values` are those of the experts that this rank holds, [number of these experts, ...].
         """
         group = self.group
         # The other groups hold the same values.
@@ -222,16 +213,9 @@ class ExpertShard:
         return collected
 
     def collect_checked(self, values: Tensor) -> "Collected | None":
-        """Return the values of all E experts and their digests, on rank 0; None on all other ranks.
+        """Return the values of all E experts and their digests, like `collect`.
 
-        All ranks must call this method. Each rank sends digests of its values, which are compared with the values that
-        have arrived.
-
-        Args:
-            values: see `collect`.
-
-        Raises:
-            RuntimeError: if values have changed on their way.
+        Each rank sends digests of its values. Raise RuntimeError if the values that have arrived have others.
         """
         # Compute the digests before the exchange, so that all ranks compute them at the same time.
         digests = _as_tensor(digests_of_experts(values) if self.group.first_rank == 0 else []).to(values.device)
@@ -259,23 +243,16 @@ class Collected:
 
 
 def keep_own_experts(model: nn.Module) -> None:
-    """Tell torch's DistributedDataParallel to leave the weights and gradients of spread experts as they are.
+    """Tell torch's DistributedDataParallel to leave weights and gradients of spread experts as they are.
 
-    fairseq's own wrapper, legacy_ddp, leaves all parameters with an attribute `expert` as they are.
-
-    Args:
-        model: the model, before it is wrapped.
+    Call it before the model is wrapped. fairseq's legacy_ddp does so for all parameters with an attribute `expert`.
     """
     spread = [name for name, parameter in model.named_parameters() if hasattr(parameter, "expert")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, spread)
 
 
 def digests_of_experts(values: Tensor) -> list[str]:
-    """Return the SHA-256 digest of the values of each of E experts, as hexadecimal numbers, [E].
-
-    Args:
-        values: values of the experts, [E, ...].
-    """
+    """Return the SHA-256 digest of the values of each of E experts, in hexadecimal, [E], given the values [E, ...]."""
     rows = values.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
     # hashlib lets other threads run while it computes a digest.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -51,21 +51,10 @@ def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: 
 
 
 def token_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int) -> Tensor:
-    """Return the negative log-likelihood of each target under softmax(x W^T).
+    """Return the negative log-likelihood of each target under softmax(x W^T), float32 [T], in nats; 0 for padding.
 
-    The logits are computed in the type of autocast if autocast is on, otherwise in the type of the inputs. The softmax
-    is computed in float32. The tokens are processed in chunks of TOKENS_PER_CHUNK tokens, so that the logits of all
-    tokens are never stored at the same time. This holds only without gradients (torch.no_grad or inference_mode),
-    because the backward pass would need all logits.
-
-    Args:
-        x_TD: features [T, D].
-        weight_VD: weights of the output layer, W, [V, D].
-        target_T: the target word of each token, int64 [T].
-        ignore_index: tokens with this target (padding) get the value 0.
-
-    Returns:
-        float32 [T], in nats.
+    For the types and the arguments, see `summed_nll`. The logits of all tokens are never stored at the same time. This
+    holds only without gradients (torch.no_grad or inference_mode), because the backward pass would need all logits.
     """
     # Convert the tensors once here, because autocast may convert the weights again for every chunk.
     x_TD, weight_VD = (tensor.to(compute_type(x_TD)) for tensor in (x_TD, weight_VD))
@@ -109,18 +98,10 @@ class _SummedNll(torch.autograd.Function):
 
 
 def _nll_then_gradient(logits_nV: Tensor, target_n: Tensor, ignore_index: int) -> Tensor:
-    """Return the negative log-likelihood of each target, 0 for padding, and overwrite `logits_nV` with the gradient.
+    """Return the negative log-likelihood of each target, float32 [n], in nats; 0 for padding (`ignore_index`).
 
-    Only LOGITS_PER_CHUNK logits at a time are stored in float32.
-
-    Args:
-        logits_nV: logits [n, V]. They are overwritten by the gradient of each token's negative log-likelihood with
-            respect to its logits. The rows of padding get values without a meaning.
-        target_n: the target words, int64 [n].
-        ignore_index: the target that marks padding.
-
-    Returns:
-        float32 [n], in nats.
+    The logits [n, V] are overwritten by the gradient with respect to them; rows of padding get values without a
+    meaning. Only LOGITS_PER_CHUNK logits at a time are stored in float32.
     """
     length = _tokens_in_float32(logits_nV.device.type, logits_nV.size(1))
     is_padding_n = target_n == ignore_index

@@ -73,11 +73,7 @@ class Router(nn.Module):
         nn.init.normal_(self.weight, std=model_dim**-0.5)
 
     def forward(self, x_TD: Tensor) -> Routing:
-        """Return the expert and the gate probability of each token, and the balancing losses.
-
-        Args:
-            x_TD: inputs of the tokens, [T, D].
-        """
+        """Return the expert and the gate probability of each token, and the balancing losses, for inputs [T, D]."""
         with torch.autocast(x_TD.device.type, enabled=False):
             x_TD = x_TD.float()
             if self.training and self.jitter > 0:
@@ -126,13 +122,12 @@ def _descend(
         splits: the return value of Router.splits.
         logits_TE: logit of each expert for each token, [T, E].
         probability_TE: softmax probability of each expert; 0 for experts that come from a split. [T, E].
-        probability_T: softmax probability of the expert that the softmax selected, [T].
-        expert_T: the expert that the softmax selected for each token, int64 [T].
+        probability_T, expert_T: the expert that the softmax selected for each token, int64 [T], and its probability.
 
     Returns:
-        Three tensors: the probability of each expert (the product of all probabilities on the path to it) [T, E];
-            `probability_T` with the same values, but with gradients for the weight rows of new experts [T]; and the
-            expert of each token after all splits [T].
+        The probability of each expert (the product of all probabilities on the path to it) [T, E]; `probability_T` with
+            the same values, but with gradients for the weight rows of new experts; and the expert of each token after
+            all splits.
     """
     leaf_probabilities = list(probability_TE.unbind(dim=1))
     for parent, new in splits:
@@ -154,8 +149,7 @@ def _descend(
 def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
     """Return E times the sum over experts of (fraction of the tokens) * (mean probability). Even load gives 1.
 
-    This is equation 4 of the Switch paper, without the weight alpha. Dropped tokens count in the fraction. If there are
-    no tokens, the loss is 0.
+    This is equation 4 of the Switch paper, without the weight alpha. Dropped tokens count. Without tokens, it is 0.
 
     Args:
         probability_TE: probability of each expert for each token, [T, E].

@@ -15,7 +15,7 @@ from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
 # Dimensions: T tokens, E experts, D model width.
 
-WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
+EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
 """Names of the parameters of SwitchFeedForward that have one entry for each expert."""
 
 
@@ -35,7 +35,7 @@ class MixtureOutput:
     @property
     def num_dropped(self) -> Tensor:
         """Number of tokens that were dropped because their expert was full, an int64 scalar on the tokens' device."""
-        return self.plan.num_dropped
+        return self.plan.dropped_E.sum()
 
 
 class SwitchFeedForward(nn.Module):
@@ -116,16 +116,12 @@ class SwitchFeedForward(nn.Module):
                 is_own = expert in own
                 nn.init.xavier_uniform_(weight_E[expert - own.start] if is_own else torch.empty(weight_E.shape[1:]))
         if self.shard:
-            for name in WEIGHTS:
+            for name in EXPERT_WEIGHTS:
                 # fairseq does not sum the gradients of parameters with this attribute over the ranks.
                 getattr(self, name).expert = self.shard
 
     def forward(self, x_TD: Tensor) -> MixtureOutput:
-        """Return the output of the mixture.
-
-        Args:
-            x_TD: inputs of the tokens, [T, D].
-        """
+        """Return the output of the mixture for the inputs of the tokens, [T, D]."""
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         capacity = expert_capacity(len(x_TD), self.num_experts, factor)
         routing = self.router(x_TD)
@@ -147,8 +143,8 @@ class SwitchFeedForward(nn.Module):
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.
 
-        The totals are `valid_loss_E`, the counts are `valid_tokens_E`. Dropped tokens are ignored. The inputs of all
-        tokens are added to `valid_input_ED`.
+        The totals are `valid_loss_E`, the counts `valid_tokens_E`. Dropped tokens are ignored. The inputs of all tokens
+        are added to `valid_input_ED`.
 
         Args:
             output: the output of `forward` for these tokens.
@@ -174,15 +170,12 @@ class SwitchFeedForward(nn.Module):
         """Write the weights of all experts to a state dict, also if they are spread over ranks.
 
         In this case, the optimizer must have collected them (see FusedAdam), which fairseq's trainer lets it do before
-        it writes a checkpoint.
-
-        Raises:
-            RuntimeError: if the weights have not been collected.
+        it writes a checkpoint. Otherwise, raise RuntimeError.
         """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.shard:
             return
-        for name in WEIGHTS:
+        for name in EXPERT_WEIGHTS:
             collected = getattr(self, name).__dict__.pop("collected", None)
             if collected is not None:
                 destination[prefix + name] = collected.values
@@ -197,7 +190,7 @@ class SwitchFeedForward(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Read the weights of the experts of this rank from a state dict with all experts."""
         if self.shard:
-            for name in WEIGHTS:
+            for name in EXPERT_WEIGHTS:
                 if prefix + name in state_dict:
                     state_dict[prefix + name] = state_dict[prefix + name][self.shard.own]
         super()._load_from_state_dict(state_dict, prefix, *arguments)

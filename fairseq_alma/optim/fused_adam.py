@@ -68,10 +68,7 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The options, as a dictionary of keyword arguments of torch.optim.AdamW.
-
-        When fairseq loads a checkpoint, it replaces the options stored in the checkpoint by this dictionary.
-        """
+        """The options, as keyword arguments of torch.optim.AdamW. They replace those in a checkpoint."""
         lr = self.cfg.lr
         return {
             "lr": lr if isinstance(lr, float) else lr[0],

@@ -26,10 +26,8 @@ from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.tables import Table, tables_of
 
 MAX_IDLE_POLLS = 3
-"""With --watch, the command ends after this many reports in a row during which no process was working on a run.
-
-One report without a running run is not enough, because there may be a pause between two runs of a sweep.
-"""
+"""With --watch, the command ends after this many reports in a row during which no process was working on a run. There
+may be a pause between two runs of a sweep."""
 
 
 def main() -> None:
@@ -71,14 +69,7 @@ def main() -> None:
 def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:
     """Read the runs and write the report once. Print the numbers of runs and files, and which runs were skipped.
 
-    Args:
-        runs: run folders, or folders that contain run folders.
-        out: folder that the report is written to.
-        page_only: if True, write index.html only.
-        reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
-
-    Returns:
-        The runs that were read, and an error message for each run that was skipped.
+    For `page_only` and `reload_seconds`, see `write_report`. Return what was read.
 
     Raises:
         RunError: if there is no run to report on, or `out` is a file.
@@ -104,7 +95,7 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
     """Write index.html, and for each comparison figures (.png and .pdf) and tables (.csv, .md and .tex).
 
-    Each file is replaced atomically, so a program that reads it gets either the complete old or the complete new file.
+    Each file is replaced atomically. Return the number of files written.
 
     Args:
         data: the runs that were read. If the data file of a figure (routing.npz) is damaged, the figure is left out and
@@ -112,9 +103,6 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
         out: folder that the report is written to.
         page_only: if True, write index.html only.
         reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
-
-    Returns:
-        The number of files written.
 
     Raises:
         RunError: if `out` is a file.
@@ -149,10 +137,7 @@ def write_table(table: Table, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PATH.png and PATH.pdf.
-
-    The two files contain no date, so a report on the same runs always has identical files.
-    """
+    """Write a figure as PATH.png and PATH.pdf, without dates: reports on the same runs have identical files."""
     # Do not use Figure.savefig. It is slow, because it draws the figure twice and computes the layout each time.
     with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})

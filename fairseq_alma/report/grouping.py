@@ -71,9 +71,8 @@ def _sort_key(group: RunGroup) -> tuple:
 def _test_sets(runs: Sequence[Run]) -> dict[tuple, list[str]]:
     """Return the digests of the test sets of vision runs: properties of the images (`_images_of`) -> digests.
 
-    A dataset is identified by its name, for example the path of a file. If the file was replaced between two runs, the
-    recorded digests of their test sets differ. Runs with another `image_size` have another digest, too, so digests are
-    compared only among runs of one size.
+    If the file of a dataset was replaced between two runs, their recorded digests differ. Runs with another
+    `image_size` have another digest, too, so digests are compared only among runs of one size.
     """
     digests: dict[tuple, list[str]] = {}
     for run in runs:
@@ -94,11 +93,7 @@ def first_charged_arrival(settings: Mapping[str, Any]) -> int:
 
 
 def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
-    """Put runs into groups, and return the groups of each stream. Runs in a group differ only in the seeds.
-
-    If several runs have equal settings and also equal seeds, a group contains only one of them. The first run belongs
-    to the group with `repeat` = 0, the second run to the group with `repeat` = 1, and so on.
-    """
+    """Put runs into groups, and return the groups of each stream. Runs in a group differ only in the seeds."""
     runs_of: dict[tuple, list[Run]] = {}
     settings_of: dict[tuple, dict[str, Any]] = {}
     test_sets = _test_sets(runs)
@@ -162,10 +157,7 @@ def _stream_of(run: Run, test_sets: Mapping[tuple, Sequence[str]]) -> Stream:
 
 
 def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
-    """Return the two parts of the title of a comparison: name of the data and number of arrivals.
-
-    For example, `mnist` and `first 2 of B = 500`.
-    """
+    """Return the two parts of the title of a comparison, for example `mnist` and `first 2 of B = 500`."""
     count = f"B = {stream.num_arrivals}"
     if stream.num_mega_batches != stream.num_arrivals:
         count = f"first {stream.num_arrivals} of B = {stream.num_mega_batches}"

@@ -37,12 +37,7 @@ class Estimate:
         return cls(_mean(values), float(np.std(values, ddof=1) / len(values) ** 0.5))
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
-        """Return `12.34 ± 0.56`, or `12.34` for a single seed.
-
-        Args:
-            digits: number of decimals.
-            scale: factor that multiplies the mean and the standard error; 100 for percent.
-        """
+        """Return `12.34 ± 0.56`, or `12.34` for a single seed, with `digits` decimals. For percent, `scale` is 100."""
         text = f"{scale * self.mean:.{digits}f}"
         return text if self.stderr is None else f"{text} ± {scale * self.stderr:.{digits}f}"
 
@@ -151,8 +146,8 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
 
     Args:
         group: runs with equal settings.
-        untrained: mean error rate or perplexity of the untrained learners (t = 0) of the comparison. It is used where
-            the ledger contains no validation value; see `objectives.validation_score`.
+        untrained: mean error rate or perplexity of the untrained learners (t = 0) of the comparison, for arrivals
+            without a validation value; see `objectives.validation_score`.
         rules: the rule by which groups are chosen under each objective, as returned by `objectives.rule_of`.
     """
     runs = group.counted_runs

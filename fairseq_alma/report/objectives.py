@@ -80,18 +80,16 @@ def groups_without_prequential(comparison: Comparison, objective: Objective = DE
 def validation_score(run: Run, objective: Objective, rule: Rule, untrained: float = math.nan) -> float | None:
     """Return the score of a finished run under an objective, on validation data. The lowest score is the best.
 
+    It is an error rate (a fraction) or a perplexity; None if the run has no stage, or if a value is missing in its
+    ledger.
+
     Args:
         run: a finished run.
         objective: the objective.
-        rule: the validation data that are used (see `rule_of`). Language models have one validation set, and the same
-            score by both rules.
-        untrained: error rate of the untrained learner. It is used for arrivals before the first stage by the rule
-            "validation", because a vision ledger contains no validation values for them. Give the same number for all
-            runs of a comparison, so that no run has an advantage.
-
-    Returns:
-        An error rate (a fraction) or a perplexity. None if the run has no stage, or if a value is missing in its
-        ledger.
+        rule: the validation data that are used (see `rule_of`). Language models have the same score by both rules.
+        untrained: error rate of the untrained learner. The rule "validation" uses it for arrivals before the first
+            stage, for which a vision ledger has no validation values. Give the same number for all runs of a
+            comparison.
     """
     if not is_vision_run(run):
         return _finite(_average(run, run.validation, objective, first=1))

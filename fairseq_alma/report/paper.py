@@ -22,10 +22,7 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """Number of updates in a stage, divided by 120,000 (the updates in a stage of a learner with wait 1).
-
-    For example, `steps` is 3 in the row `SM_w3 (3x steps)`, because each stage of this learner has 360,000 updates.
-    """
+    """Number of updates in a stage, divided by 120,000: 3 in the row `SM_w3 (3x steps)`."""
     experts: tuple[int, ...]
     """Number of experts of each member: a single number, or one number for each stage if the learner grows."""
     members: tuple[int, ...]
@@ -62,10 +59,10 @@ TABLE2 = (
 def row_of(group: RunGroup) -> Row | None:
     """Return the row of the paper's Table 2 that has the settings of this group of runs, or None if no row has them.
 
-    The group must have the learner, wait, steps, experts and members of the row, and nothing may be on that the paper's
-    learners do not have, such as replay or an average. The group may use other data than the paper. The result is None
-    for vision runs, for waits that change during a run, and for a stream that is too short to compare: with fewer than
-    3 arrivals, or with fewer arrivals than the wait.
+    They are the learner, wait, steps, experts and members. Nothing may be on that the paper's learners do not have,
+    such as replay or an average. The data may be others. The result is None for vision runs, for waits that change
+    during a run, and for a stream that is too short to compare: with fewer than 3 arrivals, or with fewer arrivals than
+    the wait.
     """
     is_comparable = group.program == "language model" and not group.replay and group.has_fixed_wait
     if not is_comparable or _departs_from_paper(group) or group.num_arrivals < max(3, group.wait):
@@ -90,8 +87,7 @@ def _departs_from_paper(group: RunGroup) -> bool:
 def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return two tuples: the numbers of experts per member, and the numbers of members, from the first stage on.
 
-    Each tuple contains the number after the first stage, and then every new number after a change. If the number never
-    changes, the tuple contains a single number. If no stage has finished, both tuples are empty.
+    Each has the number after the first stage, and then every new number after a change. Both are empty without a stage.
     """
     trained = group.mean_column("stage") > 0
     if not trained.any():

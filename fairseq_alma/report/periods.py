@@ -29,11 +29,8 @@ class Reference:
 def matrix_of(group: RunGroup) -> Array | None:
     """Return the matrix of a group, averaged over the seeds: losses in nats per token, [arrivals, periods].
 
-    A value is NaN if a seed has no loss of this period at this arrival. If the stream was extended, rows from before
-    the extension have no losses of the new periods.
-
-    Returns:
-        The matrix; None if a seed has no losses at all.
+    A value is NaN if a seed has no loss of this period at this arrival, as in rows from before the stream was extended.
+    The result is None if a seed has no losses at all.
     """
     runs = group.counted_runs
     if not all(run.period_losses for run in runs):
@@ -74,9 +71,7 @@ def has_left_out(groups: Sequence[RunGroup], widths: Mapping[int, int]) -> bool:
 def period_averages_of(run: Run, widths: Mapping[int, int]) -> dict[str, float]:
     """Return the geometric mean of the perplexities in each part of a run's matrix; {} without a matrix.
 
-    Args:
-        run: the run.
-        widths: for each arrival, the number of periods that count (see `common_periods`).
+    `widths` has, for each arrival, the number of periods that count (see `common_periods`).
     """
     counted = {t: row[: widths[t]] for t, row in run.period_losses.items()}
     return {part: float(np.exp(loss)) for part, loss in averages_by_part(counted).items()}
@@ -106,12 +101,8 @@ def _is_trained_once(group: RunGroup) -> bool:
 def regret_of(group: RunGroup, reference: Reference, widths: Mapping[int, int]) -> dict[str, float]:
     """Return the mean regret of a group over each part of its matrix, in nats per token; {} without a matrix.
 
-    Values that are missing, and periods that the group or the reference does not have, are left out.
-
-    Args:
-        group: the group.
-        reference: the model with which the regret compares.
-        widths: for each arrival, the number of periods that count (see `common_periods`).
+    Values that are missing, and periods that the group or the reference does not have, are left out. `widths` has, for
+    each arrival, the number of periods that count (see `common_periods`).
     """
     matrix = matrix_of(group)
     if matrix is None:

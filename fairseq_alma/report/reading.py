@@ -31,11 +31,7 @@ OPTIONAL_COLUMNS = ("validation", "prequential", "num_members", "num_experts", "
 def read_runs(folders: Iterable[str | Path]) -> ReportData:
     """Read all runs in `folders`, put them into groups, and put groups on the same stream into a Comparison.
 
-    Args:
-        folders: run folders, or folders that contain run folders at any depth.
-
-    Returns:
-        The comparisons, and messages about the folders and runs that were left out.
+    The folders are run folders, or contain them at any depth. The result also has messages about what was left out.
 
     Raises:
         RunError: if a folder does not exist, or no folder contains a run that has recorded an arrival.
@@ -68,10 +64,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
 
 
 def is_any_run_held(folders: Iterable[str | Path]) -> bool:
-    """Return True if a process is working on a run in `folders`, at any depth.
-
-    A process that works on a run holds the lease (the lock) of the run folder or of its parent folder.
-    """
+    """Return True if a process is working on a run in `folders`, at any depth."""
     return any(holder_of_run(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
 
 
@@ -142,8 +135,7 @@ def _read_optional(read: Callable[[], dict[str, Any]], notes: list[str]) -> dict
 def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
     """Return the number of mega-batches that will have arrived when the run is finished.
 
-    The number is read from arrivals.json. If this file is missing or damaged, the number is taken from the settings. If
-    the settings do not contain it either, the result is `last_t`, the last arrival in the ledger.
+    It is that of arrivals.json; if this file is missing or damaged, that of the settings, or the last arrival so far.
     """
     path = folder / "arrivals.json"
     if path.exists():
@@ -160,15 +152,10 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
-    """Return the array attributes of `Run`, as a dictionary: name -> array with one entry per row of the ledger.
+    """Return the array attributes of `Run`: name -> array with one entry per row of the ledger `path`.
 
-    Args:
-        path: path of the ledger, for error messages.
-        rows: the rows of the ledger.
-        quality: name of the score that is stored in `Run.quality`: "error_rate" or "perplexity".
-
-    Raises:
-        RunError: if a value is missing.
+    `quality` is the name of the score in `Run.quality`: "error_rate" or "perplexity". Raise RunError if a value is
+    missing.
     """
     scores, spent = [row.scores for row in rows], [row.spent for row in rows]
     sources: dict[str, tuple[Sequence[Any], str]] = {
@@ -186,8 +173,7 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
 def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> Array:
     """Return the values of one ledger column as float64. If `may_be_missing`, each None is replaced by NaN.
 
-    Raises:
-        RunError: if a value is missing or too large for float64.
+    Raise RunError if a value is missing or too large for float64.
     """
     if None in values:
         if not may_be_missing:

@@ -67,28 +67,21 @@ class Run:
     overflow: Array
     """Fraction of the tokens that were dropped because their expert was full; NaN where the ledger has no value."""
     expert_load: Mapping[int, list[list[float]]]
-    """Fraction of the validation data that each expert received, as expert_load[t][layer][expert].
-
-    The keys t are the arrivals at which the learner was updated. Only mixture layers are counted in `layer`.
-    """
+    """Fraction of the validation data that each expert received, as expert_load[t][layer][expert], for the arrivals t
+    at which the learner was updated. Only mixture layers are counted."""
     period_losses: Mapping[int, list[float]]
-    """Chronological streams: loss per token, in nats, on the test text of each period, as period_losses[t][period].
-
-    The keys t are the arrivals from 1 on whose losses were measured."""
+    """Chronological streams: loss per token, in nats, on the test text of each period, as period_losses[t][period], for
+    the arrivals t from 1 on whose losses were measured."""
     summary: Mapping[str, Any]
-    """Results over the stream, such as `mem` and `comp`. core.metrics.summarize computes them from the ledger.
-
-    If the file summary.json contains the wall time `wall_seconds`, this dictionary contains it too.
-    """
+    """Results over the stream, such as `mem` and `comp`, which core.metrics.summarize computes from the ledger, and the
+    wall time `wall_seconds` of summary.json, if it has one."""
     settings: Mapping[str, Any]
     """All settings of the run: setting name -> value, read from the file settings.json."""
     provenance: Mapping[str, Any]
     """The content of provenance.json, such as the command line of the run; empty if this file is missing or damaged."""
     is_running: bool
-    """True if a process was working on the run when the folder was read.
-
-    Such a process holds the lease (the lock) of the run folder or of its parent folder.
-    """
+    """True if a process was working on the run when the folder was read: it holds the lease of the folder or of its
+    parent."""
     notes: tuple[str, ...] = ()
     """One message for each damaged file without which the run could be read."""
 
@@ -130,11 +123,8 @@ class RunGroup:
     settings: Mapping[str, Any]
     """The settings that affect the results. All runs of the group share them. Seeds, paths and devices are left out."""
     repeat: int = 0
-    """Index that tells apart groups with equal settings; usually 0.
-
-    Several runs may have equal settings and also equal seeds. The first of these runs is in the group with `repeat` 0,
-    the second in a group with `repeat` 1, and so on.
-    """
+    """Index that tells apart groups with equal settings; usually 0. Of runs with equal settings and equal seeds, the
+    first is in the group with 0, the second in that with 1, and so on."""
 
     @cached_property
     def is_finished(self) -> bool:
@@ -145,8 +135,7 @@ class RunGroup:
     def counted_runs(self) -> tuple[Run, ...]:
         """The runs from which the results and curves of the group are computed.
 
-        Usually, the finished runs are counted. If no run is finished, the runs that have reached arrival t = 1 are
-        counted. If no run has reached t = 1, all runs are counted.
+        They are the finished runs; if there are none, those that have reached arrival t = 1; otherwise all.
         """
         finished = tuple(run for run in self.runs if run.is_finished)
         return finished or tuple(run for run in self.runs if run.last_t > 0) or self.runs
@@ -319,13 +308,12 @@ def waits_of(groups: Iterable[RunGroup]) -> list[str]:
 def group_label(group: RunGroup, names: Sequence[str], with_learner: bool = True) -> str:
     """Return the label of a group of runs, such as `gMoE, wait 10, width 32`.
 
-    Settings that switch nothing on are left out. A group with the settings of preset=anytime is
-    called `anytime`. This word replaces the learner SM, wait 1 and all settings of the preset. So if such groups differ
-    in a setting that the preset does not have, the label is, for example, `anytime, lr 0.001`. A group in which a
-    setting of the preset was changed has a label like all others.
+    Settings that switch nothing on are left out. A group with the settings of preset=anytime is called `anytime`. This
+    word replaces the learner SM, wait 1 and all settings of the preset. So if such groups differ in a setting that the
+    preset does not have, the label is, for example, `anytime, lr 0.001`.
 
     Args:
-        group: the group whose label is returned.
+        group: the group.
         names: names of the settings that the label contains, in this order; usually Comparison.varied_settings.
         with_learner: if False, the label contains only settings.
     """

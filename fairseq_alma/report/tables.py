@@ -23,10 +23,8 @@ from fairseq_alma.report.runs import Comparison, RunGroup, group_label
 UNTRAINED = "*"
 """Content of a table cell for a learner that is still untrained. The paper's tables use the same sign."""
 EQUAL_COMPUTE = 0.02
-"""Table 1 compares two groups only if their training FLOPs differ by at most this fraction.
-
-On the same data the FLOPs may differ slightly, because the last batch of a stage may be incomplete.
-"""
+"""Table 1 compares two groups only if their training FLOPs differ by at most this fraction. On the same data they may
+differ slightly, because the last batch of a stage may be incomplete."""
 TRANSFER = ("forgetting", "backward transfer", "forward transfer")
 """Metrics of runs with an error matrix (`Numbers.transfer`)."""
 MAX_ARRIVALS = 24
@@ -83,12 +81,7 @@ class Table:
 
 
 def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]:
-    """Return all tables that can be made for a comparison.
-
-    Args:
-        comparison: the groups that the tables contain.
-        numbers: the results of each group, as returned by numbers.all_numbers.
-    """
+    """Return all tables that can be made for a comparison, given the results of each group (`numbers.all_numbers`)."""
     made = (summary(comparison, numbers), table1(comparison), table2(comparison), by_period(comparison))
     return [table for table in made if table]
 
@@ -154,10 +147,8 @@ def table1(comparison: Comparison) -> Table | None:
     In sequence: the first group has wait 1. It learns one mega-batch after another.
     i.i.d.: the second group has wait k. Its first stage learns the first k mega-batches together, in random order.
 
-    The results are compared after mega-batch k, because the first stage of the second group ends there.
-
-    Returns:
-        The table, or None if the comparison has no such pair of groups.
+    The results are compared after mega-batch k, where the first stage of the second group ends. The result is None if
+    the comparison has no such pair of groups.
     """
     scale, unit = (100.0, "error, %") if comparison.is_vision else (1.0, "perplexity")
     rows = []
@@ -203,11 +194,11 @@ def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
 
 
 def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
-    """Return the paper's perplexities after mega-batch k for the settings of the two groups.
+    """Return the paper's perplexities after mega-batch k for the settings of the two groups, such as "24.74 against
+    25.18".
 
-    Returns:
-        Two texts of the form "IN SEQUENCE against I.I.D.", such as "24.74 against 25.18": one for the paper's base
-        model and one for its large model. A text is "" if the paper does not report both values.
+    There is one text for the paper's base model and one for its large model; "" if the paper does not report both
+    values.
     """
     ours, other = paper.row_of(in_sequence), paper.row_of(iid)
     if not ours or not other:
@@ -219,10 +210,8 @@ def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
 def table2(comparison: Comparison) -> Table | None:
     """Return a table like the paper's Table 2: the test perplexity of each group of runs after each mega-batch.
 
-    If the paper reports values for the settings of a group, the row also contains the paper's values.
-
-    Returns:
-        The table, or None for vision runs and for streams with more than MAX_ARRIVALS arrivals.
+    If the paper reports values for the settings of a group, its row has them, too. The result is None for vision runs
+    and for streams with more than MAX_ARRIVALS arrivals.
     """
     if comparison.is_vision or comparison.num_arrivals > MAX_ARRIVALS:
         return None
@@ -265,11 +254,7 @@ def table2(comparison: Comparison) -> Table | None:
 
 
 def by_period(comparison: Comparison) -> Table | None:
-    """Return the averages over the matrix of perplexities by period, and the regret, of each group of runs.
-
-    Returns:
-        The table; None if no run has been scored by period.
-    """
+    """Return the averages over the matrix of perplexities by period, and the regret, of each group that has one."""
     reference, finished = reference_of(comparison), [group for group in comparison.groups if group.is_finished]
     widths = common_periods(finished)
     rows = []

@@ -140,10 +140,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
         """Return a new model.
 
-        Args:
-            args: options of the model.
-            from_checkpoint: whether the model is built to evaluate a checkpoint. Then its experts are not spread over
-                ranks, because the ranks of an evaluation do not run at the same pace.
+        With `from_checkpoint`, the model evaluates a checkpoint. Then its experts are not spread over ranks, because
+        the ranks of an evaluation do not run at the same pace.
         """
         if from_checkpoint and getattr(args, "expert_parallel", 1) > 1:
             args = copy.deepcopy(args)
@@ -154,14 +152,10 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split and store the dataset in `self.datasets[split]`.
+        """Load a split and store the dataset in `self.datasets[split]`. `epoch`, `combine` and `kwargs` are ignored.
 
-        Args:
-            split: "train" (the mega-batches of this stage), "valid", or "test" (for evaluation only).
-            epoch, combine, kwargs: part of fairseq's interface; ignored.
-
-        Raises:
-            SettingError: if there is no such split.
+        The splits are "train" (the mega-batches of this stage), "valid", and "test" (for evaluation only). Raise
+        SettingError for others.
         """
         if split == "train":
             dataset = self._blocks(self._mega_batch_splits(self.args.mega_batches), shuffle=True)
@@ -177,21 +171,16 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Return fairseq's iterator over the batches of a dataset, with five changes.
 
-        First, no example (block of tokens) is dropped. fairseq would drop the last batch if its size is not a multiple
-        of `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
-
-        Second, every training epoch gets new batches. fairseq makes the batches only in the first epoch of a process
-        and uses them again in later epochs. So if a stage was resumed in a later epoch, its batches would differ from
-        those of an uninterrupted stage.
-
-        Third, training that was interrupted can be continued with another number of ranks or batch size (see
-        SequenceIterator). This needs `--batch-size`.
-
-        Fourth, a block that is too long for the model is an error. fairseq would leave it out in training and in
-        fairseq-eval-lm, where all blocks are too long, or none is.
-
-        Fifth, the worker processes of a training epoch end with it. fairseq's iterator refers to itself, so they would
-        exist until a garbage collection, which then waits some seconds for each of them.
+        - No example (block of tokens) is dropped. fairseq would drop the last batch if its size is not a multiple of
+          `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
+        - Every training epoch gets new batches. fairseq uses those of the first epoch of a process again in later
+          epochs. So if a stage was resumed in a later epoch, its batches would differ from those of an uninterrupted
+          stage.
+        - Training that was interrupted can be continued with another number of ranks or batch size (see
+          SequenceIterator). This needs `--batch-size`.
+        - A block that is too long for the model is an error. fairseq would leave it out.
+        - The worker processes of a training epoch end with it. fairseq's iterator refers to itself, so they would exist
+          until a garbage collection, which then waits some seconds for each of them.
         """
         kwargs["ignore_invalid_inputs"] = False
         self._charges_experts = dataset is self.datasets.get("valid")
@@ -219,8 +208,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         Raises:
             SettingError: if the experts are spread over ranks, and the optimizer does not support this.
-            FloatingPointError: if a loss is not finite. On a GPU, the error may be raised a few calls after the call
-                that computed the loss. Earlier checkpoints are not changed.
+            FloatingPointError: if a loss is not finite. On a GPU, the error may be raised a few calls later. Earlier
+                checkpoints are not changed.
             MemoryError: if the device does not have enough memory for the batch.
         """
         if self._spreads_experts and not getattr(optimizer, "supports_expert_parallel", False):
@@ -238,11 +227,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.
 
         If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
-        batch. The losses of such a copy are not added to the validation losses of the experts, because the losses would
-        then count twice. Neither are those of another subset than "valid".
-
-        Raises:
-            MemoryError: if the device does not have enough memory for the batch.
+        batch. Its losses are not added to the validation losses of the experts again. Neither are those of another
+        subset than "valid". Raise MemoryError if the device does not have enough memory for the batch.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         is_first = rank == 0 or sample["block_ids"] != self._first_valid_ids
@@ -253,10 +239,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Log the metrics of an update or a validation batch, and count its tokens and token pairs in `self.processed`.
-
-        A sequence of L tokens has L^2 token pairs.
-        """
+        """Log the metrics of an update or a validation batch, and count what it has processed in `self.processed`."""
         super().reduce_metrics(logging_outputs, criterion)
         processed = self.processed["training" if criterion.training else "validation"]
         for log in logging_outputs:
@@ -266,19 +249,14 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         """Set the validation loss of each expert to 0. fairseq calls this method before each validation.
 
-        Raises:
-            FloatingPointError: if a training loss since the last check of the losses is not finite.
+        Raise FloatingPointError if a training loss since the last check of the losses is not finite.
         """
         self._loss_check.finish()
         for mixture in getattr(model, "mixtures", []):
             mixture.reset_validation_loss()
 
     def post_validate(self, model: Any, stats: Any, agg: Any) -> None:
-        """Sum the validation loss of each expert over all ranks.
-
-        fairseq calls this method after each validation subset, before it writes the checkpoint. Only the subset "valid"
-        counts.
-        """
+        """Sum the validation loss of each expert over all ranks, after each validation on the subset "valid"."""
         if not self._charges_experts:
             return
         for layer, mixture in enumerate(getattr(model, "mixtures", []), start=1):
@@ -296,22 +274,16 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_checkpoint_dict(self) -> dict:
         """Return the task's entry in a checkpoint: token counts (`self.processed`) and the digest of the dictionary.
 
-        Raises:
-            FloatingPointError: if a training loss since the last check of the losses is not finite. Then no checkpoint
-                is written.
+        Raise FloatingPointError if a training loss since the last check is not finite. Then no checkpoint is written.
         """
         self._loss_check.finish()
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
         return {type(self).__name__: {"processed": self.processed, "dict_sha256": dictionary}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Set `self.processed` to the numbers of processed tokens and token pairs that a checkpoint contains.
+        """Set `self.processed` to the value in the task's entry in a checkpoint, which `get_checkpoint_dict` returned.
 
-        Args:
-            state: the task's entry in the checkpoint, which `get_checkpoint_dict` returned.
-
-        Raises:
-            SettingError: if the checkpoint was trained with another dictionary.
+        Raise SettingError if the checkpoint was trained with another dictionary.
         """
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
         if state["dict_sha256"] != dictionary:
@@ -322,11 +294,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self.processed = state["processed"]
 
     def _order(self, num_blocks: int) -> dict[str, Any]:
-        """Return the options on which the order of the training blocks depends: name -> value.
-
-        Args:
-            num_blocks: number of blocks in an epoch.
-        """
+        """Return what the order of the training blocks depends on: options, name -> value, and the number of blocks."""
         names = ("mega_batches", "replay_mega_batches", "replay_share", "tokens_per_sample")
         options = {f"--{name.replace('_', '-')}": getattr(self.args, name) for name in names}
         return {**options, "number of blocks": num_blocks}
@@ -336,12 +304,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
 
     def _blocks(self, splits: list[str], shuffle: bool) -> Blocks:
-        """Return the concatenated tokens of the splits as non-overlapping blocks of tokens_per_sample tokens.
-
-        Args:
-            splits: names of the splits, for example "mega_batch_1" or "valid".
-            shuffle: if True, the blocks are read in random order.
-        """
+        """Return the concatenated tokens of the splits as non-overlapping blocks of tokens_per_sample tokens."""
         datasets = [self._load(split) for split in splits]
         documents = datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
         blocks = TokenBlockDataset(
@@ -358,11 +321,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return found
 
     def _load(self, split: str) -> Any:
-        """Return the documents of a split as a memory-mapped dataset.
-
-        Raises:
-            StreamError: if a file of the split has changed since `alma-prep` wrote it.
-        """
+        """Return the documents of a split as a memory-mapped dataset. Raise StreamError if a file of it has changed."""
         if CHECKED not in os.environ:
             self.stream.verify_bytes([split])
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
@@ -370,10 +329,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
 @contextmanager
 def _memory_error(when: str) -> Iterator[None]:
-    """In the `with` block, replace torch's RuntimeError about too little memory by a MemoryError.
-
-    fairseq does not catch a MemoryError.
-    """
+    """Replace torch's RuntimeError about too little memory by a MemoryError, which fairseq does not catch."""
     try:
         yield
     except RuntimeError as error:

@@ -23,16 +23,9 @@ class LossCheck:
         self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def add(self, loss: Tensor, update: int) -> None:
-        """Add a loss to the losses that are to be checked, and check all losses that have arrived at the host.
+        """Add a loss, a scalar, and check all losses that have arrived at the host. One on a CPU is checked at once.
 
-        A loss on a CPU is already at the host, so it is checked in this call.
-
-        Args:
-            loss: a scalar.
-            update: number of the update that computed the loss, counted from 1. Error messages contain it.
-
-        Raises:
-            FloatingPointError: if one of the checked losses is not finite. The message names its update.
+        If a checked loss is not finite, raise a FloatingPointError that names its update.
         """
         loss, arrived = loss.detach(), None
         if loss.device.type == "cuda":
@@ -45,11 +38,7 @@ class LossCheck:
             self._check_oldest()
 
     def finish(self) -> None:
-        """Check all losses that have been added but not yet checked. Wait until they have arrived at the host.
-
-        Raises:
-            FloatingPointError: if a loss is not finite.
-        """
+        """Check all losses that are not checked yet, when they have arrived at the host. For the error, see `add`."""
         while self._waiting:
             self._check_oldest()
 
@@ -68,9 +57,5 @@ class LossCheck:
 
 
 def _has_arrived(event: torch.cuda.Event | None) -> bool:
-    """Return True if the copy of a loss has arrived at the host, or if `event` is None because no copy was needed.
-
-    Args:
-        event: CUDA event that was recorded after the copy, or None if the loss was on a CPU.
-    """
+    """Return True if the copy of a loss has arrived at the host, or if it needed no copy, and so has no event."""
     return event is None or event.query()

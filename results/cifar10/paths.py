@@ -51,7 +51,7 @@ RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 def data_of(dataset: Dataset, seeds: Sequence[int], device: torch.device) -> StageData:
     """Return the data of the first stage for all given seeds."""
-    parts = [partition(dataset.training, MEGA_BATCHES, 0.1, seed)[:WAIT] for seed in seeds]
+    parts = [partition(dataset, MEGA_BATCHES, 0.1, seed)[:WAIT] for seed in seeds]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
     return Memory(Images(dataset.pixels, dataset.image_shape), 10, len(seeds), device).stage_data(new, [], False)
 

@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets import Examples, Pixels, load_dataset, measured_pixels
+from vision.datasets import Dataset, Examples, Pixels, load_dataset, measured_pixels
 from vision.stream import partition
 
 
@@ -78,7 +78,8 @@ def test_the_images_that_are_measured_are_independent_of_the_mega_batches(order,
     """10,000 of 20,000 images are measured: half of the first mega-batch, and half of its validation data."""
     numbers = torch.arange(20_000)
     examples = Examples(numbers.float()[:, None], numbers % 2)
-    arrivals = partition(examples, 2, 0.1, seed, order)
+    dataset = Dataset("numbers", (1, 1, 1), 2, Pixels(1.0, 0.0, 1.0), examples, examples)
+    arrivals = partition(dataset, 2, 0.1, seed, order)
     # 4.9 standard deviations of a mean of 10,000 draws without replacement: probability 1e-6.
     for chosen, part in ((arrivals[0].training, 0.45), (arrivals[0].validation, 0.05), (arrivals[1].validation, 0.05)):
         is_in = torch.zeros(20_000, 1)

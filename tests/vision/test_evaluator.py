@@ -121,7 +121,7 @@ def test_an_ensemble_of_mixtures_has_the_load_of_each_member_on_its_own_stage(tm
     ledgers = small_run(tmp_path, learner="ens_moe", experts=3, members=2, seeds=2)
     dataset = load_dataset("digits", ".")
     for seed, rows in enumerate(ledgers):
-        arrivals = partition(dataset.training, B, 0.1, seed=seed)
+        arrivals = partition(dataset, B, 0.1, seed=seed)
         expected = []
         for k in range(1, B + 1):
             stack = networks(tmp_path, k)

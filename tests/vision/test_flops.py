@@ -23,7 +23,7 @@ def mixture(num_experts=1, num_splits=0, num_flat_splits=0, hard=False, sizes=(5
     for number in range(num_splits):
         stack = stack.split([[0, number], [number, 0]], generators)
     for _ in range(num_flat_splits):
-        stack = stack.split_flat([[0, 0], [0, 0]], generators)
+        stack = stack.split([[0, 0], [0, 0]], generators, flat=True)
     return stack
 
 

@@ -112,7 +112,7 @@ def ahead(rows):
 def test_the_prequential_errors_of_a_run_are_those_of_its_networks_on_the_next_mega_batch(tmp_path, wait):
     (rows,) = small_run(tmp_path, wait=wait, keep_stages=True)
     dataset = load_dataset("digits", ".")
-    arrivals = partition(dataset.training, B, 0.1, seed=0)
+    arrivals = partition(dataset, B, 0.1, seed=0)
     assert tuple(len(arrival.validation) for arrival in arrivals) == VALIDATED_ON
     (untrained,) = small_run(tmp_path / "untrained", wait=B)  # its row t scores the untrained network on mega-batch t
     for t in range(1, B + 1):
@@ -130,7 +130,7 @@ def test_the_prequential_errors_of_a_run_are_those_of_its_networks_on_the_next_m
 def test_the_prequential_error_of_a_growing_ensemble_is_that_of_all_its_networks(tmp_path):
     (rows,) = small_run(tmp_path, learner="gens", combine="logit")
     dataset = load_dataset("digits", ".")
-    arrivals = partition(dataset.training, B, 0.1, seed=0)
+    arrivals = partition(dataset, B, 0.1, seed=0)
     for t in range(2, B + 1):
         part = arrivals[t - 1].validation
         x = dataset.pixels.normalise(part.images)
@@ -142,7 +142,7 @@ def test_the_prequential_error_of_a_growing_ensemble_is_that_of_all_its_networks
 def test_the_validation_scores_of_a_growing_ensemble_are_those_of_all_its_networks(tmp_path, replay, wait):
     (rows,) = small_run(tmp_path, learner="gens", combine="probability", replay=replay, wait=wait)
     dataset = load_dataset("digits", ".")
-    arrivals = partition(dataset.training, B, 0.1, seed=0)
+    arrivals = partition(dataset, B, 0.1, seed=0)
     for k in range(1, B // wait + 1):
         parts = [arrival.validation for arrival in arrivals[0 if replay else (k - 1) * wait : k * wait]]
         x = dataset.pixels.normalise(torch.cat([part.images for part in parts]))

@@ -24,7 +24,7 @@ from tests.vision.tiny_runs import (
     small_settings,
     taken,
 )
-from vision.backbones import Perceptron
+from vision.backbones import Backbone
 from vision.batches import Batches, Memory
 from vision.datasets import load_dataset
 from vision.inputs import Vectors
@@ -58,7 +58,7 @@ test_data.__test__ = False
 
 
 def mega_batch(t: int, seed: int = 0):
-    return partition(load_dataset("digits", ".").training, B, 0.1, seed)[t - 1]
+    return partition(load_dataset("digits", "."), B, 0.1, seed)[t - 1]
 
 
 def normalise(examples):
@@ -166,7 +166,7 @@ def test_with_a_wait_of_3_the_learner_stands_still_until_then(tmp_path):
 
 
 def test_a_stage_goes_on_from_the_last_unless_from_scratch(tmp_path):
-    generators = LEARNERS["sm"](small_settings(tmp_path), Perceptron(SIZES), None, CPU).generators
+    generators = LEARNERS["sm"](small_settings(tmp_path), Backbone(SIZES), None, CPU).generators
 
     def drawn(stage):
         return flat(MLPStack.initialised(SIZES, generators("initialisation", stage), CPU))
@@ -236,11 +236,11 @@ def test_umix_trains_its_members_on_one_order_and_one_gradient(tmp_path):
     memory = Memory(Vectors(dataset.pixels), 10, 1, CPU)
     plain_sgd = {"optimizer": "sgd", "weight_decay": 0.0}
     settings = small_settings(tmp_path, learner="umix", members=2, **plain_sgd, lr=0.2, epochs=2)
-    learner = LEARNERS["umix"](settings, Perceptron(SIZES), memory, CPU)
+    learner = LEARNERS["umix"](settings, Backbone(SIZES), memory, CPU)
     stack = learner.stack
     for name in stack.parameters.shapes:
         stack.parameters[name][1] = stack.parameters[name][0]
-    single = LEARNERS["sm"](small_settings(tmp_path, **plain_sgd, lr=0.1, epochs=2), Perceptron(SIZES), memory, CPU)
+    single = LEARNERS["sm"](small_settings(tmp_path, **plain_sgd, lr=0.1, epochs=2), Backbone(SIZES), memory, CPU)
     assert torch.equal(flat_of_network(stack, 0), flat(single.stack))
     stage = stage_one(tmp_path)
     learner.train(stage)
@@ -253,7 +253,7 @@ def stage_one(folder):
     from fairseq_alma.core.protocol import Stage
     from vision.stream import stacked_stream
 
-    stream = stacked_stream([partition(load_dataset("digits", ".").training, B, 0.1, 0)])
+    stream = stacked_stream([partition(load_dataset("digits", "."), B, 0.1, 0)])
     return Stage(1, (next(iter(stream)),), (), False, folder)
 
 

@@ -193,5 +193,5 @@ def test_what_is_refused(values, message):
 
 
 def test_a_missing_plugin_is_named():
-    with pytest.raises(SettingError, match=r"plugin=no_such_module_of_mine: No module named .* Plugins are searched"):
+    with pytest.raises(SettingError, match=r"plugin=no_such_module_of_mine: No module named .* Modules are searched"):
         settings_of({"out": "x", "plugin": "no_such_module_of_mine"})

@@ -1,5 +1,6 @@
 """The partition of a dataset into mega-batches: the same for every learner, given by the data seed alone."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -8,16 +9,17 @@ import torch
 
 from fairseq_alma.core.errors import SettingError
 from tests.vision.tiny_runs import SMALL, VALIDATED_ON, small_run, taken
-from vision.datasets import Examples, load_dataset
+from vision.datasets import Dataset, Examples, Pixels, load_dataset
 from vision.datasets import examples as examples_module
 from vision.learners import LEARNERS
 from vision.stream import partition, stacked_stream
 
 
-def numbered(count: int) -> Examples:
-    """Return examples. Example i has one pixel, i, and class i mod 3."""
+def numbered(count: int) -> Dataset:
+    """Return a dataset. Training example i has one pixel, i, and class i mod 3."""
     numbers = torch.arange(count)
-    return Examples(numbers[:, None].to(torch.uint8), numbers % 3)
+    examples = Examples(numbers[:, None].to(torch.uint8), numbers % 3)
+    return Dataset("numbered", (1, 1, 1), 3, Pixels(255.0, 0.0, 1.0), examples, examples)
 
 
 def numbers(examples: Examples) -> list[int]:
@@ -57,11 +59,11 @@ def test_two_examples_per_mega_batch_are_enough_and_fewer_are_refused():
 
 
 def test_a_digest_depends_on_images_labels_and_the_validation_share():
-    examples = numbered(12)
-    other_label = Examples(examples.images, examples.labels.clone())
-    other_label.labels[0] = 2
+    dataset = numbered(12)
+    other_label = replace(dataset, training=Examples(dataset.training.images, dataset.training.labels.clone()))
+    other_label.training.labels[0] = 2
 
-    def digests(which=examples, share=0.25, seed=0):
+    def digests(which=dataset, share=0.25, seed=0):
         return [arrival.digest for arrival in partition(which, 2, share, seed)]
 
     assert digests() == digests()
@@ -72,7 +74,7 @@ def test_a_digest_depends_on_images_labels_and_the_validation_share():
 
 def test_the_digests_are_those_of_earlier_versions(monkeypatch):
     """Otherwise no run that was started with an earlier version could be continued. The values are from July 2026."""
-    arrivals = partition(load_dataset("digits", ".").training, 20, 0.1, seed=0)
+    arrivals = partition(load_dataset("digits", "."), 20, 0.1, seed=0)
     assert arrivals[0].digest == "a8a2682a51f561920e03e88ee7bed5f44f13c5dace34e3cf9b286e313e557c32"
     joined = "".join(arrival.digest for arrival in arrivals)
     assert sha256(joined.encode()).hexdigest() == "22b02e99cf8defdc3e24ddf29cca06810e4dd55f9941a590514aea329b2e00c6"
@@ -90,17 +92,17 @@ def test_the_digests_are_those_of_earlier_versions(monkeypatch):
 def test_the_digests_of_real_data_are_those_of_earlier_versions(alma_data, name, folder, num_mega_batches, expected):
     if not (alma_data / folder).is_dir():
         pytest.skip(f"no {folder} in ALMA_DATA")
-    arrivals = partition(load_dataset(name, alma_data).training, num_mega_batches, 0.1, seed=0)
+    arrivals = partition(load_dataset(name, alma_data), num_mega_batches, 0.1, seed=0)
     assert sha256("".join(arrival.digest for arrival in arrivals).encode()).hexdigest() == expected
 
 
 def test_the_images_of_a_mega_batch_are_copied_when_they_are_asked_for():
-    examples = numbered(12)
-    (arrival, _) = partition(examples, 2, 0.25, seed=0)
+    dataset = numbered(12)
+    (arrival, _) = partition(dataset, 2, 0.25, seed=0)
     before = numbers(arrival.training)
     arrival.training.images[:] = 99  # a copy, so this changes nothing
     assert numbers(arrival.training) == before
-    examples.images[before[0]] = 77
+    dataset.training.images[before[0]] = 77
     assert numbers(arrival.training)[0] == 77
     assert numbers(arrival.training[torch.tensor([2, 0])]) == [before[2], 77]
 
@@ -121,7 +123,7 @@ def test_the_partition_is_the_same_for_every_learner(tmp_path):
         small_run(tmp_path / learner, **small, **taken(learner, experts=2, members=2), wait=2)
         digests[learner] = (tmp_path / learner / "arrivals.json").read_text()
     assert len(set(digests.values())) == 1
-    arrivals = partition(load_dataset("digits", ".").training, 4, 0.1, seed=0)
+    arrivals = partition(load_dataset("digits", "."), 4, 0.1, seed=0)
     assert all(f'"{arrival.digest}"' in digests["sm"] for arrival in arrivals)
     assert tuple(len(arrival.validation) for arrival in arrivals) == VALIDATED_ON
 

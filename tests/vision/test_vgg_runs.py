@@ -171,7 +171,7 @@ def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths
     assert as_set(first["images"]) | as_set(second["images"]) <= own
     assert not as_set(first["images"]) & as_set(second["images"])
     # Those of stages 2 and 3: what is left of the partition is stage 1's.
-    parts = partition(dataset.training, B, 0.1, 0)
+    parts = partition(dataset, B, 0.1, 0)
     for growth, part in ((first, parts[1]), (second, parts[2])):
         assert as_set(growth["images"]) <= as_set(
             inputs.to_input(inputs.to_storage(part.training.images)).movedim(-1, 1)

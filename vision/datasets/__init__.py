@@ -7,13 +7,11 @@ arrays.py       datasets from arrays, and .npz files
 folders.py      folders of images with one folder per class
 decoding.py     decodes images to the pixels that a viewer shows
 image_cache.py  decodes image files once, into a file that is read like memory
-known.py        digits, MNIST and EMNIST
+known.py        digits, MNIST and EMNIST; downloads missing files
 cifar.py        CIFAR-10 and CIFAR-100
-downloading.py  downloads the files of MNIST, EMNIST and CIFAR
 libraries.py    classes of torchvision, datasets of the Hugging Face hub
 """
 
-from fairseq_alma.core.datasets import DatasetEntry, entry_of
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.checks import check_dataset
 from vision.datasets.examples import Dataset, Examples, ImageFiles, Pixels, Selection, measured_pixels
@@ -21,14 +19,12 @@ from vision.datasets.loading import load_dataset, register_dataset
 
 __all__ = [
     "Dataset",
-    "DatasetEntry",
     "Examples",
     "ImageFiles",
     "Pixels",
     "Selection",
     "check_dataset",
     "dataset_from_arrays",
-    "entry_of",
     "load_dataset",
     "measured_pixels",
     "register_dataset",

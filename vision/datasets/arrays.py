@@ -24,9 +24,6 @@ def split_off_test_set(num_examples: int) -> tuple[np.ndarray, np.ndarray]:
 
     The fifth is the same on every machine and in every run, because the seed is fixed and numpy guarantees that
     RandomState returns the same numbers in all releases.
-
-    Args:
-        num_examples: number of all examples.
     """
     order = np.random.RandomState(0).permutation(num_examples)
     num_test = max(1, num_examples // 5)
@@ -48,7 +45,6 @@ def dataset_from_arrays(
     """Return a dataset of images and labels in arrays (or tensors). Its normalisation is measured on the images.
 
     Args:
-        name: name of the dataset.
         x_train: training images, uint8 or float: [n, height, width] for grey, [n, height, width, channels] or
             [n, channels, height, width].
         y_train: class of each training image, integers from 0 without gaps, [n].
@@ -72,7 +68,11 @@ def dataset_from_arrays(
     if (x_test is None) != (y_test is None):
         raise SettingError(f"{where}: give both x_test and y_test, or none of them")
     if x_test is None:
-        training, test = _split(labels, arrays, where)
+        for key, values in arrays.items():
+            if len(values) != len(labels):
+                raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
+        training, test = split_off_test_set(len(labels))
+        check_held_out(labels, training, where, "x_train, y_train, x_test and y_test")
         test_images, test_labels = images[test], labels[test]
         images, labels, arrays = images[training], labels[training], {key: v[training] for key, v in arrays.items()}
     else:
@@ -83,33 +83,17 @@ def dataset_from_arrays(
                 f"{where}: the training images have the shape {shape} (channels, height, width) and type "
                 f"{images.dtype}, but the test images {test_shape} and {test_images.dtype}: they must be equal"
             )
-    num_classes = _num_classes(labels, test_labels, where)
-    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (images, labels, test_images, test_labels)]
-    pixels = measured_pixels(tensors[0], shape[0])
-    parts = Examples(*tensors[:2]), Examples(*tensors[2:])
-    dataset = Dataset(name, shape, num_classes, pixels, *parts, arrays, class_names=class_names)
-    return check_all_classes_are_trained(check_dataset(dataset, where), where)
-
-
-def _num_classes(labels: np.ndarray, test_labels: np.ndarray, where: str) -> int:
-    """Return the number of classes of the training set."""
     num_classes = int(labels.max()) + 1 if len(labels) else 0
     if len(test_labels) and int(test_labels.max()) >= num_classes:
         raise SettingError(
             f"{where}: the test set has examples of class {int(test_labels.max())}, but the training set has only the "
             f"classes 0..{num_classes - 1}: remove these test examples, or add training examples of the class"
         )
-    return num_classes
-
-
-def _split(labels: np.ndarray, columns: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the training examples and of the test examples (see `split_off_test_set`)."""
-    for key, values in columns.items():
-        if len(values) != len(labels):
-            raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
-    training, test = split_off_test_set(len(labels))
-    check_held_out(labels, training, where, "x_train, y_train, x_test and y_test")
-    return training, test
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (images, labels, test_images, test_labels)]
+    pixels = measured_pixels(tensors[0], shape[0])
+    parts = Examples(*tensors[:2]), Examples(*tensors[2:])
+    dataset = Dataset(name, shape, num_classes, pixels, *parts, arrays, class_names=class_names)
+    return check_all_classes_are_trained(check_dataset(dataset, where), where)
 
 
 def _flat_images(
@@ -173,10 +157,6 @@ def read_npz(path: Path, name: str) -> Dataset:
     """Return the dataset in a `.npz` file with the arrays x_train, y_train, x_test, y_test, or only x and y.
 
     Other arrays with one value per training example become `Dataset.columns`.
-
-    Args:
-        path: the file.
-        name: name of the dataset.
 
     Raises:
         SettingError: if the file is missing or damaged, if arrays are missing, or if they are not images and labels.

@@ -50,15 +50,9 @@ def check_dataset(dataset: Any, where: str) -> Dataset:
 
 
 def check_all_classes_are_trained(dataset: Dataset, where: str, class_names: Sequence[str] | None = None) -> Dataset:
-    """Check that each class has training examples, and return the dataset.
+    """Return the dataset. Raise SettingError if a class has no training example.
 
-    Args:
-        dataset: the dataset.
-        where: the origin of the dataset, for messages.
-        class_names: name of each class, for messages. By default, classes are numbers.
-
-    Raises:
-        SettingError: if a class has no training example.
+    The arguments `where`, the origin of the dataset, and `class_names` are for the message.
     """
     counts = dataset.training.labels.bincount(minlength=dataset.num_classes)
     if missing := (counts == 0).nonzero().flatten().tolist():
@@ -72,16 +66,12 @@ def check_all_classes_are_trained(dataset: Dataset, where: str, class_names: Seq
 
 
 def check_held_out(labels: np.ndarray | Sequence[Any], training: np.ndarray, where: str, parts: str) -> None:
-    """Check that each class has training examples after a random fifth was held out as the test set.
+    """Raise SettingError if all examples of a class are in the test set, a random fifth that was held out.
 
     Args:
         labels: class of each example, a number or a name.
         training: positions of the training examples.
-        where: the origin of the dataset, for messages.
         parts: how the user can give both parts, for messages.
-
-    Raises:
-        SettingError: if all examples of a class are in the test set.
     """
     classes, counts = np.unique(labels, return_counts=True)
     lost = ~np.isin(classes, np.asarray(labels)[training])

@@ -9,6 +9,7 @@ needs to create an array, and refuses all other files. torchvision reads the sam
 """
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +18,8 @@ import torch
 import torchvision
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets.downloading import DOWNLOAD_AGAIN, download
 from vision.datasets.examples import Dataset, Examples, Pixels
+from vision.datasets.known import DOWNLOAD_AGAIN, download
 
 NUM_BYTES = 3 * 32 * 32
 """Number of bytes of an image. The bytes are stored channel by channel, and row by row within a channel."""
@@ -39,35 +40,30 @@ def cifar100(data_root: Path) -> Dataset:
 
 
 def _cifar(name: str, kind: str, data_root: Path, pixels: Pixels) -> Dataset:
-    if not _is_complete(data_root, kind):
-        # torchvision downloads the training set and the test set, and then reads one of them into memory. With
-        # {"train": False} it reads the test set, which is smaller, so less time is lost.
-        download(name, kind, data_root, getattr(torchvision.datasets, kind).base_folder, {"train": False})
-    training, test = (_read_files(data_root, kind, part) for part in ("train", "test"))
+    layout = getattr(torchvision.datasets, kind)
+    folder = data_root / layout.base_folder
+    if not all((folder / file).is_file() for file, _ in layout.train_list + layout.test_list):
+        # torchvision downloads both sets, and then reads one into memory. The test set is smaller.
+        download(name, kind, data_root, layout.base_folder, train=False)
+    training = _read_files(folder, layout.train_list, 50_000, *LABELS[kind])
+    test = _read_files(folder, layout.test_list, 10_000, *LABELS[kind])
     return Dataset(name, (3, 32, 32), LABELS[kind][1], pixels, training, test)
 
 
-def _is_complete(data_root: Path, kind: str) -> bool:
-    """Return True if all files of the dataset exist. `kind` is "CIFAR10" or "CIFAR100"."""
-    layout = getattr(torchvision.datasets, kind)
-    return all((data_root / layout.base_folder / name).is_file() for name, _ in layout.train_list + layout.test_list)
-
-
-def _read_files(data_root: Path, kind: str, part: str) -> Examples:
-    """Return the training set or the test set."""
-    layout = getattr(torchvision.datasets, kind)
-    files = getattr(layout, f"{part}_list")
-    num_published = (50_000 if part == "train" else 10_000) // len(files)
+def _read_files(
+    folder: Path, files: Sequence[Sequence[str]], num_published: int, key: bytes, num_classes: int
+) -> Examples:
+    """Return the training set or the test set. `files` are pairs of a name and an MD5 sum."""
     parts = []
     for name, md5 in files:
-        path = data_root / layout.base_folder / name
+        path, count = folder / name, num_published // len(files)
         # Only the MD5 sum can detect a changed pixel. A file that is too small for the published number of images was
         # made by the user, for example as a subset of the dataset, so its MD5 sum is unknown.
-        if path.stat().st_size >= num_published * NUM_BYTES:
+        if path.stat().st_size >= count * NUM_BYTES:
             found = torchvision.datasets.utils.calculate_md5(path)
             if found != md5:
-                _refuse(path, f"its MD5 sum is {found}, but the published file of {num_published} images has {md5}")
-        parts.append(_read(path, *LABELS[kind]))
+                _refuse(path, f"its MD5 sum is {found}, but the published file of {count} images has {md5}")
+        parts.append(_read(path, key, num_classes))
     images, labels = zip(*parts, strict=True)
     return Examples(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels)))
 
@@ -121,9 +117,7 @@ def _unpickled(path: Path) -> Any:
         try:
             # Python 2 stored the pixels as a string. With the encoding "bytes", Python 3 reads this string as bytes.
             return _Unpickler(stream, encoding="bytes").load()
-        except Exception as error:
-            # Catch every error, because unpickling a truncated file or a file of another kind can raise many
-            # different errors.
+        except Exception as error:  # a truncated file or a file of another kind can raise many different errors
             _refuse(path, f"it cannot be read as a pickle of images ({type(error).__name__}: {error})", error)
 
 

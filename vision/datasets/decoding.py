@@ -36,32 +36,19 @@ def image_endings() -> set[str]:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Context manager that turns an error into a SettingError with the name of the image.
-
-    Args:
-        name: the dataset and the file, for messages.
-    """
+    """Turn an error in a `with` block into a SettingError with the name of the image, the dataset and the file."""
     try:
         yield
     except SettingError:
         raise
-    # Catch every error, because Pillow raises errors of many kinds for damaged files.
-    except Exception as error:
+    except Exception as error:  # Pillow raises errors of many kinds for damaged files
         cause = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise SettingError(f"{name} cannot be read as an image ({cause}): replace or remove this file") from error
 
 
 @contextmanager
 def opened(path: Path, name: str) -> Iterator[Image.Image]:
-    """Context manager that opens an image file. The format is found by its content, not by its ending.
-
-    Args:
-        path: the file.
-        name: the dataset and the file, for messages.
-
-    Raises:
-        SettingError: if the file cannot be read as an image.
-    """
+    """Open an image file for a `with` block. The format is found by its content, not by its ending. See `readable`."""
     # Give Pillow a file, and not its name. Otherwise Pillow maps uncompressed TIFF files into memory, and then mixes up
     # width and height of those that are to be turned.
     formats = [one for one in Image.ID if one not in NOT_DECODED]

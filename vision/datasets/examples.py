@@ -31,11 +31,6 @@ class Examples:
     def __getitem__(self, which: Tensor) -> "Examples":
         return Examples(self.images.index_select(0, which), self.labels.index_select(0, which))
 
-    @property
-    def at_once(self) -> int:
-        """Number of examples whose images have about PART_BYTES bytes, at least one."""
-        return examples_at_once(self.images)
-
 
 class Selection:
     """Some examples of a dataset. Their images are copied each time they are asked for, and not before.
@@ -44,7 +39,6 @@ class Selection:
     learner that gets the selection of a mega-batch cannot read mega-batches that have not arrived.
 
     Args:
-        source: all examples.
         positions: positions of the selected examples in `source`, int64 [n].
     """
 
@@ -54,13 +48,10 @@ class Selection:
     @staticmethod
     def join(parts: "Sequence[Examples | Selection]") -> "Selection | None":
         """Return some selections of one source as one selection; None if they do not have the same source."""
-        first = parts[0] if parts else None
-        if not isinstance(first, Selection):
+        selections = [part for part in parts if isinstance(part, Selection)]
+        if len(selections) < len(parts) or len({id(part._source) for part in selections}) != 1:
             return None
-        same = [part for part in parts if isinstance(part, Selection) and part._source is first._source]
-        if len(same) < len(parts):
-            return None
-        return Selection(first._source, torch.cat([part._positions for part in same]))
+        return Selection(selections[0]._source, torch.cat([part._positions for part in selections]))
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -77,11 +68,6 @@ class Selection:
     def labels(self) -> Tensor:
         """A copy of the class indices, int64 [n]."""
         return self._source.labels.index_select(0, self._positions)
-
-    @property
-    def at_once(self) -> int:
-        """Number of examples whose images have about PART_BYTES bytes, at least one."""
-        return self._source.at_once
 
 
 def examples_at_once(images: Tensor) -> int:
@@ -115,16 +101,10 @@ class Pixels:
             raise SettingError(f"mean={self.mean} and deviation={self.deviation} must have the same number of channels")
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return images as normalised floats of the same shape.
-
-        Args:
-            images: pixels, uint8 or float32 [..., channels * height * width].
-        """
-        # Copy floats too, because the next lines change the numbers in place.
+        """Return images, uint8 or float32 [..., channels * height * width], as normalised floats of the same shape."""
         x = images.to(torch.float32, copy=True).div_(self.largest)
         means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
-        # Normalise channel by channel, in place and with Python numbers, so that no second tensor of the size of x is
-        # allocated.
+        # Normalise channel by channel and in place, so that no second tensor of the size of x is allocated.
         channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
         for channel, mean, deviation in zip(channels, means, deviations, strict=True):
             channel.sub_(mean).div_(deviation)
@@ -146,9 +126,9 @@ def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) ->
     Args:
         images: all training images, uint8 or float32 [n, num_channels * height * width].
         num_channels: number of channels.
-        at_most: number of images to draw. If there are fewer, all of them are used.
+        at_most: number of images to draw.
     """
-    # RandomState(0) would draw the first mega-batches of seed=0, because `vision.orders` shuffles with it. This
+    # RandomState(0) would draw the first mega-batches of seed=0, because `vision.stream` shuffles with it. This
     # seed, a list of six numbers, is used for nothing else.
     drawn = np.sort(np.random.RandomState(list(b"pixels")).permutation(len(images))[:at_most])
     largest = 1.0 if images.is_floating_point() else 255.0
@@ -215,11 +195,11 @@ def resized_dataset(dataset: Dataset, size: int) -> Dataset:
     channels, height, width = dataset.image_shape
     if (height, width) == (size, size):
         return dataset
-    parts = [
+    training, test = (
         Examples(resized(examples.images, dataset.image_shape, size), examples.labels)
         for examples in (dataset.training, dataset.test)
-    ]
-    return replace(dataset, image_shape=(channels, size, size), training=parts[0], test=parts[1])
+    )
+    return replace(dataset, image_shape=(channels, size, size), training=training, test=test)
 
 
 def resized(images: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
@@ -228,7 +208,6 @@ def resized(images: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
     Args:
         images: pixels, uint8 or float32 [n, channels * height * width].
         shape: shape of an image, (channels, height, width).
-        size: new height and width.
     """
     height, width, top, left = scaled(shape[1], shape[2], size)
     found = []

@@ -4,8 +4,9 @@ import csv
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,21 +31,13 @@ HIDDEN = "hidden"
 STREAM_LAYOUT = "With order=folders, the folder must contain train/MEGA_BATCH/CLASS/IMAGE and test/CLASS/IMAGE"
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The image files of the training set or of the test set."""
+class _File(NamedTuple):
+    """An image file."""
 
-    paths: list[Path]
-    class_names: list[str]
-    """Name of the class of each file."""
-    groups: list[int]
-    """Index of the mega-batch folder of each file; 0 if there are no such folders."""
-    ignored: Counter[str] = field(default_factory=Counter)
-    """What was not read (see `ImageFiles.ignored`)."""
-
-    @property
-    def classes(self) -> list[str]:
-        return sorted(set(self.class_names), key=natural_key)
+    path: Path
+    class_name: str
+    group: int
+    """Index of the mega-batch folder; 0 if there are no such folders."""
 
 
 def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, order: str = "random") -> Dataset:
@@ -60,8 +53,6 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
     line is file,NAME,... and the files are paths below the folder.
 
     Args:
-        root: the folder.
-        name: name of the dataset.
         data_root: the data folder. Decoded images are stored in its subfolder image_cache.
         image_size: height and width to which images are resized (see `resized_dataset`); None if all have one size.
         order: the setting `order`. Only order=folders and order=column:NAME make a difference here.
@@ -73,46 +64,49 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
     if not root.is_dir():
         raise SettingError(f"{where}: the folder {root.absolute()} does not exist: give the path of an existing folder")
     has_parts = (root / "train").is_dir()
+    ignored: Counter[str] = Counter()
     folders = mega_batch_folders(root) if order == "folders" else []
-    if order == "folders":
-        if not folders:
-            raise SettingError(
-                f"{where}: order=folders needs one folder for each mega-batch in {root / 'train'}, but there is none: "
-                f"put the images in train/MEGA_BATCH/CLASS/IMAGE"
-            )
-        training = _joined([_files(one, where, t, STREAM_LAYOUT) for t, one in enumerate(folders)])
+    if order != "folders":
+        training = _files(root / "train" if has_parts else root, ignored, where)
+    elif folders:
+        training = [file for t, one in enumerate(folders) for file in _files(one, ignored, where, t, STREAM_LAYOUT)]
     else:
-        training = _files(root / "train" if has_parts else root, where)
-    test_folder = _test_folder(root, where) if has_parts else None
-    test = _files(test_folder, where) if test_folder else None
-    _check_classes(root, training, test, where)
-    ignored = training.ignored
-    if test is not None and test_folder is not None:
+        raise SettingError(
+            f"{where}: order=folders needs one folder for each mega-batch in {root / 'train'}, but there is none: put "
+            f"the images in train/MEGA_BATCH/CLASS/IMAGE"
+        )
+    if has_parts:
+        test_folder = _test_folder(root, where)
+        test = _files(test_folder, ignored, where)
         others = [one.name for one in visible_folders(root) if one.name not in ("train", test_folder.name)]
-        ignored = ignored + test.ignored + Counter(f"folder named {name}" for name in others)
-    if test is None:
+        ignored.update(f"folder named {name}" for name in others)
+        _check_classes(root, training, test, where)
+    else:
+        _check_classes(root, training, None, where)
         # Separate the files before they are decoded, so that both parts are slices of the decoded images, which need
         # not fit into memory.
-        positions = split_off_test_set(len(training.paths))
-        check_held_out(training.class_names, positions[0], where, "train/CLASS and test/CLASS")
-        training, test = (_picked(training, part.tolist()) for part in positions)
+        positions = split_off_test_set(len(training))
+        check_held_out([file.class_name for file in training], positions[0], where, "train/CLASS and test/CLASS")
+        training, test = ([training[one] for one in part.tolist()] for part in positions)
     files = ImageFiles(dict(ignored.most_common()), [one.name for one in folders])
     return _dataset(root, name, training, test, data_root / "image_cache", image_size, order, files)
 
 
-def _check_classes(root: Path, training: _Part, test: _Part | None, where: str) -> None:
+def _classes(files: list[_File]) -> list[str]:
+    return sorted({file.class_name for file in files}, key=natural_key)
+
+
+def _check_classes(root: Path, training: list[_File], test: list[_File] | None, where: str) -> None:
     """Raise SettingError if there is only one class, or if the training set and the test set have different classes."""
-    classes = training.classes
+    classes = _classes(training)
     if test is None and {name.lower() for name in classes} <= set(PART_NAMES):
         raise SettingError(f"{where}: {root} contains the folders {', '.join(classes)}, which are no classes. {LAYOUT}")
     if len(classes) < 2:
         raise SettingError(
             f"{where}: {root} contains one class only ({classes[0]}), but at least two are needed. {LAYOUT}"
         )
-    if test is not None and test.classes != classes:
-        only = [
-            ", ".join(sorted(set(a) - set(b))) or "-" for a, b in ((classes, test.classes), (test.classes, classes))
-        ]
+    if test is not None and (of_test := _classes(test)) != classes:
+        only = [", ".join(sorted(set(a) - set(b))) or "-" for a, b in ((classes, of_test), (of_test, classes))]
         raise SettingError(
             f"{where}: the training images and the test images have different classes. Only in training: {only[0]}. "
             f"Only in test: {only[1]}. Both need a folder for each class (or order=folders, if train/ contains a "
@@ -121,35 +115,25 @@ def _check_classes(root: Path, training: _Part, test: _Part | None, where: str) 
 
 
 def _dataset(
-    root: Path, name: str, training: _Part, test: _Part, cache: Path, image_size: int | None, order: str,
+    root: Path, name: str, training: list[_File], test: list[_File], cache: Path, image_size: int | None, order: str,
     files: ImageFiles,
 ) -> Dataset:  # fmt: skip
     """Decode the images, and return the dataset. For the arguments, see `read_folder`."""
-    where, classes = f"dataset={name}", training.classes
-    has_groups = order == "folders"
+    where, classes, cut = f"dataset={name}", _classes(training), len(training)
     number = {one: index for index, one in enumerate(classes)}
-    labels = torch.tensor([number[one] for one in (*training.class_names, *test.class_names)])
-    images, shape, num_animated = decoded_images([*training.paths, *test.paths], root, cache, image_size, where)
+    labels = torch.tensor([number[file.class_name] for file in (*training, *test)])
+    paths = [file.path for file in (*training, *test)]
+    images, shape, num_animated = decoded_images(paths, root, cache, image_size, where)
     if num_animated:
         files = replace(files, ignored={**files.ignored, "files after their first frame": num_animated})
-    cut = len(training.paths)
     parts = Examples(images[:cut], labels[:cut]), Examples(images[cut:], labels[cut:])
-    columns = _columns(root, training.paths, where, order.partition("column:")[2])
-    groups = np.array(training.groups) if has_groups else None
+    columns = _columns(root, paths[:cut], where, order.partition("column:")[2])
+    groups = np.array([file.group for file in training]) if order == "folders" else None
     # With order=folders, measure the first mega-batch only. Then a run can be continued after a folder was added.
-    num_measured = training.groups.count(0) if has_groups else cut
+    num_measured = cut if groups is None else int((groups == 0).sum())
     pixels = measured_pixels(images[:num_measured], shape[0])
     dataset = Dataset(name, shape, len(classes), pixels, *parts, columns, groups, classes, files)
     return check_all_classes_are_trained(check_dataset(dataset, where), where, classes)
-
-
-def _picked(part: _Part, positions: list[int]) -> _Part:
-    """Return the files at some positions."""
-    return _Part(
-        [part.paths[one] for one in positions],
-        [part.class_names[one] for one in positions],
-        [part.groups[one] for one in positions],
-    )
 
 
 def _test_folder(root: Path, where: str) -> Path:
@@ -159,11 +143,15 @@ def _test_folder(root: Path, where: str) -> Path:
     raise SettingError(f"{where}: {root} contains train/, but neither test/ nor val/. {LAYOUT}")
 
 
-def _files(folder: Path, where: str, group: int = 0, layout: str = LAYOUT) -> _Part:
-    """Return the image files in the class folders of `folder`, sorted by class and path."""
-    part, endings = _Part([], [], []), image_endings()
+def _files(folder: Path, all_ignored: Counter[str], where: str, group: int = 0, layout: str = LAYOUT) -> list[_File]:
+    """Return the image files in the class folders of `folder`, sorted by class and path.
+
+    What is not read is counted in `all_ignored` (see `ImageFiles.ignored`).
+    """
+    files: list[_File] = []
+    endings = image_endings()
     beside = Counter(_kind(entry.name) for entry in entries_of(folder) if not entry.is_dir())
-    part.ignored.update({f"{kind} outside class folders": count for kind, count in beside.items() if kind in endings})
+    all_ignored.update({f"{kind} outside class folders": count for kind, count in beside.items() if kind in endings})
     for class_folder in visible_folders(folder):
         ignored: Counter[str] = Counter()
         paths = sorted(_images_below(class_folder, endings, ignored, where))
@@ -173,14 +161,13 @@ def _files(folder: Path, where: str, group: int = 0, layout: str = LAYOUT) -> _P
                 f"{where}: the class folder {class_folder} contains no image (found: {found}): add images in a format "
                 f"that Pillow decodes, or remove the folder. {layout}"
             )
-        part.ignored.update(ignored)
-        part.paths.extend(paths)
+        all_ignored.update(ignored)
         # File systems and archives write accented letters in two ways, which look the same.
-        part.class_names.extend([unicodedata.normalize("NFC", class_folder.name)] * len(paths))
-        part.groups.extend([group] * len(paths))
-    if not part.paths:
+        class_name = unicodedata.normalize("NFC", class_folder.name)
+        files += [_File(path, class_name, group) for path in paths]
+    if not files:
         raise SettingError(f"{where}: {folder} contains no class folders. {layout}")
-    return part
+    return files
 
 
 def _images_below(
@@ -205,17 +192,6 @@ def _images_below(
 def _kind(name: str) -> str:
     """Return the ending of the name of a file in lower case, or what to call files without one."""
     return HIDDEN if name[0] == "." else Path(name).suffix.lower() or "without an ending"
-
-
-def _joined(parts: list[_Part]) -> _Part:
-    """Return the files of several mega-batches as one part."""
-    joined = _Part([], [], [])
-    for part in parts:
-        joined.paths.extend(part.paths)
-        joined.class_names.extend(part.class_names)
-        joined.groups.extend(part.groups)
-        joined.ignored.update(part.ignored)
-    return joined
 
 
 def _columns(root: Path, paths: list[Path], where: str, used: str) -> dict[str, np.ndarray]:

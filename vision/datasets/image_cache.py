@@ -6,7 +6,7 @@ files, so a folder that has changed is decoded again. The files may be removed a
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,11 +37,9 @@ def decoded_images(
     this at the same time: each writes a file of its own, and renames it when it is complete.
 
     Args:
-        paths: the image files.
         root: folder that contains the files.
         cache: folder for the decoded images.
         image_size: height and width to which images are resized. If None, all images must have the same size.
-        where: the dataset, for error messages.
 
     Raises:
         SettingError: if a file cannot be read as an image, or if `image_size` is None and images have different
@@ -92,10 +90,7 @@ def _digest(paths: Sequence[Path], root: Path, image_size: int | None, where: st
 def _common_mode(paths: Sequence[Path], image_size: int | None, where: str) -> tuple[str, int]:
     """Return the mode of all images, and how many have several frames. Only the heads of the files are read.
 
-    The mode is "L" (grey) if all images are grey, otherwise "RGB".
-
-    Raises:
-        SettingError: if a file is no image, has more than 8 bits per pixel, or if the images have different sizes.
+    The mode is "L" (grey) if all images are grey, otherwise "RGB". For the errors, see `decoded_images`.
     """
 
     def head(path: Path) -> tuple[bool, bool, tuple[int, int]]:
@@ -147,17 +142,19 @@ def _write(path: Path, paths: Sequence[Path], mode: str, image_size: int | None,
         values = image_values(image, mode, image_size, f"{where}: {paths[index]}")
         array[index] = values.reshape(shape)
 
-    _for_all(decode, len(paths), f"{where}: decoding images")
+    title = f"{where}: decoding images"
+    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(total=len(paths), desc=title, disable=None) as progress:
+        for start in range(0, len(paths), CHUNK):
+            for _ in pool.map(decode, range(start, min(start + CHUNK, len(paths)))):
+                progress.update()
     array.flush()
 
 
 def _allocate(path: Path) -> None:
     """Allocate the disk space of a file that is written through memory.
 
-    Otherwise the process would be killed by SIGBUS, without a message, when the disk is full.
-
-    Raises:
-        OSError: if the disk is full. The error names the file.
+    Otherwise the process would be killed by SIGBUS, without a message, when the disk is full. Now an OSError names the
+    file.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS
         return
@@ -166,12 +163,3 @@ def _allocate(path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
-
-
-def _for_all(do: Callable[[int], None], count: int, title: str) -> None:
-    """Call do(0), ..., do(count - 1) in several threads, and show the progress on a terminal."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(total=count, desc=title, disable=None) as progress:
-        for start in range(0, count, CHUNK):
-            indices = range(start, min(start + CHUNK, count))
-            for _ in pool.map(do, indices):
-                progress.update()

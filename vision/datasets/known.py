@@ -6,24 +6,25 @@ The digits dataset is part of scikit-learn. The others are read from files; torc
 from functools import cache, partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import split_off_test_set
-from vision.datasets.downloading import DOWNLOAD_AGAIN, download
 from vision.datasets.examples import Dataset, Examples, Pixels
+
+DOWNLOAD_AGAIN = "remove it, and the next run with an internet connection downloads it again"
+"""What the user can do about a damaged file. Every message about a damaged file ends with this text."""
 
 
 @cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the images and the labels of digits. The file is a text file, so reading it takes as long as a stage."""
-    # Import scikit-learn only when it is needed, because the import takes a second.
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # this import takes a second
 
-    images, labels = load_digits(return_X_y=True)
-    return images, labels
+    return load_digits(return_X_y=True)
 
 
 def digits() -> Dataset:
@@ -39,27 +40,15 @@ def digits() -> Dataset:
 
 def mnist(data_root: Path) -> Dataset:
     """Return MNIST."""
-    folder = data_root / "MNIST" / "raw"
-    names = [[f"{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")] for part in ("train", "t10k")]
-    if not all((folder / name).is_file() for pair in names for name in pair):
-        download("mnist", "MNIST", data_root, "MNIST/raw", {})
-    training, test = (_read_pair(folder / images, folder / labels, range(10)) for images, labels in names)
+    training, test = _read_files("mnist", "MNIST", data_root, ("train", "t10k"), range(10))
     return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), training, test)
 
 
 def _emnist(split: str, num_classes: int, data_root: Path) -> Dataset:
     """Return one of the published divisions of EMNIST, which are called splits."""
-    folder = data_root / "EMNIST" / "raw"
-    names = [
-        [f"emnist-{split}-{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-        for part in ("train", "test")
-    ]
-    if not all((folder / name).is_file() for pair in names for name in pair):
-        download("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
-    # In the files of the split "letters", the labels start at 1.
-    first = 1 if split == "letters" else 0
-    known = range(first, first + num_classes)
-    parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
+    first = 1 if split == "letters" else 0  # in the files of the split "letters", the labels start at 1
+    prefixes = (f"emnist-{split}-train", f"emnist-{split}-test")
+    parts = _read_files("emnist", "EMNIST", data_root, prefixes, range(first, first + num_classes), split=split)
     training, test = (Examples(part.images, part.labels - first) for part in parts)
     name = "emnist" if split == "balanced" else f"emnist_{split}"
     return Dataset(name, (1, 28, 28), num_classes, Pixels(255.0, 0.1736, 0.3317), training, test)
@@ -71,6 +60,45 @@ emnist_digits = partial(_emnist, "digits", 10)
 emnist_mnist = partial(_emnist, "mnist", 10)
 emnist_byclass = partial(_emnist, "byclass", 62)
 emnist_bymerge = partial(_emnist, "bymerge", 47)
+
+
+def download(name: str, kind: str, data_root: Path, folder: str, **arguments: Any) -> None:
+    """Download and unpack the files of a dataset with torchvision.
+
+    Args:
+        kind: name of the dataset's class in torchvision.datasets.
+        folder: the dataset's folder in `data_root`. The error message names it.
+        **arguments: further arguments of the class.
+
+    Raises:
+        SettingError: if the download fails.
+    """
+    import torchvision  # this import takes longer than the training of a stage
+
+    try:
+        getattr(torchvision.datasets, kind)(data_root, download=True, **arguments)
+    except Exception as error:  # of many kinds: no connection, a damaged archive, a truncated file
+        raise SettingError(
+            f"dataset={name}: its files are not in {data_root / folder} and could not be downloaded "
+            f"({type(error).__name__}: {error}). Set data_root= to the folder that contains {folder}/, or run the "
+            f"command once on a machine with an internet connection"
+        ) from error
+
+
+def _read_files(
+    name: str, kind: str, data_root: Path, prefixes: tuple[str, str], known: range, **arguments: Any
+) -> list[Examples]:
+    """Return the training set and the test set in files of the MNIST format. If they are missing, download them.
+
+    Args:
+        prefixes: how the names of the files with training examples and with test examples begin.
+        known: the possible labels. For the other arguments, see `download`.
+    """
+    folder = data_root / kind / "raw"
+    pairs = [[folder / f"{one}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")] for one in prefixes]
+    if not all(path.is_file() for pair in pairs for path in pair):
+        download(name, kind, data_root, f"{kind}/raw", **arguments)
+    return [_read_pair(images, labels, known) for images, labels in pairs]
 
 
 def _read_pair(images: Path, labels: Path, known: range) -> Examples:
@@ -95,12 +123,8 @@ def _read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     The first four bytes of the file are 0, 0, 8 (the code for unsigned bytes) and the number of dimensions. Then the
     size of each dimension follows, as a big-endian integer of 4 bytes. Then the values of the array follow.
 
-    Args:
-        path: the file.
-        num_dimensions: the expected number of dimensions.
-
     Raises:
-        SettingError: if the file is damaged.
+        SettingError: if the file is damaged, or has not the expected number of dimensions.
     """
     content = path.read_bytes()
     start = 4 + 4 * num_dimensions

@@ -17,6 +17,8 @@ from vision.datasets.examples import Dataset, ImageFiles
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 """Names of the split with the test images. The first that exists is used."""
+WRITE_A_FUNCTION = "write a function that returns a Dataset, and give dataset=MODULE:FUNCTION"
+"""What the user can do with data that cannot be read here, for error messages."""
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 
 
@@ -29,8 +31,7 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
 
     Args:
         name: hf:NAME, where NAME is the name of the dataset on the hub, or the path of a folder with its files.
-        data_root: the data folder.
-        image_size: height and width to which images are resized; None if all have one size.
+        image_size: as for `arrays_of`.
 
     Raises:
         SettingError: if the library is missing, if the dataset cannot be loaded, or if it has no column of images or
@@ -38,33 +39,26 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
     """
     where = f"dataset={name}"
     try:
-        # Import the library here, because it is not part of the set-up.
-        import datasets
+        import datasets  # it is not part of the set-up
     except ModuleNotFoundError as error:
         raise SettingError(
             f"{where} needs the library `datasets` of Hugging Face, which is not installed: run pip install datasets"
         ) from error
     try:
         splits = datasets.load_dataset(name.removeprefix("hf:"), cache_dir=str(data_root / "hugging_face"))
-    except Exception as error:
-        # Catch every error, because the library raises many kinds of errors if a dataset does not exist or if there is
-        # no internet connection.
+    except Exception as error:  # the library raises many kinds of errors for missing datasets and connections
         raise SettingError(f"{where} cannot be loaded ({type(error).__name__}: {error})") from error
     if not isinstance(splits, Mapping) or "train" not in splits:
         found = ", ".join(splits) if isinstance(splits, Mapping) else type(splits).__name__
-        raise SettingError(f"{where} has the splits {found}, but no split `train`: write a function, and give "
-                           f"dataset=MODULE:FUNCTION")  # fmt: skip
+        raise SettingError(f"{where} has the splits {found}, but no split `train`: {WRITE_A_FUNCTION}")
     training = splits["train"]
     image, label = (
         _column(training, kind, names, where)
         for kind, names in (("Image", IMAGE_COLUMNS), ("ClassLabel", LABEL_COLUMNS))
     )
     test = next((splits[split] for split in TEST_SPLITS if split in splits), None)
-
-    def read(row: Mapping[str, Any]) -> tuple[Any, Any]:
-        return row[image], row[label]
-
-    parts = [arrays_of(part, len(part), image_size, where, read) for part in (training, test) if part is not None]
+    given = [part for part in (training, test) if part is not None]
+    parts = [arrays_of(part, image_size, where, lambda row: (row[image], row[label])) for part in given]
     images_and_labels = [array for part in parts for array in part]
     columns = {one: _array(training[one][:]) for one in training.column_names if one not in (image, label)}
     columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufU"}
@@ -94,7 +88,7 @@ def _column(training: Any, kind: str, names: tuple[str, ...], where: str) -> str
         what = "images" if kind == "Image" else "labels"
         raise SettingError(
             f"{where} has the columns {', '.join(training.column_names)}, and it is not clear which contains the "
-            f"{what}: write a function that returns a Dataset, and give dataset=MODULE:FUNCTION"
+            f"{what}: {WRITE_A_FUNCTION}"
         )
     return chosen[0]
 
@@ -110,22 +104,20 @@ def read_torchvision(name: str, data_root: Path, image_size: int | None) -> Data
 
     Args:
         name: name of the class in torchvision.datasets, for example "FashionMNIST".
-        data_root: the data folder.
-        image_size: height and width to which images are resized; None if all have one size.
+        image_size: as for `arrays_of`.
 
     Raises:
         SettingError: if torchvision has no such class, if the class has neither of the arguments `train` and `split`,
             if it cannot be created or downloaded, or if its examples are not images with one class each.
     """
-    # Import the library here, because the import takes longer than the training of a stage.
-    import torchvision
+    import torchvision  # this import takes longer than the training of a stage
 
     where = f"dataset={name}"
     kind = getattr(torchvision.datasets, name, None)
     if not inspect.isclass(kind):
         raise SettingError(f"{where}: torchvision.datasets has no class {name}, and there is no folder {name}")
     parts = [_created(kind, data_root, number, where) for number in (0, 1)]
-    arrays = [arrays_of(part, len(part), image_size, where) for part in parts]
+    arrays = [arrays_of(part, image_size, where) for part in parts]
     class_names = names_of(getattr(parts[0], "classes", None), arrays[0][1])
     dataset = dataset_from_arrays(name, *arrays[0], *arrays[1], class_names=class_names, channels="last", where=where)
     return replace(dataset, files=ImageFiles())
@@ -140,17 +132,15 @@ def _created(kind: type, data_root: Path, part: int, where: str) -> Any:
         choices = [{"split": split} for split in SPLITS[part]]
     else:
         raise SettingError(
-            f"{where}: the class in torchvision has neither train= nor split=, so its test set is unknown: write a "
-            f"function that returns a Dataset, and give dataset=MODULE:FUNCTION"
+            f"{where}: the class in torchvision has neither train= nor split=, so its test set is unknown: "
+            f"{WRITE_A_FUNCTION}"
         )
     download = {"download": True} if "download" in known else {}
     errors = []
     for choice in choices:
         try:
             return kind(data_root, **choice, **download)
-        except Exception as error:
-            # Catch every error, because torchvision raises different kinds of errors if there is no internet
-            # connection, if an archive is damaged, if the split does not exist, or if an argument is missing.
+        except Exception as error:  # of many kinds: no connection, a damaged archive, an unknown split
             errors.append(error)
     raise SettingError(
         f"{where}: torchvision could not read it from {data_root} or download it ({type(errors[0]).__name__}: "
@@ -160,12 +150,7 @@ def _created(kind: type, data_root: Path, part: int, where: str) -> Any:
 
 
 def names_of(class_names: Any, labels: np.ndarray) -> list[str] | None:
-    """Return the names of the classes from 0 to the largest label; None if the library has no names for all of them.
-
-    Args:
-        class_names: class names from the library; None if it has none. Names beyond the largest label are ignored.
-        labels: class of each training example, [n].
-    """
+    """Return the names of the classes from 0 to the largest label; None if the library has no names for all of them."""
     num_classes = int(labels.max()) + 1 if len(labels) else 0
     if not isinstance(class_names, list | tuple) or len(class_names) < num_classes:
         return None
@@ -174,22 +159,20 @@ def names_of(class_names: Any, labels: np.ndarray) -> list[str] | None:
 
 
 def arrays_of(
-    examples: Any, count: int, image_size: int | None, where: str, read: Callable[[Any], Sequence[Any]] | None = None
+    examples: Any, image_size: int | None, where: str, read: Callable[[Any], Sequence[Any]] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the images, uint8 [n, height, width, channels], and the labels, int64 [n], of a sequence of examples.
 
     Args:
-        examples: object whose elements 0 to `count` - 1 are examples.
-        count: number of examples.
+        examples: object with a length, whose elements are examples. It need not be iterable.
         image_size: height and width to which images are resized; None if all have one size.
-        where: the dataset, for error messages.
         read: function from an element to the image, as a PIL image, and its class. By default, the element is a tuple
             of both.
 
     Raises:
         SettingError: if an element is no image with a whole number as its class, or if images have different sizes.
     """
-    images: list[np.ndarray] = []
+    count, images = len(examples), list[np.ndarray]()
     labels, mode, size = np.empty(count, np.int64), "L", (0, 0)
     for index in range(count):
         element = examples[index]
@@ -197,8 +180,7 @@ def arrays_of(
         if not isinstance(image, Image.Image) or not isinstance(label, int | np.integer):
             raise SettingError(
                 f"{where}: example {index} is {type(image).__name__} with the class {label!r}, but must be an image "
-                f"with a whole number as its class: write a function that returns a Dataset, and give "
-                f"dataset=MODULE:FUNCTION"
+                f"with a whole number as its class: {WRITE_A_FUNCTION}"
             )
         name = f"{where}: example {index}"
         image = as_shown(image, name)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.datasets import DatasetEntry, add_dataset, entry_of
@@ -27,7 +27,6 @@ def register_dataset(
     The decorated function is load(data_root: Path) -> Dataset. It may use `dataset_from_arrays`.
 
     Args:
-        name: name of the dataset.
         mega_batches: default number of mega-batches. If None, the user must give `mega_batches=`.
         backbone: default network, a value of `backbone=`. If None, the user must give `backbone=`.
 
@@ -78,17 +77,11 @@ def load_dataset(
     else:
         entry = entry_of(name)
         load = entry.load if entry else name
-        is_own = not isinstance(load, str) or kind == "function"
         function = load_function("dataset", load) if isinstance(load, str) else load
-        dataset = _called(function, data_root)
-        if is_own:
+        required = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+        dataset = call_own_function("dataset", function, *[data_root][: len(required)])
+        if not isinstance(load, str) or kind == "function":  # it is the user's
             where = f"dataset={name}"
             check_all_classes_are_trained(check_dataset(dataset, where), where)
             dataset = replace(dataset, name=name)
     return resized_dataset(dataset, image_size) if image_size else dataset
-
-
-def _called(load: Callable[..., Dataset], data_root: Path) -> Any:
-    """Call a function that loads a dataset, with the argument `data_root` if it takes one."""
-    parameters = [one for one in inspect.signature(load).parameters.values() if one.default is one.empty]
-    return call_own_function("dataset", load, *[data_root][: len(parameters)])

@@ -17,18 +17,14 @@ authors, with these differences:
 
 The ALMA paper mentions growth in depth, too, but neither the ALMA code nor the Firefly code contains it.
 
-chain.py    the form of the network that growth works on: a chain of layers, stored as tensors
-convert.py  converts stacks of networks to chains and back
+chain.py    the form of the network that growth works on: a chain of layers; converts stacks to chains and back
 width.py    the candidates, the two passes over the data that score them, and the growth
 """
 
-from vision.firefly.chain import Chain, Layer, Norm
-from vision.firefly.convert import chain_from_stack, stack_from_chain
+from vision.firefly.chain import Chain, chain_from_stack, stack_from_chain
 from vision.firefly.width import (
     NUM_CANDIDATES,
-    BatchSource,
     CountRule,
-    Growth,
     WidthCandidates,
     count_by_num_params,
     count_by_width_ratio,
@@ -38,12 +34,8 @@ from vision.firefly.width import (
 
 __all__ = [
     "NUM_CANDIDATES",
-    "BatchSource",
     "Chain",
     "CountRule",
-    "Growth",
-    "Layer",
-    "Norm",
     "WidthCandidates",
     "chain_from_stack",
     "count_by_num_params",

@@ -1,7 +1,6 @@
 """Growth in width: split units in two, and add new units to layers.
 
-A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. A candidate is the possible
-split of a unit, or a possible new unit. Candidates are ranked, and only the best candidates are added.
+A candidate is the possible split of a unit, or a possible new unit. Candidates are ranked, and only the best are added.
 
 The effect of a candidate on the network depends on small weights, called the noise of the candidate, which are random
 at first. The candidates are scored in two passes over the data. The first pass trains the noise of all candidates for
@@ -14,7 +13,8 @@ candidates. The weights of a layer have the shape [D, C, 3, 3] (convolution) or 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ NUM_CANDIDATES = 70
 """Default number of possible new units per layer, K. Growth adds only the best of them."""
 
 SPLIT_PENALTY, NEW_UNIT_PENALTY = 1e-2, 1e-4
-"""Factors of the penalties. A penalty is a sum of squared weights, multiplied by its factor and added to the loss.
-
-SPLIT_PENALTY is for the noise (small trainable weights) of splits. NEW_UNIT_PENALTY is for the input weights of new
+"""Factors of the sums of squares that are added to the loss: of the noise of splits, and of the input weights of new
 units."""
 
 Batch = tuple[Tensor, Tensor]
@@ -39,17 +37,16 @@ BatchSource = Callable[[], Iterable[Batch]]
 """A function that returns the batches of one epoch. Each call starts a new epoch."""
 Draw = Callable[[tuple[int, ...]], Tensor]
 """A function that returns a tensor of random numbers with the given shape."""
-
 CountRule = Callable[[list[tuple[int, bool]]], int]
 """A function that returns how many of the best candidates to add. Its argument lists all candidates from the best to
 the worst. Each candidate is a pair: the index of its layer, and True for a new unit or False for a split."""
 
 
-@dataclass(frozen=True)
-class Growth:
-    """The result of growing a network: the grown network and the FLOPs spent on growing it."""
+class Growth(NamedTuple):
+    """The result of growing a network."""
 
     chain: Chain
+    """The grown network."""
     flops: int
     """FLOPs of all passes over the data that the growth needed."""
 
@@ -58,7 +55,6 @@ class WidthCandidates:
     """A network with all candidates for growth in width: the split of every unit, and K new units in every layer.
 
     Args:
-        chain: the network.
         num_candidates: number of new units per layer, K.
         draw_uniform: function that returns uniform random numbers in [0, 1).
         draw_normal: function that returns standard normal random numbers.
@@ -76,14 +72,17 @@ class WidthCandidates:
         """For each layer, the weights from the K new units of the previous layer to the units of this layer,
         [D + K, K] or, for a convolution, [D + K, K, 3, 3]. The first D rows belong to the old units of this layer, the
         last K rows to its new units. None for the first layer, because it has no previous layer."""
+
+        def uniform(bound: float, *shape: int) -> Tensor:
+            return ((draw_uniform(shape) * 2 - 1) * bound).requires_grad_()
+
         for number, layer in enumerate(chain.layers):
             num_in, *kernel = layer.weight.shape[1:]
-            self.splits.append(_trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
-            self.new_units.append(_trainable(draw_normal((num_candidates, num_in, *kernel)) * 0.1))
+            self.splits.append(uniform(0.1, layer.width, num_in, *kernel))
+            self.new_units.append((draw_normal((num_candidates, num_in, *kernel)) * 0.1).requires_grad_())
             shape = (layer.width + num_candidates, num_candidates, *kernel)
-            self.weights_on_new.append(_trainable((draw_uniform(shape) * 2 - 1) * 0.01) if number else None)
-        shape = (len(chain.head_bias), num_candidates)
-        self.head_weight_on_new = _trainable((draw_uniform(shape) * 2 - 1) * 0.01)
+            self.weights_on_new.append(uniform(0.01, *shape) if number else None)
+        self.head_weight_on_new = uniform(0.01, len(chain.head_bias), num_candidates)
         """Weights from the K new units of the last layer to the head, [classes, K]."""
 
     @property
@@ -93,18 +92,17 @@ class WidthCandidates:
         return [*self.splits, *self.new_units, *weights_on_new, self.head_weight_on_new]
 
     def penalty(self) -> Tensor:
-        """Return the penalty that is added to the loss, a scalar.
-
-        It keeps the noise of the splits and the input weights of the new units small.
-        """
-        return SPLIT_PENALTY * _sum_of_squares(self.splits) + NEW_UNIT_PENALTY * _sum_of_squares(self.new_units)
+        """Return the penalty that is added to the loss, a scalar. It keeps the noise small."""
+        splits, new_units = (
+            torch.stack([tensor.square().sum() for tensor in tensors]).sum()
+            for tensors in (self.splits, self.new_units)
+        )
+        return SPLIT_PENALTY * splits + NEW_UNIT_PENALTY * new_units
 
     def gates(self) -> list[Tensor]:
-        """Return the gates of the candidates: for each layer a tensor of zeros [D + K], one element per candidate.
+        """Return the gates of the candidates: for each layer a tensor of zeros [D + K], which requires gradients.
 
-        The first D elements belong to the splits of the D units, the last K elements to the K new units. The tensors
-        require gradients. The second ranking pass multiplies the noise of a candidate by 1 + gate, and the gradient of
-        the loss with respect to the gate is the score of the candidate.
+        The first D elements belong to the splits of the D units, the last K elements to the K new units.
         """
         return [
             torch.zeros(layer.width + self.num_candidates, device=layer.weight.device, requires_grad=True)
@@ -112,11 +110,9 @@ class WidthCandidates:
         ]
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the logits of the network with all candidates, [b, classes].
+        """Return the logits of the network with all candidates, [b, classes], for examples x.
 
-        Args:
-            x: examples, [b, inputs] or [b, channels, s, s].
-            gates: the gates from `gates()`, in the second ranking pass. None in the first pass.
+        In the second ranking pass, `gates` are those from `gates()`.
         """
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):
@@ -127,9 +123,8 @@ class WidthCandidates:
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
                 gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
-                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. All gates
-                # are 0, so the product noise * gate adds only zeros to the gradient with respect to `noise`. detach()
-                # saves the computation of these zeros.
+                # All gates are 0, so the product noise * gate adds only zeros to the gradient with respect to `noise`.
+                # detach() saves the computation of these zeros.
                 noise = noise + noise.detach() * gate[:, :width]
                 z_new = z_new + z_new.detach() * gate[:, width:]
             z, weight_on_new = layer.add_bias(z), self.weights_on_new[number]
@@ -142,8 +137,7 @@ class WidthCandidates:
             # Firefly authors does. This is an approximation, because the grown network pools each half separately.
             x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
         assert x_new is not None
-        head = self.chain
-        old = F.linear(head_input(x), head.head_weight, head.head_bias)
+        old = F.linear(head_input(x), self.chain.head_weight, self.chain.head_bias)
         return old + F.linear(head_input(x_new), self.head_weight_on_new)
 
     def grown_chain(self, splits: Sequence[Tensor], new_units: Sequence[Tensor]) -> Chain:
@@ -157,31 +151,27 @@ class WidthCandidates:
             new_units: for each layer, the indices of the new units to add, from 0 to K - 1.
         """
         layers = []
-        split_inputs = new_inputs = None
         for number, layer in enumerate(self.chain.layers):
             split, added = splits[number], new_units[number]
             first_halves = layer.weight.clone()
             second_halves = layer.weight[split] - self.splits[number][split]
             first_halves[split] += self.splits[number][split]
             weight = torch.cat([first_halves, second_halves, self.new_units[number][added]])
-            on_new = self.weights_on_new[number]
-            if split_inputs is not None and new_inputs is not None and on_new is not None:
+            if (on_new := self.weights_on_new[number]) is not None:
                 # Each new unit of the previous layer is a new input of this layer, so this layer needs a new column
                 # of weights for it. `rows` contains a column for each of the K possible new units of the previous
-                # layer. `rows[:, new_inputs]` selects the columns of the units that are added. The rows of `rows`
-                # belong to the units of the grown layer: old units, then second halves of splits, then new units.
+                # layer. Its rows belong to the units of the grown layer: old units, second halves of splits, new units.
                 rows = torch.cat([on_new[: layer.width], on_new[split], on_new[layer.width + added]])
-                weight = torch.cat([_with_split_inputs(weight, split_inputs), rows[:, new_inputs]], dim=1)
+                old_columns = _with_split_inputs(weight, splits[number - 1])
+                weight = torch.cat([old_columns, rows[:, new_units[number - 1]]], dim=1)
             norm, bias = layer.norm, layer.bias
             if norm is not None:
                 norm = norm.join(norm.select(split)).join(Norm.identity(layer.weight, len(added)))
             if bias is not None:
                 bias = torch.cat([bias, bias[split], bias.new_zeros(len(added))])
             layers.append(replace(layer, weight=weight.detach(), bias=bias, norm=norm))
-            split_inputs, new_inputs = split, added
-        assert split_inputs is not None and new_inputs is not None
-        old_columns = _with_split_inputs(self.chain.head_weight, split_inputs)
-        head = torch.cat([old_columns, self.head_weight_on_new[:, new_inputs]], dim=1)
+        old_columns = _with_split_inputs(self.chain.head_weight, splits[-1])
+        head = torch.cat([old_columns, self.head_weight_on_new[:, new_units[-1]]], dim=1)
         return Chain(layers, head.detach(), self.chain.head_bias)
 
 
@@ -190,8 +180,6 @@ def rank(candidates: WidthCandidates, batches: BatchSource) -> tuple[list[Tensor
 
     There is one tensor of scores for each layer: the gradient of the loss with respect to each gate, averaged over the
     batches. The smallest (most negative) score is the best: the loss falls fastest if the gate of this candidate grows.
-
-    The first epoch trains the noise (the small random weights of the candidates). The second epoch computes the scores.
 
     Args:
         candidates: the network and its candidates. The noise is modified in place.
@@ -232,23 +220,26 @@ def grow_width(
         generator: random generator for the initial values of the small weights of candidates (the noise).
         num_candidates: number of new units per layer among the candidates, K.
     """
-    candidates = WidthCandidates(chain, num_candidates, *_draws(chain, generator))
+    like, widths = chain.head_weight, chain.widths
+    candidates = WidthCandidates(
+        chain,
+        num_candidates,
+        lambda shape: torch.rand(shape, generator=generator).to(like),
+        lambda shape: torch.randn(shape, generator=generator).to(like),
+    )
     scores, flops = rank(candidates, batches)
     layers_and_units = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
     order = [layers_and_units[index] for index in torch.cat(scores).argsort(stable=True).tolist()]
     # In a layer of D units, the candidates with the indices 0 to D - 1 are the splits of the D units, and the
     # candidates with larger indices are new units.
-    widths = chain.widths
     count = count_rule([(layer, unit >= widths[layer]) for layer, unit in order])
-    splits: list[list[int]] = [[] for _ in widths]
-    new_units: list[list[int]] = [[] for _ in widths]
-    for layer, unit in order[:count]:
-        (new_units[layer].append(unit - widths[layer]) if unit >= widths[layer] else splits[layer].append(unit))
-    device = chain.head_weight.device
-    split_indices, new_indices = (
-        [torch.tensor(sorted(units), dtype=torch.long, device=device) for units in kind] for kind in (splits, new_units)
-    )
-    return Growth(candidates.grown_chain(split_indices, new_indices), flops)
+    chosen = sorted(order[:count])
+    splits, new_units = [], []
+    for number, width in enumerate(widths):
+        units = torch.tensor([unit for layer, unit in chosen if layer == number], dtype=torch.long, device=like.device)
+        splits.append(units[units < width])
+        new_units.append(units[units >= width] - width)
+    return Growth(candidates.grown_chain(splits, new_units), flops)
 
 
 def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
@@ -262,14 +253,9 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
         for count, (layer, _) in enumerate(order):
             if chain.num_params(widths) >= num_params:
                 return count
-            # A split and a new unit both add one unit to the layer.
-            widths[layer] += 1
+            widths[layer] += 1  # by a split or a new unit
         if chain.num_params(widths) < num_params:
-            logger.warning(
-                "%d candidates are too few to reach %d parameters: increase the setting candidates=",
-                len(order),
-                num_params,
-            )
+            _warn_of_too_few(order, f"reach {num_params} parameters")
         return len(order)
 
     return count_rule
@@ -286,12 +272,14 @@ def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
         # Add 1e-9, because rounding can make the product slightly too small: 0.29 * 100 is 28.999999999999996.
         wanted = int(ratio * sum(chain.widths) + 1e-9)
         if wanted > len(order):
-            logger.warning(
-                "%d candidates are too few to add %d units: increase the setting candidates=", len(order), wanted
-            )
+            _warn_of_too_few(order, f"add {wanted} units")
         return min(len(order), wanted)
 
     return count_rule
+
+
+def _warn_of_too_few(order: Sequence[object], aim: str) -> None:
+    logger.warning("%d candidates are too few to %s: increase the setting candidates=", len(order), aim)
 
 
 def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
@@ -299,29 +287,6 @@ def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
     weight = weight.clone()
     weight[:, split] /= 2
     return torch.cat([weight, weight[:, split]], dim=1)
-
-
-def _trainable(value: Tensor) -> Tensor:
-    """Return a copy of `value` that requires gradients."""
-    return value.detach().clone().requires_grad_()
-
-
-def _sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the squares of all elements of all tensors, a scalar."""
-    return torch.stack([tensor.square().sum() for tensor in tensors]).sum()
-
-
-def _draws(chain: Chain, generator: torch.Generator) -> tuple[Draw, Draw]:
-    """Return two functions: one draws uniform numbers in [0, 1), the other draws standard normal numbers."""
-    like = chain.head_weight
-
-    def draw_uniform(shape: tuple[int, ...]) -> Tensor:
-        return torch.rand(shape, generator=generator).to(like)
-
-    def draw_normal(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator).to(like)
-
-    return draw_uniform, draw_normal
 
 
 def _flops_of_example(candidates: WidthCandidates, x: Tensor, y: Tensor, gates: Sequence[Tensor] | None = None) -> int:

@@ -28,15 +28,20 @@ class AveragedPredictor:
     Args:
         weights: the weights of the average.
         out: folder that contains the folders of the stages.
-        backbone: name of the network in the settings of the run.
+        prepared: function that is called with each new stack, and returns it.
     """
 
-    def __init__(self, weights: AverageWeights, out: Path, backbone: str):
+    def __init__(
+        self,
+        weights: AverageWeights,
+        out: Path,
+        backbone: str,
+        device: torch.device,
+        prepared: Callable[[Stack], Stack],
+    ):
         self._weights, self._out, self._file = weights, out, StackFile(backbone)
+        self._device, self._prepared = device, prepared
         self._stack: Stack | None = None
-        self._read: Callable[[], None] | None = None
-        """After `load`: function that reads the networks from their files. A run that continues calls `load` for each
-        finished step, and the files of old steps do not exist any more, so they are read when they are needed."""
         self.count = 0
         """Number of stages whose parameters were averaged so far."""
         self.num_examples = 0
@@ -44,10 +49,9 @@ class AveragedPredictor:
 
     @property
     def stack(self) -> Stack | None:
-        """The averaged networks. None before the first stage."""
-        if self._read is not None:
-            read, self._read = self._read, None
-            read()
+        """The averaged networks. None before the first stage. After `load`, the first access reads them from a file."""
+        if self._stack is None and self._file.current is not None:
+            self._stack = self._prepared(self._file.read(self._device))
         return self._stack
 
     @property
@@ -59,37 +63,19 @@ class AveragedPredictor:
         """Write the averaged networks to `folder`, and return what `load` needs, for learner.json."""
         if self.stack is None:
             return {}
-        self._file.write(self.stack, folder / AVERAGED)
-        assert self.file is not None
-        return {"averaged_networks": os.path.relpath(self.file, self._out), "num_averaged": self.count}
+        path = self._file.write(self.stack, folder / AVERAGED)
+        return {"averaged_networks": os.path.relpath(path, self._out), "num_averaged": self.count}
 
-    def load(self, state: dict[str, Any], device: torch.device, prepared: Callable[[Stack], Stack]) -> None:
-        """Restore the average that `save` wrote.
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the average that `save` wrote, from the content of learner.json."""
+        self._stack, self.count = None, state.get("num_averaged", 0)
+        name = state.get("averaged_networks")
+        self._file.current = None if name is None else file_of_run(self._out, name)
 
-        Args:
-            state: the content of learner.json.
-            device: device on which the networks are placed.
-            prepared: function that is called with each network stack that was read, and returns it.
-        """
-        self._stack, self._read, self.count = None, None, state.get("num_averaged", 0)
-        if "averaged_networks" not in state:
-            return
-        self._file.current = file_of_run(self._out, state["averaged_networks"])
-
-        def read() -> None:
-            self._stack = prepared(self._file.read(device))
-
-        self._read = read
-
-    def begin_stage(self, trained: Stack, prepared: Callable[[Stack], Stack]) -> None:
-        """Take note of the networks that will be trained next. If they have a new shape, begin a new average.
-
-        Args:
-            trained: the networks before the stage.
-            prepared: function that is called with the networks of a new average, and returns them.
-        """
+    def begin_stage(self, trained: Stack) -> None:
+        """Take note of the networks that will be trained next. If they have a new shape, begin a new average."""
         if self.stack is None or not have_same_shape(self.stack, trained):
-            self._stack, self.count = prepared(type(trained).from_state(trained.state(), trained.parameters.device)), 0
+            self._stack, self.count = self._prepared(type(trained).from_state(trained.state(), self._device)), 0
         self._file.current = None  # the average will change in place
 
     def end_stage(self, trained: Stack, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -102,18 +88,14 @@ class AveragedPredictor:
             trained: the networks after the stage.
             batches: batches of training examples, as `vision.batches.Batches.epoch` returns them.
         """
-        assert self.stack is not None, "begin_stage() must be called before end_stage()"
+        average = self.stack
+        assert average is not None, "begin_stage() must be called before end_stage()"
         self.count += 1
-        self.stack.parameters.flat.lerp_(trained.parameters.flat, self._weights.weight_of_newest(self.count))
-        self._replace_infinite(self.stack, trained)
-        if (
-            isinstance(self.stack, GatedStack)
-            and isinstance(trained, GatedStack)
-            and trained.gates[0].noise is not None
-        ):
-            self.stack.set_gate_noise(trained.gates[0].noise)
-        self.num_examples = self.stack.recompute_statistics(x for x, _ in islice(batches, STATISTICS_BATCHES))
-        self.stack.free_activations()
+        average.parameters.flat.lerp_(trained.parameters.flat, self._weights.weight_of_newest(self.count))
+        self._replace_infinite(average, trained)
+        if isinstance(average, GatedStack) and isinstance(trained, GatedStack) and trained.gates[0].noise is not None:
+            average.set_gate_noise(trained.gates[0].noise)
+        self.num_examples = average.recompute_statistics(x for x, _ in islice(batches, STATISTICS_BATCHES))
 
     @staticmethod
     def _replace_infinite(average: Stack, trained: Stack) -> None:
@@ -126,8 +108,5 @@ class AveragedPredictor:
 
 def have_same_shape(first: Stack, second: Stack) -> bool:
     """Return True if the parameters of two stacks have the same names and shapes, and belong to as many networks."""
-    return (
-        type(first) is type(second)
-        and first.parameters.shapes == second.parameters.shapes
-        and len(first) == len(second)
-    )
+    is_same = type(first) is type(second) and first.parameters.shapes == second.parameters.shapes
+    return is_same and len(first) == len(second)

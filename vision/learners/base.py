@@ -7,6 +7,7 @@ The networks of the first seed come first. Exception: Firefly trains the run of 
 networks grow to different shapes.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
+from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
 from fairseq_alma.core.learner_settings import Combine, LearnerSettings
 from fairseq_alma.core.ledger import Spent
@@ -29,7 +31,7 @@ from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners import files as saved
 from vision.learners.average import AveragedPredictor
-from vision.learners.files import AVERAGED, NETWORKS, STATE, PredictorFile, SavedFiles, StackFile, State
+from vision.learners.files import AVERAGED, NETWORKS, STATE, SavedFiles, StackFile, State
 from vision.networks import GatedStack, Stack
 from vision.optimizers import cosine_rates, new_optimizer
 from vision.seeds import generator, random_state
@@ -37,6 +39,7 @@ from vision.settings import VisionSettings
 from vision.training import OwnLoss, TrainingCounts, Watcher, train_stage
 from vision.voting import MemberOutputs, sum_members
 
+logger = logging.getLogger(__name__)
 # Shapes: S seeds, N networks per seed, M = S x N networks, b examples, C classes.
 
 
@@ -46,10 +49,8 @@ class VisionLearner:
     The base class itself behaves as the learner SM: it has one network per seed, and every stage continues to train it.
 
     Args:
-        settings: settings of the run.
         backbone: creates the learner's networks.
         memory: stores the mega-batches as tensors.
-        device: device on which the networks are placed.
         watcher: object whose methods are called during the training, for example to show the progress.
     """
 
@@ -74,28 +75,24 @@ class VisionLearner:
         self.stage_index = self.stage_length = 0
         """Index of the last trained stage, and number of new mega-batches in this stage. Both are 0 before stage 1."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
-        """For each seed, loss and error rate on the validation data of the most recent stage.
-
-        None before stage 1. Also None if the evaluator computes these scores, as for growing ensembles."""
+        """For each seed, loss and error rate on the validation data of the most recent stage; None before stage 1, or
+        if the evaluator computes these scores, as for growing ensembles."""
         self.validated_on = (0, 0)
         """First and last mega-batch, counted from 1, whose validation data the most recent stage used."""
         self.num_stored: int | None = None if not settings.replay else 0
         """With replay: number of examples per seed that are kept for replay, for training and validation together."""
         self.expert_load: list[list[list[float]]] | None = None
-        """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
-
-        It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
-        None."""
+        """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert; None for
+        learners without mixtures."""
         self._file = StackFile(settings.network)
         out, folders = Path(settings.out), settings.seed_folders
         # If the run had keep_stages=true before, what it stored then is not deleted.
         names = (STATE,) if settings.keep_stages else (NETWORKS, AVERAGED, STATE)
         self._saved_files = SavedFiles(RunFolder(out), names, kept=saved.files_of_predictors(folders[0]))
-        self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._average: AveragedPredictor | None = None
         """The networks of the predictor, if their parameters are an average."""
         if weights := settings.average_weights:
-            self._average = AveragedPredictor(weights, out, settings.network)
+            self._average = AveragedPredictor(weights, out, settings.network, device, self._prepared)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
     # ---- Subclasses may override the following methods and properties.
@@ -107,11 +104,7 @@ class VisionLearner:
 
     @property
     def combine(self) -> Combine:
-        """How the outputs of several networks become one prediction.
-
-        The value "probability" means the mean of the probabilities, "logit" the mean of the logits, and "vote" the
-        majority vote.
-        """
+        """How the outputs of several networks become one prediction (see `MemberOutputs.combine`)."""
         return "probability"
 
     @property
@@ -123,9 +116,8 @@ class VisionLearner:
     def members(self) -> list[tuple[str | None, Stack]]:
         """The stacks of networks that predict together, each as (name, stack). Most learners have only one stack.
 
-        A stack is several networks that are computed together. Stacks that will not change any more come first. Each of
-        them has a unique name, under which the evaluator can cache the outputs of the stack. A stack that may still
-        change comes last and has the name None.
+        Stacks that will not change any more come first. Each of them has a unique name, under which the evaluator can
+        cache the outputs of the stack. A stack that may still change comes last and has the name None.
         """
         return [(None, self.predictor)]
 
@@ -138,13 +130,7 @@ class VisionLearner:
         return OwnLoss(len(self.seeds), self.networks_per_seed, self.settings.label_smoothing)
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Add capacity to the networks and return the cost for each seed. The base class adds no capacity.
-
-        This method is called before each stage except the first.
-
-        Args:
-            stage: the stage that will be trained next.
-        """
+        """Add capacity to the networks before `stage`, which is not the first, and return the cost for each seed."""
         return [Spent() for _ in self.seeds]
 
     @property
@@ -153,18 +139,11 @@ class VisionLearner:
         return type(self).grow is not VisionLearner.grow
 
     def extra_state(self) -> dict[str, Any]:
-        """Return additional values that `save` writes to learner.json, as a dictionary of JSON values.
-
-        Subclasses override this method to save their state. The base class returns an empty dictionary.
-        """
+        """Return additional values that `save` writes to learner.json, as a dictionary of JSON values."""
         return {}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the values that `extra_state` returned when the learner was saved.
-
-        Args:
-            state: the content of learner.json, which includes the values of `extra_state`.
-        """
+        """Restore the values that `extra_state` returned, from `state`, the content of learner.json."""
 
     def predictor_files(self) -> list[Path]:
         """Return the files that contain the networks in `members`, ordered by stage."""
@@ -190,32 +169,22 @@ class VisionLearner:
         return (self._average and self._average.stack) or self.stack
 
     def new_stack(self, stage_index: int) -> Stack:
-        """Return untrained networks, N for each of the S seeds. The networks of the first seed come first.
-
-        Args:
-            stage_index: index of the first stage that will train these networks. The random parameters depend on it.
-        """
+        """Return untrained networks, N for each of the S seeds, for a learner that trains them first in a stage."""
         return self.new_network(self.generators("initialisation", stage_index))
 
     def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:
-        """Return a random generator for each network. The generators of the first seed come first.
-
-        Each combination of seed, purpose, network and stage has a different generator.
+        """Return a random generator for each network, for each purpose and stage another one.
 
         Args:
             purpose: what the random numbers are used for, for example "initialisation".
             stage_index: index of the stage that uses the random numbers.
-            networks_per_seed: number of generators per seed. By default the property `networks_per_seed`, so that there
-                is one generator for each network.
+            networks_per_seed: number of generators per seed. By default one for each network.
         """
         count = networks_per_seed or self.networks_per_seed
         return [generator(seed, purpose, member, stage_index) for seed in self.seeds for member in range(count)]
 
     def train(self, stage: Stage) -> list[Spent]:
-        """Train the stack for one stage with a new optimizer, and return the cost for each seed.
-
-        At the end, each network gets back the parameters of the epoch with the best validation score.
-        """
+        """Train the stack for one stage (see `train_stage`) with a new optimizer, and return the cost for each seed."""
         settings, began = self.settings, time.perf_counter()
         epochs = settings.epochs_at(stage.new[-1].t)
         self.watcher.begin_stage(stage.index, stage.new[-1].t, epochs)
@@ -227,22 +196,25 @@ class VisionLearner:
         batches = Batches(data, orders, settings.batch_size, stage.past_share, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
-        # changes the networks in place, so the file written before the training becomes out of date.
-        self.stack = stack
+        self.stack = stack  # the setter records that no file contains the networks, which will change in place
         optimizer = new_optimizer(stack.parameters.flat, settings)
         is_constant = settings.schedule == "constant"
         rates = None if is_constant else cosine_rates(optimizer.lr, epochs * batches.updates_per_epoch)
         with random_state(self.generators("modules", stage.index)[0].initial_seed(), self.device):
             if self._average is not None:
-                self._average.begin_stage(stack, self._prepared)
+                self._average.begin_stage(stack)
             trained = train_stage(
                 stack, batches, data.validation, loss, optimizer, epochs, settings.select_by, self.watcher,
                 settings.patience, rates, settings.cuda_graphs,
             )  # fmt: skip
             if self._average is not None:
                 self._average.end_stage(stack, batches.epoch())
-        trained.warn_if_diverged(stage.index)
+        if trained.num_diverged:
+            logger.warning(
+                "stage %d did not change %d of %d networks (or groups of networks that are trained as one model), "
+                "because their validation loss was infinite or not a number after each epoch: try a smaller lr=",
+                stage.index, trained.num_diverged, len(trained.epochs_U),
+            )  # fmt: skip
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
         self.validation = list(self._validate(data))
@@ -298,10 +270,7 @@ class VisionLearner:
         return count if count > 1 else None
 
     def save(self, folder: Path) -> None:
-        """Write the state of the learner to `folder`, so that `load` can restore it.
-
-        If the folder belongs to the training of a stage, also write predictor.json.
-        """
+        """Write the state of the learner to `folder`; after the training of a stage, also write predictor.json."""
         written = self._write_networks(folder)
         files = [path for path in self._needed_files(folder) if path.name != STATE and path.is_file()]
         out = self.settings.out
@@ -322,17 +291,22 @@ class VisionLearner:
 
     def _write_networks(self, folder: Path) -> dict[str, Any]:
         """Write the networks to `folder` if no file contains them yet, and return what learner.json says about them."""
-        self._file.write(self.stack, folder / NETWORKS)
-        assert self._file.current is not None
+        path = self._file.write(self.stack, folder / NETWORKS)
         averaged = self._average.save(folder) if self._average else {}
         self._saved_files.wrote(folder / NETWORKS, folder / AVERAGED)
-        return {"networks": os.path.relpath(self._file.current, self.settings.out), **averaged}
+        return {"networks": os.path.relpath(path, self.settings.out), **averaged}
 
     def _write_predictor(self, stage_index: int | None) -> None:
         """Write predictor.json, or the file that describes the predictor after a stage."""
-        files = self.predictor_files()
-        saved.check_files_of_members(self.settings.learner, files, len(self.members))
-        self._predictor_file.write(stage_index, files, self.predictor_combine, self.settings.dataset)
+        settings, files, num_members = self.settings, self.predictor_files(), len(self.members)
+        if len(files) != num_members:
+            raise StageError(
+                f"learner={settings.learner} predicts with {num_members} stacks of networks (members), but "
+                f"predictor_files names {len(files)} files: override predictor_files too, so that what is deployed is "
+                f"what was evaluated"
+            )
+        description = {"combine": self.predictor_combine, "dataset": settings.dataset}
+        saved.write_predictor(settings.seed_folders, stage_index, files, self.networks_per_seed, description)
 
     def delete_old(self) -> None:
         """Delete the files of earlier calls of `save` that are not needed. With keep_stages=true, keep all networks."""
@@ -346,8 +320,7 @@ class VisionLearner:
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
 
-        Raises:
-            RunError: if learner.json is damaged, or if a file with networks has changed.
+        Raise RunError if learner.json is damaged, or if a file with networks has changed.
         """
         state: dict[str, Any] = dict(read_json(folder / STATE, State, advice="restore the file from a backup"))
         for file in state["files"]:
@@ -359,7 +332,7 @@ class VisionLearner:
         self.validated_on = tuple(state["validated_on"])
         self.num_stored = state["num_stored"]
         if self._average is not None:
-            self._average.load(state, self.device, self._prepared)
+            self._average.load(state)
         self.set_extra_state(state)
         self._saved_files.saved(self._needed_files(folder))
 
@@ -407,8 +380,6 @@ def register_learner(
         ValueError: if a setting of the learner has the same name as a setting that all runs have, or if there is a
             built-in learner with this name.
     """
-    in_catalogue = name in {entry.name for entry in learners("vision")}
-    has_new_entry = not in_catalogue or label is not None or settings is not None
     own = settings or LearnerSettings
     if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
         raise ValueError(
@@ -421,7 +392,8 @@ def register_learner(
             # A run of the built-in learner would continue with this one.
             raise ValueError(f"there is a built-in learner {name!r}: give your learner another name")
         LEARNERS[name] = cls
-        if has_new_entry:
+        in_catalogue = any(entry.name == name for entry in learners("vision"))
+        if not in_catalogue or label is not None or settings is not None:
             first_line = (cls.__doc__ or "").strip().partition("\n")[0]
             add_learner(LearnerEntry(name, label or name, summary or first_line, vision=own))
         return cls

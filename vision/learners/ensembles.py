@@ -68,10 +68,9 @@ class UnionMix(VisionLearner):
 
 @register_learner("gens")
 class GrowingEnsemble(VisionLearner):
-    """gEns: each stage adds new networks and trains only these.
+    """gEns: each stage adds `members` new networks and trains only these.
 
-    The setting `members` is the number of new networks. The networks of earlier stages are frozen: they do not
-    change any more, but still predict.
+    The networks of earlier stages are frozen: they do not change any more, but still predict.
     """
 
     learner_settings: GrowingEnsembleSettings
@@ -98,17 +97,13 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """The frozen networks: for each earlier stage, a pair (name of the stage, stack of its networks).
-
-        Stacks that are not in memory are read from files.
-        """
+        """The frozen networks, as (name of the stage, stack of its networks). Missing stacks are read from files."""
         # `load` may have restored an earlier state, in which the networks of fewer stages are frozen. So delete the
         # networks of later stages from the list.
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
-            path = self._file_of_stage(index)
-            stack = self._prepared(read_checkpoint(path, self.device, self.settings.network))
-            self._frozen.append((f"stage {index}", stack))
+            stack = read_checkpoint(self._file_of_stage(index), self.device, self.settings.network)
+            self._frozen.append((f"stage {index}", self._prepared(stack)))
         return self._frozen
 
     def grow(self, stage: Stage) -> list[Spent]:

@@ -1,18 +1,17 @@
 """Write, read and delete the files of a vision learner: its networks, its state, and predictor.json.
 
-A step is the growth or the training of the learner in one stage. After some steps, the learner is saved (see
-`fairseq_alma.core.run_record`) to a folder such as stages/stage_001/train.
+`fairseq_alma.core.run_record` decides when a learner is saved to a folder such as stages/stage_001/train.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 import torch
 
-from fairseq_alma.core.errors import RunError, StageError
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import remove, sha256_once, write_json
 from fairseq_alma.core.json_types import Amount, Fraction, Loss
 from fairseq_alma.core.predictors import Checkpoint, read_predictor
@@ -44,11 +43,7 @@ class State(TypedDict):
 
 
 class StackFile:
-    """The file that contains the networks of a stack in their current state.
-
-    Args:
-        backbone: name of the network in the settings of the run.
-    """
+    """The file that contains the networks of a stack in their current state."""
 
     def __init__(self, backbone: str) -> None:
         self._backbone = backbone
@@ -56,19 +51,16 @@ class StackFile:
         """The file. None if no file contains the networks in their current state."""
 
     def read(self, device: torch.device) -> Stack:
-        """Return the networks that the file contains.
-
-        Raises:
-            StageError: if the file is missing or damaged.
-        """
+        """Return the networks that the file contains. Raise StageError if it is missing or damaged."""
         assert self.current is not None, "the networks cannot be read, because no file contains their current state"
         return read_checkpoint(self.current, device, self._backbone)
 
-    def write(self, stack: Stack, path: Path) -> None:
-        """Write the networks to `path`. If a file already contains the current networks, do nothing."""
+    def write(self, stack: Stack, path: Path) -> Path:
+        """Write the networks to `path`, and return it. If a file already contains them, only return that file."""
         if self.current is None:
             write_checkpoint(stack, path)
             self.current = path
+        return self.current
 
 
 def file_of_run(out: Path, name: str) -> Path:
@@ -137,48 +129,26 @@ def files_of_predictors(run_folder: Path) -> set[Path]:
     }
 
 
-def check_files_of_members(learner: str, files: Sequence[Path], num_members: int) -> None:
-    """Raise StageError if a learner names another number of files than it has stacks that predict together."""
-    if len(files) != num_members:
-        raise StageError(
-            f"learner={learner} predicts with {num_members} stacks of networks (members), but predictor_files names "
-            f"{len(files)} files: override predictor_files too, so that what is deployed is what was evaluated"
-        )
-
-
-class PredictorFile:
-    """Writes predictor.json, the list of the checkpoints with which a run predicts now.
-
-    A checkpoint is a file that contains networks of all seeds.
+def write_predictor(
+    run_folders: Sequence[Path],
+    stage: int | None,
+    paths: Sequence[Path],
+    networks_per_seed: int,
+    description: Mapping[str, str],
+) -> None:
+    """Write the predictor.json of each seed, the list of the checkpoints with which a run predicts.
 
     Args:
         run_folders: run folder of each seed.
-        networks_per_seed: number of networks per seed in each checkpoint.
+        stage: the stage after which these checkpoints predict; None for the current predictor.
+        paths: files that contain networks of all seeds, ordered by stage.
+        networks_per_seed: number of networks per seed in each file.
+        description: the values of "combine" and "dataset".
     """
-
-    def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
-        self._run_folders, self._networks_per_seed = run_folders, networks_per_seed
-        self._digests: list[str] = []
-
-    def write(self, stage: int | None, paths: Sequence[Path], combine: str, dataset: str) -> None:
-        """Write the predictor.json of each seed.
-
-        Args:
-            stage: the stage after which these checkpoints predict; None for the current predictor.
-            paths: checkpoints, ordered by stage. The last one may have changed since the previous call. The others
-                must not have changed, because their digests are cached.
-            combine: how the networks form one prediction (see `vision.predictor.Predictor`).
-            dataset: name of the dataset.
-        """
-        for path in paths[len(self._digests) :]:
-            self._digests.append(sha256_once(path))
-        self._digests[-1] = sha256_once(paths[-1])
-        for number, folder in enumerate(self._run_folders):
-            first = number * self._networks_per_seed
-            networks = list(range(first, first + self._networks_per_seed))
-            checkpoints = [
-                {"path": os.path.relpath(path, folder), "sha256": digest, "networks": networks}
-                for path, digest in zip(paths, self._digests, strict=True)
-            ]
-            description = {"combine": combine, "dataset": dataset, "checkpoints": checkpoints}
-            write_json(RunFolder(folder).predictor(stage), description, durable=False)
+    for number, folder in enumerate(run_folders):
+        first = number * networks_per_seed
+        networks = list(range(first, first + networks_per_seed))
+        checkpoints = [
+            {"path": os.path.relpath(path, folder), "sha256": sha256_once(path), "networks": networks} for path in paths
+        ]
+        write_json(RunFolder(folder).predictor(stage), {**description, "checkpoints": checkpoints}, durable=False)

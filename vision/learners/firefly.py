@@ -28,8 +28,6 @@ from vision.training import smoothed
 class Firefly(VisionLearner):
     """FF: one network that grows between stages (Firefly, Wu et al. 2020).
 
-    New units are added at the places in the network where they lower the loss fastest.
-
     The networks of different seeds grow to different shapes, so they cannot be computed together as one stack.
     Therefore the seeds are trained one after another.
     """
@@ -42,10 +40,7 @@ class Firefly(VisionLearner):
         chain_from_stack(self.stack)  # an error now saves the training of the first stage
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Every `grow_every` stages, grow the network. Return the cost of the growth.
-
-        A candidate is a possible change of the network: a new unit, or a unit that is split in two. The candidates are
-        ranked by how fast they lower the loss, and the best candidates are added to the network.
+        """Every `grow_every` stages, grow the network where this lowers the loss fastest. Return the cost.
 
         As in the authors' code, the loss is computed on the training data of the stage that follows the growth, without
         augmentation. The validation data of one mega-batch would contain too few examples.
@@ -73,14 +68,10 @@ class Firefly(VisionLearner):
             # (1 + g t) / (1 + g (t - 1)) - 1.
             t, g = stage_index - 1, self.learner_settings.grow_ratio
             return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
-        return count_by_num_params(chain, self._target_params(stage_index))
-
-    def _target_params(self, stage_index: int) -> int:
-        """Return the number of parameters that the network should have when stage `stage_index` starts."""
+        # Count the growths so far, this one included. Each adds the same number of parameters.
         first = chain_from_stack(self.new_stack(1)).num_params()
-        return first + round(self.learner_settings.grow_ratio * first) * (
-            (stage_index - 1) // self.learner_settings.grow_every
-        )
+        growths = (stage_index - 1) // self.learner_settings.grow_every
+        return count_by_num_params(chain, first + round(self.learner_settings.grow_ratio * first) * growths)
 
 
 def _chain_batches(batches: Batches, label_smoothing: float) -> Iterator[tuple[Tensor, Tensor]]:

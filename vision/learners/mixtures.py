@@ -20,7 +20,7 @@ from vision.learners.base import VisionLearner, register_learner
 from vision.learners.ensembles import GrowingEnsemble
 from vision.networks import GatedStack, Stack
 
-# Shapes: S seeds, M networks (one per seed, so M = S), E experts, b examples per batch, n examples, C classes.
+# Shapes: S seeds, M networks, L mixtures of a network, E experts, n examples, C classes.
 
 
 class _MixtureLearner(VisionLearner):
@@ -76,8 +76,7 @@ class GrowingMixture(_MixtureLearner):
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
         worst = worst_experts(stack, data.parts(stack.examples_at_once), data.labels, self.learner_settings.split_by)
-        split = stack.split_flat if self.flat else stack.split
-        self.stack = split(worst, self.generators("growth", stage.index))
+        self.stack = stack.split(worst, self.generators("growth", stage.index), self.flat)
         return [Spent(validation_flops=stack.flops.forward * data.num_examples) for _ in self.seeds]
 
 
@@ -102,10 +101,7 @@ class EnsembleOfMixtures(GrowingEnsemble):
     learner_settings: EnsembleOfMixturesSettings  # type: ignore[assignment]  # the settings of MoE and of gEns
     stack: GatedStack
 
-    def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
-        return self.backbone.mixture(
-            self.learner_settings.experts, self.learner_settings.hard_gates, generators, self.device
-        )
+    new_network = _MixtureLearner.new_network  # type: ignore[assignment]
 
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
         # Append the load of the new networks. Each network has the load on the validation data of its own stage.
@@ -124,23 +120,13 @@ class EnsembleOfMixtures(GrowingEnsemble):
 
 
 def expert_load(stack: GatedStack, num_seeds: int) -> list[list[list[float]]]:
-    """Return the mean weight of each expert over the examples of the last forward pass.
+    """Return the mean weight of each expert over the examples of the last forward pass, for a stack of all seeds.
 
     The result is indexed by seed, mixture and expert. If there are several networks per seed, the mixtures of the first
     network come first.
-
-    Args:
-        stack: the networks of all seeds.
-        num_seeds: number of seeds, S.
     """
-    load_MLE = [
-        list(of_network) for of_network in zip(*(w.mean(1).tolist() for w in stack.expert_weights), strict=True)
-    ]
-    per_seed = len(load_MLE) // num_seeds
-    return [
-        [load for of_network in load_MLE[seed * per_seed :][:per_seed] for load in of_network]
-        for seed in range(num_seeds)
-    ]
+    load_MLE = torch.stack([weights.mean(1) for weights in stack.expert_weights], dim=1)
+    return load_MLE.unflatten(0, (num_seeds, -1)).flatten(1, 2).tolist()
 
 
 def worst_experts(stack: GatedStack, parts: Iterable[Tensor], y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:

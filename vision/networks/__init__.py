@@ -13,9 +13,8 @@ gated.py               the interface of stacks with mixtures of experts
 mixture.py             stacks of MLPs whose hidden layers are mixtures of experts, which can grow
 modules.py             one network with mixtures as a torch.nn.Module
 architectures.py       network architectures by name: functions that return a torch module
-vgg.py                 the reduced VGG19
+vgg.py                 the reduced VGG19, whose blocks are computed by narrow.c if this is faster, else by torch
 resnet.py              ResNet-20
-conv_block.py          a block of the VGG, computed by narrow.c if this is faster, else by torch
 narrow.py              convolutions and pooling for few channels on a CPU, computed by the C code in narrow.c
 module_stack.py        stacks of any torch modules
 gated_module_stack.py  stacks of torch modules whose blocks are mixtures of experts, which can grow

@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.errors import SettingError
+from vision.seeds import seed_torch
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width of an image."""
+Value = TypeVar("Value")
 Draw = Callable[[nn.Module, torch.Generator], None]
 """A function that draws the initial parameters of a module."""
 CHANNELS_LAST = "_alma_is_channels_last"
@@ -149,37 +151,34 @@ def architecture_of(structure: Structure) -> Architecture:
     return find_architecture(structure.backbone if structure.layers is None else GROWN)
 
 
-Value = TypeVar("Value")
+def is_ours(code: Callable[..., Any]) -> bool:
+    """Return True if a function or class belongs to this package, and not to the user."""
+    return code.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-class PerStructure(Generic[Value]):
-    """Values that depend only on the structure of a network. For our architectures, each is computed once in a process.
+def once_per_structure(
+    known: dict[str, Value], structure: Structure, compute: Callable[[], Value], kind: str = ""
+) -> Value:
+    """Return a value that depends only on the structure of a network. For our architectures, it is computed only once.
 
     A run builds many networks of the same structure, for example one for each seed, member and expert. The values of a
     network of the user's are computed each time, because its code may change, for example in a notebook.
+
+    Args:
+        known: the values that were computed before. A new value is added.
+        compute: computes the value.
+        kind: what else the value depends on.
     """
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, ...], Value] = {}
-
-    def get(self, structure: Structure, compute: Callable[[], Value], *more: str) -> Value:
-        """Return the value of a structure. `compute` computes it if it is not known yet.
-
-        Args:
-            structure: what the network consists of.
-            compute: computes the value.
-            more: other things that the value depends on.
-        """
-        function = architecture_of(structure).function
-        if function.__module__.partition(".")[0] != __name__.partition(".")[0]:
-            return compute()
-        key = (function.__qualname__, json.dumps(structure.to_json(), sort_keys=True), *more)
-        if key not in self._values:
-            self._values[key] = compute()
-        return self._values[key]
+    function = architecture_of(structure).function
+    if not is_ours(function):
+        return compute()
+    key = json.dumps([kind, function.__qualname__, structure.to_json()], sort_keys=True)
+    if key not in known:
+        known[key] = compute()
+    return known[key]
 
 
-_CAN_BE_CHANNELS_LAST: PerStructure[bool] = PerStructure()
+_CAN_BE_CHANNELS_LAST: dict[str, bool] = {}
 
 
 def num_stored(structure: Structure, parameters: Mapping[str, Tensor]) -> int:
@@ -195,7 +194,7 @@ def num_stored(structure: Structure, parameters: Mapping[str, Tensor]) -> int:
     """
     num_values = sum(value[0].numel() for value in parameters.values())
     function = architecture_of(structure).function
-    if function.__module__.partition(".")[0] == __name__.partition(".")[0]:
+    if is_ours(function):
         for name, sizes in structure._sizes.items():
             if max(sizes, default=0) > num_values:
                 raise ValueError(f"{name}={getattr(structure, name)} is larger than the networks in the file")
@@ -217,13 +216,11 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
     architecture = architecture_of(structure)
     with torch.random.fork_rng(devices=[]):
         if architecture.draw is None:
-            # torch.manual_seed would also change the random numbers of GPUs.
-            torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
+            seed_torch(int(torch.randint(2**63 - 1, (), generator=generator)), torch.device("cpu"))
         function = architecture.function
         module = call_own_function(f"backbone={structure.backbone}", function, **_accepted(function, structure))
-        check = ModuleCheck(f"backbone={structure.backbone}", structure.image_shape, structure.num_classes)
-        check.evaluation(module)
-        if not _CAN_BE_CHANNELS_LAST.get(structure, lambda: check.training(module)):
+        _check_in_evaluation(module, structure)
+        if not once_per_structure(_CAN_BE_CHANNELS_LAST, structure, lambda: _can_be_channels_last(module, structure)):
             setattr(module, CHANNELS_LAST, False)
     if architecture.draw is not None:
         architecture.draw(module, generator)
@@ -232,11 +229,7 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
 
 def _accepted(function: Callable[..., nn.Module], structure: Structure) -> dict[str, Any]:
     """Return those arguments for the network of a structure that the function has."""
-    given: dict[str, Any] = {
-        "image_shape": structure.image_shape,
-        "num_classes": structure.num_classes,
-        "width": structure.width,
-    }
+    given: dict[str, Any] = {name: getattr(structure, name) for name in ("image_shape", "num_classes", "width")}
     if structure.layers is not None:
         given["layers"] = structure.layers
     parameters = inspect.signature(function).parameters
@@ -244,67 +237,56 @@ def _accepted(function: Callable[..., nn.Module], structure: Structure) -> dict[
     return {name: value for name, value in given.items() if name in parameters or (takes_any and name == "num_classes")}
 
 
-@dataclass(frozen=True)
-class ModuleCheck:
-    """Checks that a module maps images to logits."""
+def _check_in_evaluation(module: Any, structure: Structure) -> None:
+    """Raise SettingError if an object is not a module, or does not map images to logits.
 
-    where: str
-    """The origin of the module, for messages, for example "backbone=vgg"."""
-    image_shape: tuple[int, int, int]
-    """Channels, height and width of an image."""
-    num_classes: int
-    """Number of classes."""
+    This also creates the parameters of lazy modules, such as LazyLinear.
+    """
+    if not isinstance(module, nn.Module):
+        found = type(module).__name__
+        raise SettingError(f"backbone={structure.backbone} returned a {found}, but must return a torch.nn.Module")
+    is_training = module.training
+    _check_output(module.eval(), torch.zeros(2, *structure.image_shape), structure, "")
+    module.train(is_training)
 
-    def evaluation(self, module: Any) -> None:
-        """Check a module in evaluation mode. This also creates the parameters of lazy modules, such as LazyLinear.
 
-        Raises:
-            SettingError: if the object is not a module, or does not map images to logits.
-        """
-        if not isinstance(module, nn.Module):
-            raise SettingError(f"{self.where} returned a {type(module).__name__}, but must return a torch.nn.Module")
-        is_training = module.training
-        self._output(module.eval(), torch.zeros(2, *self.image_shape), "")
-        module.train(is_training)
+def _can_be_channels_last(module: nn.Module, structure: Structure) -> bool:
+    """Check a module in training mode, and return whether it can compute images with channels last.
 
-    def training(self, module: nn.Module) -> bool:
-        """Check a module in training mode, and return whether it can compute images with channels last.
+    Raises:
+        SettingError: if the module cannot compute the images in training mode, or has no parameters to train.
+    """
+    where, x = f"backbone={structure.backbone}", torch.zeros(2, *structure.image_shape)
+    copy = call_own_function(f"{where}: copying the network", deepcopy, module)
+    is_channels_last = True
+    try:
+        # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
+        fast = deepcopy(copy).train().to(memory_format=torch.channels_last)
+        _check_output(fast, x.to(memory_format=torch.channels_last), structure, " in training mode")
+    except (SettingError, RuntimeError):
+        _check_output(copy.train(), x, structure, " in training mode")
+        is_channels_last = False
+    if not any(value.requires_grad for value in module.parameters()):
+        raise SettingError(f"{where} has no parameters that can be trained")
+    return is_channels_last
 
-        Args:
-            module: a module that has passed the check in evaluation mode.
 
-        Raises:
-            SettingError: if the module cannot compute the images in training mode, or has no parameters to train.
-        """
-        x = torch.zeros(2, *self.image_shape)
-        copy = call_own_function(f"{self.where}: copying the network", deepcopy, module)
-        is_channels_last = True
-        try:
-            # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
-            fast = deepcopy(copy).train().to(memory_format=torch.channels_last)
-            self._output(fast, x.to(memory_format=torch.channels_last), " in training mode")
-        except (SettingError, RuntimeError):
-            self._output(copy.train(), x, " in training mode")
-            is_channels_last = False
-        if not any(value.requires_grad for value in module.parameters()):
-            raise SettingError(f"{self.where} has no parameters that can be trained")
-        return is_channels_last
-
-    def _output(self, module: nn.Module, x: Tensor, when: str) -> None:
-        """Raise SettingError if a module does not return logits for 2 images."""
-        try:
-            with torch.no_grad():
-                logits = module(x)
-        except Exception as error:
-            # Catch every error, because the code of the module may raise any.
-            raise SettingError(
-                f"{self.where} cannot compute images of the shape (channels, height, width) = {self.image_shape}"
-                f"{when}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            ) from error
-        expected = (2, self.num_classes)
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        if found != expected:
-            raise SettingError(
-                f"{self.where} returned {found} for a batch of 2 images of shape {self.image_shape}{when}, but must "
-                f"return logits of the shape {expected}, one for each of the {self.num_classes} classes"
-            )
+def _check_output(module: nn.Module, x: Tensor, structure: Structure, when: str) -> None:
+    """Raise SettingError if a module does not return logits for 2 images."""
+    where, shape = f"backbone={structure.backbone}", structure.image_shape
+    try:
+        with torch.no_grad():
+            logits = module(x)
+    except Exception as error:
+        # Catch every error, because the code of the module may raise any.
+        raise SettingError(
+            f"{where} cannot compute images of the shape (channels, height, width) = {shape}{when}: "
+            f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    expected = (2, structure.num_classes)
+    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if found != expected:
+        raise SettingError(
+            f"{where} returned {found} for a batch of 2 images of shape {shape}{when}, but must return logits of the "
+            f"shape {expected}, one for each of the {structure.num_classes} classes"
+        )

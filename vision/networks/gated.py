@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ class GatedStack(Stack):
 
     A mixture is a layer that returns the weighted sum of the outputs of its experts. Gates compute the weights.
 
-    Shapes: M networks in G groups, b examples of one batch, n examples (any number), E experts, C classes. The M / G
-    networks of a group read the same examples.
+    Shapes: as in `Stack`, and E experts.
     """
 
     gates: list[Gates]
@@ -34,18 +32,8 @@ class GatedStack(Stack):
         for gates in self.gates:
             gates.noise = noise
 
-    def free_activations(self) -> None:
-        for gates in self.gates:
-            gates.free_activations()
-
     def logits_of_parts(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return the logits of several parts of examples, [M, n, C]. Each part is one forward pass.
-
-        Afterwards, `expert_weights` contains the weights for all these examples, [M, n, E] for each mixture.
-
-        Args:
-            parts: examples as in `logits_of_many`.
-        """
+        """See `Stack`. Afterwards, `expert_weights` contains the weights for all parts, [M, n, E] for each mixture."""
         weights: list[list[Tensor]] = []
 
         def noted() -> Iterator[Tensor]:
@@ -58,62 +46,27 @@ class GatedStack(Stack):
             self.expert_weights = [torch.cat(of_mixture, dim=1) for of_mixture in zip(*weights, strict=True)]
         return logits
 
-    def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
+    @abstractmethod
+    def split(
+        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool = False
+    ) -> "GatedStack":
         """Return a new stack in which one expert of each mixture is split in two. This stack is not modified.
 
         A split adds a copy of the expert. A new gate with random weights divides the weight of the expert between the
         expert and its copy. So the outputs of the network do not change, up to rounding. Exception: hard gates choose
         branches at random in training, so with hard gates the outputs stay equal in evaluation only.
 
-        Args:
-            experts: for each mixture and each network, the index of the expert to split.
-            generators: random generators for the new gates, one per network.
-        """
-        return self._with_twins(experts, generators, flat=False)
-
-    def split_flat(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
-        """Return a new stack in which one expert of each mixture is split in two. The gates are one flat softmax.
-
-        In contrast to `split`, there is no tree of gates. A split adds a copy of the expert, and an entry for this copy
-        to the softmax. The weights that compute the logit of the entry are random. The copy takes weight from all
-        experts, so the outputs of the network change abruptly. (The tree of gates avoids this.)
-
-        Copying the softmax entry of the expert, too, would not help. If p is the weight of the expert before the split,
-        the expert and its copy would together have the weight 2p / (1 + p). So the outputs would change, too. Also, the
-        expert and its copy would always get equal gradients and stay equal forever.
+        If `flat` is True, there is no tree of gates, but one softmax. A split adds the copy, and an entry for it to the
+        softmax. The weights that compute the logit of the entry are random. The copy takes weight from all experts, so
+        the outputs of the network change abruptly. Copying the softmax entry of the expert, too, would not help. If p
+        is the weight of the expert before the split, the expert and its copy would together have the weight
+        2p / (1 + p). Also, both would always get equal gradients and stay equal forever.
 
         Args:
             experts: for each mixture and each network, the index of the expert to split.
-            generators: random generators for the new softmax entries, one per network.
+            generators: random generators for the new gates or softmax entries, one per network.
+            flat: whether the gates are one flat softmax.
 
         Raises:
-            ValueError: if an expert has been split by `split` before.
+            ValueError: if `flat` is True, and an expert has been split with `flat=False` before.
         """
-        if any(gates.splits[0] for gates in self.gates):
-            raise ValueError(
-                "split_flat() cannot be called after split(), because split() makes a tree of gates and split_flat() "
-                "needs a flat softmax: call only one of these two methods for a network"
-            )
-        return self._with_twins(experts, generators, flat=True)
-
-    @abstractmethod
-    def _with_twins(
-        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
-    ) -> "GatedStack":
-        """Return a new stack in which one expert of each mixture is split in two: the expert and its twin, a copy."""
-
-    def routing(self, x: Tensor) -> list[dict[str, Any]]:
-        """Return, for each network, the expert weights in its first mixture and the structure of the gates.
-
-        Each dictionary contains "weights", an array [b, E], and "root" and "splits", which describe the tree of gates:
-        they are the arguments of `gates.expert_paths`.
-
-        Args:
-            x: examples, [1, b, ...].
-        """
-        self.logits_of_many(x)
-        gates = self.gates[0]
-        return [
-            {"weights": weights_bE.cpu().numpy(), "root": gates.root, "splits": splits}
-            for weights_bE, splits in zip(self.expert_weights[0], gates.splits, strict=True)
-        ]

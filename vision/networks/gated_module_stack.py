@@ -14,20 +14,19 @@ Shapes: M networks, b examples, E experts, K branches of the gates, f features t
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_alma.core.errors import SettingError
 from vision.flops import Flops, count_flops
-from vision.networks.architectures import CHANNELS_LAST, Structure, architecture_of, num_stored, untrained_module
+from vision.networks.architectures import CHANNELS_LAST, Structure, architecture_of, untrained_module
 from vision.networks.gated import GatedStack
 from vision.networks.gates import Gates, check_trees
 from vision.networks.module_stack import ModuleStack
 from vision.networks.modules import MixtureLayerModule, MixtureModule
 from vision.networks.parameters import draw_linear
-from vision.networks.stack import LossGradient
 
 GRID = 4
 """Number of cells along each side of the grid. The gates read the mean of each cell."""
@@ -38,17 +37,16 @@ class GatedModuleStack(ModuleStack, GatedStack):
 
     Args:
         modules: the networks, instances of `MixtureModule`. The stack takes them over.
-        structure: what the networks consist of.
-        gates: gates of each mixture.
-        device: device on which the networks are stored.
+        structure: what the networks consist of, with `mixture`.
     """
 
-    def __init__(
-        self, modules: Sequence[nn.Module], structure: Structure, gates: Sequence[Gates], device: torch.device
-    ):
-        self.gates = list(gates)
-        trees = [{"root": one.root, "splits": one.splits} for one in self.gates]
-        super().__init__(modules, replace(structure, mixture={"hard": self.gates[0].hard, "gates": trees}), device)
+    kind = "gated_module"
+
+    def __init__(self, modules: Sequence[nn.Module], structure: Structure, device: torch.device):
+        super().__init__(modules, structure, device)
+        mixture = structure.mixture
+        assert mixture is not None
+        self.gates = [Gates(tree["root"], tree["splits"], mixture["hard"], device) for tree in mixture["gates"]]
         self.expert_weights = []
         self._uniforms: list[Tensor] | None = None
 
@@ -60,7 +58,7 @@ class GatedModuleStack(ModuleStack, GatedStack):
         hard: bool,
         generators: Sequence[torch.Generator],
         device: torch.device,
-    ) -> "GatedModuleStack":
+    ) -> Self:
         """Return untrained networks with mixtures.
 
         Args:
@@ -68,21 +66,17 @@ class GatedModuleStack(ModuleStack, GatedStack):
             num_experts: number of experts in each mixture. If it is larger than 1, the root of the gates has one
                 branch per expert.
             hard: if True, the gates are hard, see `Gates`.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
 
         Raises:
             SettingError: if the network is not a torch.nn.Sequential of at least three blocks.
         """
-        root = num_experts if num_experts > 1 else 0
-        trees = [{"root": root, "splits": [[] for _ in generators]} for _ in range(_num_mixtures(structure))]
-        structure = replace(structure, mixture={"hard": hard, "gates": trees})
-        modules = [_untrained_mixtures(structure, number, one) for number, one in enumerate(generators)]
-        return cls(modules, structure, _gates_of(structure, device), device)
+        tree = {"root": num_experts if num_experts > 1 else 0, "splits": [[] for _ in generators]}
+        trees = [tree] * _num_mixtures(structure)
+        return cls.initialised(replace(structure, mixture={"hard": hard, "gates": trees}), generators, device)
 
-    def _untrained(self, generators: Sequence[torch.Generator]) -> "GatedModuleStack":
-        modules = [_untrained_mixtures(self.structure, number, one) for number, one in enumerate(generators)]
-        return GatedModuleStack(modules, self.structure, self.gates, self.parameters.device)
+    @staticmethod
+    def _untrained(structure: Structure, number: int, generator: torch.Generator) -> nn.Module:
+        return _untrained_mixtures(structure, number, generator)
 
     def _count_flops(self) -> Flops:
         module = self.to_module(0).cpu()
@@ -101,33 +95,14 @@ class GatedModuleStack(ModuleStack, GatedStack):
         return Flops(counted.forward, counted.training, counted.forward - unused)
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
-        self._uniforms = self._draw(x.shape[1]) if training and self.gates[0].hard else None
         logits_MbC = super().logits(x, training)
         weights = [[layer.last_weights_bE for layer in self._mixtures(number)] for number in range(len(self))]
         self.expert_weights = [torch.stack(of_layer) for of_layer in zip(*weights, strict=True)]  # type: ignore[arg-type]
         return logits_MbC
 
-    def _update_statistics(self, x: Tensor) -> None:
-        self._uniforms = self._draw(x.shape[1]) if self.gates[0].hard else None
-        super()._update_statistics(x)
-
-    def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
-        self._uniforms = self._draw(x.shape[1]) if self.gates[0].hard else None
-        super().compute_gradient(x, one_hot_UbC, loss, unit)
-
-    @property
-    def can_be_graphed(self) -> bool:
-        return not self.gates[0].hard  # the random numbers of hard gates are drawn on the CPU
-
-    def _draw(self, num_examples: int) -> list[Tensor]:
-        """Return the random numbers with which the hard gates choose branches, [M, b, nodes] for each mixture."""
-        device, drawn = self.parameters.device, []
-        for gates in self.gates:
-            if gates.noise is None:
-                raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")
-            num_nodes = bool(gates.root) + len(gates.splits[0])
-            drawn.append(gates.noise((num_examples, num_nodes)).to(device))
-        return drawn
+    def _begin_pass(self, num_examples: int, training: bool) -> None:
+        is_random = training and self.gates[0].hard
+        self._uniforms = [gates.drawn(num_examples) for gates in self.gates] if is_random else None
 
     def _output_of(self, number: int, x_bCss: Tensor) -> Tensor:
         uniforms = None if self._uniforms is None else [uniform[number] for uniform in self._uniforms]
@@ -139,50 +114,29 @@ class GatedModuleStack(ModuleStack, GatedStack):
         assert isinstance(module, MixtureModule)
         return module.mixtures
 
-    def _with_twins(
-        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
+    def split(
+        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool = False
     ) -> "GatedModuleStack":
-        new_gates, rows = [], []
-        for number, gates in enumerate(self.gates):
-            grown, num_new = gates.with_twins(experts[number], flat)
-            new_gates.append(grown)
-            rows.append(_new_rows(self._mixtures(0)[number], num_new, generators))
-        modules = []
-        for network in range(len(self)):
-            # Copy the module with its structure, and then replace its mixtures by grown ones.
-            module = deepcopy(self._networks[network])
-            assert isinstance(module, MixtureModule)
-            grown_layers = iter(
-                _with_twin(
-                    layer, experts[number][network], new_gates[number], network, *(r[network] for r in rows[number])
+        modules = [deepcopy(module) for module in self._networks]
+        trees = []
+        for number, (layer, gates) in enumerate(zip(self._mixtures(0), self.gates, strict=True)):
+            grown = gates.with_twins(experts[number], flat)
+            trees.append(grown.tree)
+            weight_MKf, bias_MK = _new_rows(layer, grown.num_branches - gates.num_branches, generators)
+            for network, module in enumerate(modules):
+                assert isinstance(module, MixtureModule)
+                old = module.mixtures[number]
+                rows = (weight_MKf[network], bias_MK[network])
+                module.layers[list(module.layers).index(old)] = _with_twin(
+                    old, experts[number][network], grown, network, *rows
                 )
-                for number, layer in enumerate(module.mixtures)
-            )
-            layers = [next(grown_layers) if isinstance(layer, MixtureLayerModule) else layer for layer in module.layers]
-            modules.append(MixtureModule(layers, module.head))
-            setattr(modules[-1], CHANNELS_LAST, self._is_channels_last)
-        return GatedModuleStack(modules, self.structure, new_gates, self.parameters.device)
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"kind": "gated_module"}
+        structure = replace(self.structure, mixture={"hard": self.gates[0].hard, "gates": trees})
+        return GatedModuleStack(modules, structure, self.parameters.device)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> "GatedModuleStack":
-        structure = Structure.from_json(state["structure"])
-        count = num_stored(structure, state["parameters"])
-        assert structure.mixture is not None
-        check_trees(structure.mixture["gates"], len(state["parameters"]))
-        modules = [_untrained_mixtures(structure, number, torch.Generator()) for number in range(count)]
-        stack = cls(modules, structure, _gates_of(structure, device), device)
-        stack._copy_from(state)
-        return stack
-
-
-def _gates_of(structure: Structure, device: torch.device) -> list[Gates]:
-    """Return the gates of all mixtures."""
-    mixture = structure.mixture
-    assert mixture is not None
-    return [Gates(tree["root"], tree["splits"], mixture["hard"], device) for tree in mixture["gates"]]
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> Self:
+        check_trees(state["structure"]["mixture"]["gates"], len(state["parameters"]))
+        return super().from_state(state, device)
 
 
 def _num_mixtures(structure: Structure) -> int:
@@ -206,7 +160,7 @@ def _has_parameters(block: nn.Module) -> bool:
 
 
 def _untrained_mixtures(structure: Structure, number: int, generator: torch.Generator) -> MixtureModule:
-    """Return one untrained network with the mixtures of a structure."""
+    """Return the untrained network with the index `number`, with the mixtures of a structure."""
     mixture = structure.mixture
     assert mixture is not None
     trees = mixture["gates"]
@@ -239,9 +193,7 @@ def _untrained_mixtures(structure: Structure, number: int, generator: torch.Gene
     for layer in network.mixtures:
         if layer.gate is not None:
             weight, bias = _new_rows(layer, layer.num_branches, [generator])
-            with torch.no_grad():
-                layer.gate.weight.copy_(weight[0])
-                layer.gate.bias.copy_(bias[0])
+            _set_gate(layer, weight[0], bias[0])
     if draw:
         draw(network.head, generator)
     return network
@@ -249,12 +201,18 @@ def _untrained_mixtures(structure: Structure, number: int, generator: torch.Gene
 
 def _new_rows(layer: MixtureLayerModule, num_new: int, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
     """Return random weights [M, num_new, f] and biases [M, num_new] for new branches of the gates of a mixture."""
-    num_features = layer.num_features
-    weight, bias = draw_linear(num_new, num_features, generators)
+    weight, bias = draw_linear(num_new, layer.num_features, generators)
     if isinstance(layer.features, nn.Flatten):
         return weight, bias
     # The numbers are drawn cell by cell, but the features are ordered channel by channel.
     return weight.unflatten(-1, (GRID * GRID, -1)).transpose(-1, -2).flatten(-2), bias
+
+
+def _set_gate(layer: MixtureLayerModule, weight_Kf: Tensor, bias_K: Tensor) -> None:
+    assert layer.gate is not None
+    with torch.no_grad():
+        layer.gate.weight.copy_(weight_Kf)
+        layer.gate.bias.copy_(bias_K)
 
 
 def _with_twin(
@@ -265,11 +223,8 @@ def _with_twin(
     splits = gates.splits[network]
     grown = MixtureLayerModule(experts, layer.features, layer.num_features, gates.root, splits, gates.hard)
     grown.to(next(iter(layer.experts[0].parameters())).device)
-    assert grown.gate is not None
     if layer.gate is not None:
         weight_Kf = torch.cat([layer.gate.weight, weight_Kf.to(layer.gate.weight)])
         bias_K = torch.cat([layer.gate.bias, bias_K.to(layer.gate.bias)])
-    with torch.no_grad():
-        grown.gate.weight.copy_(weight_Kf)
-        grown.gate.bias.copy_(bias_K)
+    _set_gate(grown, weight_Kf, bias_K)
     return grown

@@ -34,14 +34,12 @@ its own random generator. So a network gets the same numbers, whether it is comp
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
     """Return, for each expert, the indices of the branches on the path from the first node of the gates to the expert.
 
-    The gates of a mixture form a tree whose leaves are the experts.
-
     Args:
-        root: number of branches of the root, or 0 if there is no root. A tree of gates has no root if the mixture began
-            with one expert. The branches of the root have the indices 0 to root - 1.
+        root: number of branches of the root, or 0 if there is no root. The branches of the root have the indices 0 to
+            root - 1.
         splits: for each split in order, the index of the expert that was split. Each split adds two branches. The first
-            leads to the expert, the second to its twin (a copy of the expert). The index of the twin is the number of
-            experts before the split.
+            leads to the expert, the second to its twin. The index of the twin is the number of experts before the
+            split.
     """
     paths = [[branch] for branch in range(root)] or [[]]
     for number, expert in enumerate(splits):
@@ -72,7 +70,6 @@ class Gates:
             separately. If instead the gates chose the expert with the largest weight, a split could change the output
             of the network: it divides the weight of one expert between two, so another expert could then have the
             largest weight.
-        device: device on which the gates are computed.
     """
 
     def __init__(self, root: int, splits: Sequence[Sequence[int]], hard: bool, device: torch.device):
@@ -100,19 +97,37 @@ class Gates:
         """Number of branches of all nodes of the gate tree together, K."""
         return self.root + 2 * len(self.splits[0])
 
-    def with_twins(self, experts: Sequence[int], flat: bool) -> "tuple[Gates, int]":
-        """Return the gates after a split of one expert of each network, and the number of branches that the split adds.
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The tree as a dictionary of JSON values: the arguments `root` and `splits`."""
+        return {"root": self.root, "splits": self.splits}
+
+    def with_twins(self, experts: Sequence[int], flat: bool) -> "Gates":
+        """Return the gates after a split of one expert of each network. New branches have the last indices.
 
         Args:
             experts: for each network, the index of the expert to split.
             flat: if True, add a branch for the twin (the copy of the expert) to the root. If there is no root, add a
                 root with two branches. If False, put a node with two branches in the place of the expert.
+
+        Raises:
+            ValueError: if `flat` is True, and the gates are a tree because an expert was split before.
         """
-        if flat:
-            root = self.num_experts + 1
-            return Gates(root, self.splits, self.hard, self._on_path_MKE.device), root - self.root
-        splits = [[*before, expert] for before, expert in zip(self.splits, experts, strict=True)]
-        return Gates(self.root, splits, self.hard, self._on_path_MKE.device), 2
+        if not flat:
+            splits = [[*before, expert] for before, expert in zip(self.splits, experts, strict=True)]
+            return Gates(self.root, splits, self.hard, self._on_path_MKE.device)
+        if self.splits[0]:
+            raise ValueError(
+                "a flat split cannot follow a split that made a tree of gates: give flat=True for all splits or none"
+            )
+        return Gates(self.num_experts + 1, self.splits, self.hard, self._on_path_MKE.device)
+
+    def drawn(self, num_examples: int) -> Tensor:
+        """Return the random numbers with which hard gates choose branches in training, [M, b, n]."""
+        if self.noise is None:
+            raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")
+        num_nodes = bool(self.root) + len(self.splits[0])
+        return self.noise((num_examples, num_nodes)).to(self._on_path_MKE.device)
 
     def weights(self, logits_MbK: Tensor, training: bool) -> Tensor:
         """Return the weight of each expert for each example, [M, b, E]. The weights of an example sum to 1.
@@ -136,13 +151,11 @@ class Gates:
     def backward(self, d_weights_MbE: Tensor) -> Tensor:
         """Return the gradient with respect to the logits of all branches, [M, b, K].
 
-        The logits are the argument of the last call of `weights` with `training=True`.
-
-        Args:
-            d_weights_MbE: gradient with respect to the weights that this call of `weights` returned.
+        `d_weights_MbE` is the gradient with respect to what the last call of `weights` with `training=True` returned.
         """
+        saved, self._saved = self._saved, ()
         if self.hard:
-            probability_MbK, chosen_MbK, failed_MbE = self._saved
+            probability_MbK, chosen_MbK, failed_MbE = saved
             # Straight-through gradients. Let the choice of a branch be 1 if it was chosen, else 0. The weight of an
             # expert is the product of the choices on its path. So the derivative of the weight with respect to one
             # choice is 1 if all other branches on the path were chosen, else 0. This derivative is used as the
@@ -153,7 +166,7 @@ class Gates:
             d_probability = torch.einsum("mbke,mbe->mbk", reached_MbKE, d_weights_MbE)
             d_log = d_probability.mul_(probability_MbK)
         else:
-            probability_MbK, weights_MbE = self._saved
+            probability_MbK, weights_MbE = saved
             d_log = d_weights_MbE * weights_MbE
             if self.splits[0]:
                 d_log = torch.bmm(d_log, self._on_path_MKE.transpose(1, 2))
@@ -163,20 +176,12 @@ class Gates:
         total = self._apply_per_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
 
-    def free_activations(self) -> None:
-        """Free the tensors saved for `backward`."""
-        self._saved = ()
-
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
         """Choose one branch of each node, and return the weights of the experts, [M, b, E]."""
         if training:
-            if self.noise is None:
-                raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")
-            num_nodes = bool(self.root) + len(self.splits[0])
-            noise_Mbn = self.noise((probability_MbK.shape[1], num_nodes)).to(probability_MbK.device)
-            chosen_MbK = self._apply_per_node(probability_MbK, _draw_one_hot, noise_Mbn)
+            chosen_MbK = self._apply_per_node(probability_MbK, draw_one_hot, self.drawn(probability_MbK.shape[1]))
         else:
-            chosen_MbK = self._apply_per_node(probability_MbK, _argmax_one_hot)
+            chosen_MbK = self._apply_per_node(probability_MbK, argmax_one_hot)
         # For each expert, count the branches on its path that were not chosen. The expert gets the weight 1 only if
         # this count is 0.
         failed_MbE = torch.bmm(1 - chosen_MbK, self._on_path_MKE)
@@ -189,23 +194,22 @@ class Gates:
     ) -> Tensor:
         """Apply a function to each node separately, and return the results for all branches, [M, b, K]."""
         root, parts = self.root, []
-        start = int(root > 0)
         if root:
             noise = () if noise_Mbn is None else (noise_Mbn[..., 0],)
             parts.append(function(value_MbK[..., :root], *noise))
         if self.splits[0]:
             pairs = value_MbK[..., root:].unflatten(-1, (-1, 2))
-            noise = () if noise_Mbn is None else (noise_Mbn[..., start:],)
+            noise = () if noise_Mbn is None else (noise_Mbn[..., bool(root) :],)
             parts.append(function(pairs, *noise).flatten(-2))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
+def draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
     """Choose a branch of each node at random. Return 1 for the chosen branch and 0 for the others, [..., branches]."""
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
     return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 
 
-def _argmax_one_hot(probability: Tensor) -> Tensor:
+def argmax_one_hot(probability: Tensor) -> Tensor:
     """Return 1 for the most likely branch of each node and 0 for the others, in the shape of `probability`."""
     return torch.nn.functional.one_hot(probability.argmax(-1), probability.shape[-1]).to(probability.dtype)

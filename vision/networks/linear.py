@@ -10,26 +10,16 @@ from vision.networks.parameters import Parameters
 
 
 class LinearLayers:
-    """One linear layer, x W^T + bias, in each of M networks.
+    """One linear layer, x W^T + bias, in each of M networks. `backward` writes gradients to d_weight_Moi and d_bias_Mo.
 
     The constructor creates all views of the tensors once, because for small layers creating a view takes as long as
     computing with the view.
-
-    Args:
-        weight_Moi: weights of the layer in each network.
-        bias_Mo: biases of the layer in each network.
-        d_weight_Moi: `backward` writes the gradient of the weights here.
-        d_bias_Mo: `backward` writes the gradient of the biases here.
     """
 
     def __init__(self, weight_Moi: Tensor, bias_Mo: Tensor, d_weight_Moi: Tensor, d_bias_Mo: Tensor):
         self._num_networks, self._num_outputs, self._num_inputs = weight_Moi.shape
-        self._weight_Moi, self._bias_Mo, self._d_weight_Moi, self._d_bias_Mo = (
-            weight_Moi,
-            bias_Mo,
-            d_weight_Moi,
-            d_bias_Mo,
-        )
+        self._weight_Moi, self._bias_Mo = weight_Moi, bias_Mo
+        self._d_weight_Moi, self._d_bias_Mo = d_weight_Moi, d_bias_Mo
         self._weight_Mio, self._bias_M1o = weight_Moi.transpose(1, 2), bias_Mo[:, None]
         # Create views without the network axis for a stack of one network, because a plain matrix product is faster
         # than a batched product with batch size 1.
@@ -40,9 +30,7 @@ class LinearLayers:
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [M, b, o], or [b, o] for a single network.
 
-        Args:
-            x: inputs, [b, i] for a single network. For several networks [M, b, i], or [G, b, i] if the networks of a
-                group read the same inputs.
+        The inputs are [M, b, i], or [G, b, i] if the networks of a group read the same; [b, i] for a single network.
         """
         num_networks = self._num_networks
         if num_networks == 1:
@@ -60,12 +48,7 @@ class LinearLayers:
         return by_network.reshape(num_networks, x.shape[1], self._num_outputs)
 
     def backward(self, x: Tensor, dy: Tensor) -> None:
-        """Write the gradients of the weights and the biases to the tensors that the constructor received.
-
-        Args:
-            x: the input that `forward` was called with.
-            dy: gradient with respect to the output of `forward`.
-        """
+        """Write the gradients of weights and biases, from the input of `forward` and the gradient of its output."""
         num_networks = self._num_networks
         if num_networks == 1:
             dy_ob = dy.t()
@@ -88,11 +71,7 @@ class LinearLayers:
             torch.bmm(wide.transpose(1, 2), x, out=out)
 
     def input_gradient(self, dy: Tensor) -> Tensor:
-        """Return the gradient with respect to the input, [M, b, i], or [b, i] for a single network.
-
-        Args:
-            dy: gradient with respect to the output of `forward`.
-        """
+        """Return the gradient with respect to the input, [M, b, i], or [b, i] for a single network."""
         if self._num_networks == 1:
             return torch.mm(dy, self._weight_oi)
         return torch.bmm(dy, self._weight_Moi)
@@ -105,22 +84,12 @@ class LinearLayers:
 
 
 def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient with respect to the input of a ReLU.
-
-    Args:
-        dy: gradient with respect to the output of the ReLU.
-        y: output of the ReLU.
-    """
+    """Return the gradient with respect to the input of a ReLU, from that of its output y."""
     return torch.ops.aten.threshold_backward(dy, y, 0)
 
 
 def linear_layers(parameters: Parameters, gradient: Parameters) -> list[LinearLayers]:
-    """Return the linear layers with the parameters weight_1 and bias_1, weight_2 and bias_2, and so on.
-
-    Args:
-        parameters: weights and biases of all layers.
-        gradient: the layers write their gradients here.
-    """
+    """Return the linear layers with the parameters weight_1 and bias_1, weight_2 and bias_2, and so on."""
     return [
         LinearLayers(*(tensors[f"{name}_{layer}"] for tensors in (parameters, gradient) for name in ("weight", "bias")))
         for layer in range(1, len(parameters.shapes) // 2 + 1)

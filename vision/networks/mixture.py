@@ -59,8 +59,6 @@ class MixtureStack(GatedStack):
             num_experts: number of experts in each hidden layer. If it is larger than 1, the root of the gates has
                 one branch per expert.
             hard: if True, the gates are hard, see `Gates`.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
         """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]
@@ -98,16 +96,13 @@ class MixtureStack(GatedStack):
             self._saved = [*saved, (x,)]
         return self._add_axis(self._layers[-1].forward(self._drop_axis(x)))
 
-    def free_activations(self) -> None:
-        super().free_activations()
-        self._saved = []
-
     def backward(self, d_logits_MbC: Tensor) -> None:
-        head, (x,) = self._layers[-1], self._saved[-1]
+        saved, self._saved = self._saved, []
+        head, (x,) = self._layers[-1], saved[-1]
         head.backward(self._drop_axis(x), self._drop_axis(d_logits_MbC))
         dx = self._add_axis(head.input_gradient(self._drop_axis(d_logits_MbC)))
         for number in range(len(self.gates) - 1, -1, -1):
-            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], self._saved[number]
+            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], saved[number]
             d_out_MbEh = dx[:, :, None]
             if gates.num_branches:
                 d_out_MbEh = weights_MbE[..., None] * d_out_MbEh
@@ -127,28 +122,25 @@ class MixtureStack(GatedStack):
         """Undo `_drop_axis`: if the stack has a single network, return `value` with a first axis of size 1."""
         return value[None] if len(self) == 1 else value
 
-    def _with_twins(
-        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
+    def split(
+        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool = False
     ) -> "MixtureStack":
-        tensors, new_gates = dict(self.parameters.state()), []
-        for layer, gates in enumerate(self.gates, start=1):
-            num_rows, width = gates.num_experts * self.sizes[layer], self.sizes[layer]
-            weight, bias = tensors[f"weight_{layer}"], tensors[f"bias_{layer}"]
-            which_M = torch.tensor(experts[layer - 1])
-            rows_Mh = which_M[:, None] * width + torch.arange(width)
-            networks_M1 = torch.arange(len(self))[:, None]
-            grown, num_new_rows = gates.with_twins(experts[layer - 1], flat)
-            new_weight, new_bias = draw_linear(num_new_rows, weight.shape[2], generators)
+        tensors = dict(self.parameters.state())
+        new_gates = [gates.with_twins(which, flat) for gates, which in zip(self.gates, experts, strict=True)]
+        networks_M1 = torch.arange(len(self))[:, None]
+        for number, (old, new) in enumerate(zip(self.gates, new_gates, strict=True)):
+            width = self.sizes[number + 1]
+            num_rows, num_new_rows = old.num_experts * width, new.num_branches - old.num_branches
+            names = f"weight_{number + 1}", f"bias_{number + 1}"
+            rows_Mh = torch.tensor(experts[number])[:, None] * width + torch.arange(width)
             # In the weight matrix, the rows of all experts come first, then the rows of the branches of the gates. So
             # insert the rows of the twin (the copy of the expert) between them. Append the rows of the new branches at
             # the end, because `Gates` gives the new branches the last indices.
-            tensors[f"weight_{layer}"] = torch.cat(
-                [weight[:, :num_rows], weight[networks_M1, rows_Mh], weight[:, num_rows:], new_weight], dim=1
-            )
-            tensors[f"bias_{layer}"] = torch.cat(
-                [bias[:, :num_rows], bias[networks_M1, rows_Mh], bias[:, num_rows:], new_bias], dim=1
-            )
-            new_gates.append(grown)
+            drawn = draw_linear(num_new_rows, tensors[names[0]].shape[2], generators)
+            for name, new_rows in zip(names, drawn, strict=True):
+                value = tensors[name]
+                parts = [value[:, :num_rows], value[networks_M1, rows_Mh], value[:, num_rows:], new_rows]
+                tensors[name] = torch.cat(parts, dim=1)
         return MixtureStack(self.sizes, new_gates, Parameters.from_state(tensors, self.parameters.device))
 
     def state(self) -> dict[str, Any]:
@@ -156,7 +148,7 @@ class MixtureStack(GatedStack):
             "kind": "mixture",
             "sizes": list(self.sizes),
             "hard": self.gates[0].hard,
-            "gates": [{"root": gates.root, "splits": gates.splits} for gates in self.gates],
+            "gates": [gates.tree for gates in self.gates],
             "parameters": self.parameters.state(),
         }
 
@@ -186,7 +178,6 @@ class MixtureStack(GatedStack):
 
 def _shapes(sizes: Sequence[int], gates: Sequence[Gates]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters of one network."""
-    num_rows = [
-        one.num_experts * width + one.num_branches for one, width in zip(gates, sizes[1:], strict=False)
-    ]  # the experts and gates of each hidden layer
+    # the experts and gates of each hidden layer
+    num_rows = [one.num_experts * width + one.num_branches for one, width in zip(gates, sizes[1:], strict=False)]
     return layer_shapes(sizes, [*num_rows, sizes[-1]])

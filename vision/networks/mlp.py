@@ -35,13 +35,7 @@ class MLPStack(Stack):
     def initialised(
         cls, sizes: Sequence[int], generators: Sequence[torch.Generator], device: torch.device
     ) -> "MLPStack":
-        """Return untrained networks. All layers have the initialisation of torch.nn.Linear.
-
-        Args:
-            sizes: number of inputs, width of each hidden layer, number of classes.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
-        """
+        """Return untrained networks, one for each random generator, with the initialisation of torch.nn.Linear."""
         stack = cls(sizes, Parameters(layer_shapes(sizes, sizes[1:]), len(generators), device))
         stack.reset_parameters(generators)
         return stack
@@ -64,13 +58,11 @@ class MLPStack(Stack):
         y = self._layers[-1].forward(x)
         return y[None] if self._is_single else y
 
-    def free_activations(self) -> None:
-        self._saved = []
-
     def backward(self, d_logits_MbC: Tensor) -> None:
+        saved, self._saved = self._saved, []
         dy = d_logits_MbC[0] if self._is_single else d_logits_MbC
         for number in range(len(self._layers) - 1, -1, -1):
-            layer, x = self._layers[number], self._saved[number]
+            layer, x = self._layers[number], saved[number]
             layer.backward(x, dy)
             if number:
                 dy = relu_backward(layer.input_gradient(dy), x)

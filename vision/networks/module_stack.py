@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from vision.flops import Flops, count_flops
-from vision.networks.architectures import CHANNELS_LAST, PerStructure, Structure, num_stored, untrained_module
-from vision.networks.conv_block import ConvBlock
+from vision.networks.architectures import CHANNELS_LAST, Structure, num_stored, once_per_structure, untrained_module
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
+from vision.networks.vgg import ConvBlock
 
 NUM_STREAMS = 4
 """Number of networks that a GPU computes at the same time. Their activations are in memory at the same time."""
@@ -31,7 +31,6 @@ class SideStreams:
     """Lets a GPU compute independent parts of a step at the same time. On a CPU, it changes nothing.
 
     Args:
-        device: the device that computes.
         num_parts: number of parts. A single part is computed in the current stream.
     """
 
@@ -66,7 +65,7 @@ ALIGNMENT = {"cuda": 64}
 
 Kernels of a GPU read several values at once. With a parameter at another place, as in a network whose number of
 channels is odd, some of them end with "misaligned address"."""
-_FLOPS: PerStructure[Flops] = PerStructure()
+_FLOPS: dict[str, Flops] = {}
 
 
 class ModuleStack(Stack):
@@ -78,9 +77,10 @@ class ModuleStack(Stack):
 
     Args:
         modules: the networks. The stack takes them over: it replaces their tensors by views of its own tensors.
-        structure: what the networks consist of.
-        device: device on which the networks are stored.
     """
+
+    kind = "module"
+    """Name of this class in checkpoints."""
 
     def __init__(self, modules: Sequence[nn.Module], structure: Structure, device: torch.device):
         self.structure = structure
@@ -98,11 +98,8 @@ class ModuleStack(Stack):
         for number, module in enumerate(self._networks):
             self._take_over(module, number)
         self._leaves = [value for module in self._networks for _, value in _trained(module)]
-        self._gradients = [
-            self._module_view(self.gradient[name][number])
-            for number in range(len(self))
-            for name in self.parameters.shapes
-        ]
+        names = self.parameters.shapes
+        self._gradients = [self._module_view(self.gradient[name][n]) for n in range(len(self)) for name in names]
         channels, height, width = structure.image_shape
         self.examples_at_once = max(16, min(2000, PIXELS_AT_ONCE // (height * width * max(structure.width, channels))))
         self._compute_dtype = torch.float32
@@ -111,33 +108,27 @@ class ModuleStack(Stack):
         """The logits of each network in the last forward pass in training mode, with their graph."""
 
     @classmethod
-    def initialised(
-        cls, structure: Structure, generators: Sequence[torch.Generator], device: torch.device
-    ) -> "ModuleStack":
-        """Return untrained networks.
+    def initialised(cls, structure: Structure, generators: Sequence[torch.Generator], device: torch.device) -> Self:
+        """Return untrained networks, one for each random generator."""
+        modules = [cls._untrained(structure, number, one) for number, one in enumerate(generators)]
+        return cls(modules, structure, device)
 
-        Args:
-            structure: what the networks consist of.
-            generators: random generators, one per network.
-            device: device on which the networks are stored.
-        """
-        return cls([untrained_module(structure, one) for one in generators], structure, device)
+    @staticmethod
+    def _untrained(structure: Structure, number: int, generator: torch.Generator) -> nn.Module:
+        """Return the untrained network with the index `number`."""
+        return untrained_module(structure, generator)
 
     def module(self, network: int) -> nn.Module:
         """Return one network. Its parameters are views of the parameters of the stack."""
         return self._networks[network]
 
     def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
-        new = self._untrained(generators)
+        new = type(self).initialised(self.structure, generators, self.parameters.device)
         for mine, theirs in zip(self.tensors, new.tensors, strict=True):
             mine.flat.copy_(theirs.flat)
         for module, other in zip(self._networks, new._networks, strict=True):
             for name, value in _fixed(other):
                 _set_buffer(module, name, value)
-
-    def _untrained(self, generators: Sequence[torch.Generator]) -> "ModuleStack":
-        """Return an untrained stack with the structure of this one."""
-        return ModuleStack.initialised(self.structure, generators, self.parameters.device)
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         self._compute_dtype = dtype
@@ -149,10 +140,9 @@ class ModuleStack(Stack):
 
     @cached_property
     def flops(self) -> Flops:
-        return _FLOPS.get(self.structure, self._count_flops, self.parameters.device.type)
+        return once_per_structure(_FLOPS, self.structure, self._count_flops, self.parameters.device.type)
 
     def _count_flops(self) -> Flops:
-        """Return the FLOPs of one network for one example."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
@@ -160,29 +150,26 @@ class ModuleStack(Stack):
         return self.structure.image_shape
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> int:
-        norms = [
-            part
-            for module in self._networks
-            for part in module.modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm)
-        ]
+        parts = (part for module in self._networks for part in module.modules())
+        norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # a mean over all batches, see torch.nn.BatchNorm2d
         num_examples = 0
         for x in batches if self._buffers else ():
-            self._update_statistics(x)
+            self._begin_pass(x.shape[1], training=True)
+            self._outputs_of(range(len(self)), x, training=True, with_graph=False)  # changes the running statistics
             num_examples += x.shape[1]
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         return num_examples
 
-    def _update_statistics(self, x: Tensor) -> None:
-        """Do a forward pass in training mode without a graph. It changes the running statistics."""
-        self._outputs_of(range(len(self)), x, training=True, with_graph=False)
+    def _begin_pass(self, num_examples: int, training: bool) -> None:
+        """Called before a forward pass of all networks. Subclasses draw random numbers here."""
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
+        self._begin_pass(x.shape[1], training)
         outputs = self._outputs_of(range(len(self)), x, training)
         if training:
             self._outputs = outputs
@@ -193,6 +180,7 @@ class ModuleStack(Stack):
         self._write_gradients(range(len(self)), outputs, d_logits_MbC)
 
     def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
+        self._begin_pass(x.shape[1], training=True)
         # Compute one unit after another. So the activations of one unit only are in memory at any time.
         # (On a GPU, of the units in side-by-side streams.)
         streams = SideStreams(self.parameters.device, len(one_hot_UbC))
@@ -204,11 +192,8 @@ class ModuleStack(Stack):
                     self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
 
     @property
-    def can_be_graphed(self) -> bool:
-        return True
-
-    @property
     def has_replaced_buffers(self) -> bool:
+        """Whether a network has put a new tensor in the place of one of the stack's tensors."""
         return any(module.get_buffer(name) is not view for module, name, view in self._buffers)
 
     def _outputs_of(self, networks: range, x: Tensor, training: bool, with_graph: bool = True) -> list[Tensor]:
@@ -223,10 +208,8 @@ class ModuleStack(Stack):
         dtype = self._compute_dtype if is_half else None
         autocast = torch.autocast(device, dtype, enabled=is_half, cache_enabled=False)
         with torch.set_grad_enabled(training and with_graph), autocast:
-            return [
-                self._output_of(number, self._module_view(x[number // networks_per_group], is_image=True))
-                for number in networks
-            ]
+            inputs = (self._module_view(x[number // networks_per_group], is_image=True) for number in networks)
+            return [self._output_of(number, of_network) for number, of_network in zip(networks, inputs, strict=True)]
 
     def _logits_in(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the logits of several networks as one tensor without a graph."""
@@ -244,8 +227,8 @@ class ModuleStack(Stack):
         d_outputs = [d.to(output.dtype) for d, output in zip(d_logits, outputs, strict=True)]
         found = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
         # A parameter that the network does not use has no gradient.
-        computed = [gradient if gradient is not None else torch.zeros_like(leaf)
-                    for gradient, leaf in zip(found, leaves, strict=True)]  # fmt: skip
+        pairs = zip(found, leaves, strict=True)
+        computed = [torch.zeros_like(leaf) if gradient is None else gradient for gradient, leaf in pairs]
         torch._foreach_copy_(self._gradients[which], computed)
 
     @property
@@ -258,35 +241,32 @@ class ModuleStack(Stack):
         return super().tensors
 
     def state(self) -> dict[str, Any]:
-        tensors = [one.state() for one in self.tensors]
-        others = [{name: value.cpu().clone() for name, value in _fixed(module)} for module in self._networks]
-        parameters, statistics = tensors if len(tensors) == 2 else (*tensors, None)
+        parameters, *statistics = (tensors.state() for tensors in self.tensors)
         return {
-            "kind": "module", "structure": self.structure.to_json(), "parameters": parameters, "statistics": statistics,
-            "buffers": others,
-        }  # fmt: skip
+            "kind": self.kind,
+            "structure": self.structure.to_json(),
+            "parameters": parameters,
+            "statistics": statistics[0] if statistics else None,
+            "buffers": [{name: value.cpu().clone() for name, value in _fixed(one)} for one in self._networks],
+        }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> Self:
         structure = Structure.from_json(state["structure"])
         count = num_stored(structure, state["parameters"])
-        stack = cls([untrained_module(structure, torch.Generator()) for _ in range(count)], structure, device)
-        stack._copy_from(state)
-        return stack
-
-    def _copy_from(self, state: dict[str, Any]) -> None:
-        """Copy the tensors of a state that `state()` returned."""
-        for tensors, kind in zip(self.tensors, ("parameters", "statistics"), strict=False):
+        stack = cls.initialised(structure, [torch.Generator() for _ in range(count)], device)
+        for tensors, kind in zip(stack.tensors, ("parameters", "statistics"), strict=False):
             if state[kind].keys() != tensors.shapes.keys():
                 raise ValueError(
-                    f"the file has the tensors {sorted(state[kind])}, but backbone={self.structure.backbone} has "
+                    f"the file has the tensors {sorted(state[kind])}, but backbone={structure.backbone} has "
                     f"{sorted(tensors.shapes)}: the code of the network has changed"
                 )
             for name, value in state[kind].items():
                 tensors[name].copy_(value)
-        for module, buffers in zip(self._networks, state.get("buffers", []), strict=False):
+        for module, buffers in zip(stack._networks, state.get("buffers", []), strict=False):
             for name, value in buffers.items():
-                _set_buffer(module, name, value.to(self.parameters.device))
+                _set_buffer(module, name, value.to(device))
+        return stack
 
     def to_module(self, network: int) -> nn.Module:
         module = deepcopy(self._networks[network])

@@ -1,11 +1,7 @@
 """Networks with mixtures of experts as torch modules.
 
-`GatedModuleStack` trains such modules. For mixtures in multilayer perceptrons, which have hand-written gradients, these
-modules have three other uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
-counted on a module, and trained networks are deployed as modules.
-
-The gates of a mixture form a tree. Each node of the tree has several branches, which lead to other nodes or to experts
-(see `gates`).
+`GatedModuleStack` trains such modules. Mixtures in multilayer perceptrons have hand-written gradients (`MixtureStack`);
+they are deployed as such modules, and tests compare both. For the tree of gates, see `gates`.
 
 Shapes: b examples, E experts, n nodes of the tree, K branches of all nodes together, C classes.
 """
@@ -16,18 +12,15 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from vision.networks.gates import expert_paths
+from vision.networks.gates import argmax_one_hot, draw_one_hot, expert_paths
 
 
 class MixtureLayerModule(nn.Module):
     """A mixture of experts: the weighted sum of the outputs of experts. A tree of gates computes the weights.
 
     Args:
-        experts: the experts. Each is a leaf of the tree of gates.
         features: module that maps the input [b, ...] to the features that the gates read, [b, num_features].
-        num_features: number of features that the gates read.
-        root: number of branches of the root, see `gates.expert_paths`.
-        splits: the experts that were split, in order, see `gates.expert_paths`.
+        root, splits: the tree of gates, see `gates.expert_paths`.
         hard: if True, each node gives the weight 1 to one of its branches and 0 to its other branches.
         activation: module that is applied to the output of each expert before the sum, for example ReLU. None if there
             is no activation.
@@ -47,7 +40,7 @@ class MixtureLayerModule(nn.Module):
     ):
         super().__init__()
         self.root, self.splits, self.hard, self.num_features = root, list(splits), hard, num_features
-        self.num_nodes, self.num_branches = bool(root) + len(splits), root + 2 * len(splits)
+        self.num_branches = root + 2 * len(splits)
         self.experts, self.features = nn.ModuleList(experts), features
         self.activation = activation or nn.Identity()
         self.gate = nn.Linear(num_features, self.num_branches) if self.num_branches else None
@@ -62,12 +55,7 @@ class MixtureLayerModule(nn.Module):
         """The weights of the experts in the last forward pass. They have no gradient."""
 
     def forward(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of the experts' outputs.
-
-        Args:
-            x: input of the layer, [b, ...].
-            uniform_bn: random numbers with which hard gates choose branches in training, see `weights`.
-        """
+        """Return the weighted sum of the experts' outputs. For the arguments, see `weights`."""
         weights_bE = self.weights(x, uniform_bn)
         self.last_weights_bE = weights_bE.detach()
         outputs = [self.activation(expert(x)) for expert in self.experts]
@@ -102,22 +90,13 @@ class MixtureLayerModule(nn.Module):
         probability = logits.softmax(-1)
         if not self.hard:
             return probability
-        if uniform is None:
-            chosen = probability.argmax(-1)
-        else:
-            chosen = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
-        one_hot = nn.functional.one_hot(chosen, probability.shape[-1])
+        one_hot = argmax_one_hot(probability) if uniform is None else draw_one_hot(probability, uniform)
         # Straight-through gradient: the result has the value of `one_hot`, but the gradient of `probability`.
         return one_hot + probability - probability.detach()
 
 
 class MixtureModule(nn.Module):
-    """A network with mixtures. It maps a batch of examples to logits [b, C].
-
-    Args:
-        layers: all layers except the last, in order. The mixtures are instances of `MixtureLayerModule`.
-        head: the last layer, which is not a mixture.
-    """
+    """A network with mixtures: layers, some of which are instances of `MixtureLayerModule`, and a head."""
 
     def __init__(self, layers: Sequence[nn.Module], head: nn.Module):
         super().__init__()
@@ -129,12 +108,9 @@ class MixtureModule(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, MixtureLayerModule)]
 
     def forward(self, x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the logits, [b, C].
+        """Return the logits, [b, C], for examples [b, ...].
 
-        Args:
-            x: examples, [b, ...].
-            uniforms: random numbers with which hard gates choose branches in training, one tensor [b, n] per mixture
-                (see `uniform_bn` of `MixtureLayerModule.weights`). If None, each node chooses its most likely branch.
+        `uniforms` has, for each mixture, the argument `uniform_bn` of `MixtureLayerModule.weights`.
         """
         uniform_bn = iter(uniforms or [])
         for layer in self.layers:
@@ -144,12 +120,7 @@ class MixtureModule(nn.Module):
 
 
 def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a torch.nn.Linear with copies of the given parameters.
-
-    Args:
-        weight: [outputs, inputs].
-        bias: [outputs].
-    """
+    """Return a torch.nn.Linear with copies of the given parameters, [outputs, inputs] and [outputs]."""
     linear = nn.Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
         linear.weight.copy_(weight)

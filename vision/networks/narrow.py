@@ -11,7 +11,6 @@ C input and D output channels.
 
 from collections.abc import Sequence
 from ctypes import CDLL, c_double, c_int, c_long, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,52 +29,21 @@ C_TYPES = {torch.float32: "float", torch.float64: "double"}
 """Supported dtypes of the parameters. For each dtype: the C type with which the C code narrow.c is compiled."""
 
 
-@dataclass(frozen=True)
-class NarrowLayer:
-    """The tensors of one layer: a 3 x 3 convolution without bias, then batch normalisation."""
-
-    weight_D33C: Tensor
-    """Weights of the convolution."""
-    scale_D: Tensor
-    """Scale of the batch normalisation."""
-    shift_D: Tensor
-    """Shift of the batch normalisation."""
-    mean_D: Tensor
-    """Running mean of each channel. A forward pass in training mode updates it in place."""
-    variance_D: Tensor
-    """Running variance of each channel. A forward pass in training mode updates it in place."""
-    momentum: float = 0.1
-    """Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
+Running = tuple[Tensor, Tensor, float]
+"""Running mean [D] and running variance [D] of a batch normalisation, which a forward pass in training mode updates in
+place, and the weight of the current batch in them, as `momentum` in torch.nn.BatchNorm2d."""
 
 
-@dataclass(frozen=True)
-class SavedLayer:
-    """The tensors of one layer that the forward pass saves for the backward pass."""
-
-    input_gssCl: Tensor
-    """Input of the layer. In the first layer, this is the input of the block. In the other layers, it is the output of
-    the convolution of the previous layer, before batch normalisation and ReLU."""
-    input_norm_4C: Tensor | None
-    """Batch normalisation of the previous layer: mean, factor, shift and inverse standard deviation, as in `norm_4D`.
-    narrow.c applies this normalisation and ReLU to `input_gssCl` just before the convolution. None in the first layer
-    of the block, which has no previous layer: its convolution reads `input_gssCl` without changes."""
-    z_gssDl: Tensor
-    """Output of the convolution, before batch normalisation."""
-    norm_4D: Tensor
-    """Batch normalisation of this layer, in four rows: mean, factor (scale divided by standard deviation), shift, and
-    inverse standard deviation."""
-
-
-def can_compute(x_bssC: Tensor, layers: Sequence[NarrowLayer]) -> bool:
-    """Return True if the C code narrow.c can compute a block for the input `x_bssC` and is faster than torch."""
+def can_compute(x_bssC: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Return True if narrow.c can compute a block and is faster than torch. See `NarrowBlock` for the arguments."""
     dtype, (_, side, width, channels) = x_bssC.dtype, x_bssC.shape
-    widest = max(channels, *(len(layer.scale_D) for layer in layers))
+    widest = max(channels, *map(len, parameters))
     return (
         x_bssC.device.type == "cpu"
         and widest * torch.get_num_threads() <= MAX_CHANNELS
         and (side == width and side % 2 == 0)
         and dtype in C_TYPES
-        and layers[0].weight_D33C.dtype is dtype
+        and parameters[0].dtype is dtype
         and not torch.is_autocast_enabled("cpu")
         and load_or_warn(SOURCE, C_TYPES[dtype]) is not None
     )
@@ -84,14 +52,15 @@ def can_compute(x_bssC: Tensor, layers: Sequence[NarrowLayer]) -> bool:
 class NarrowBlock(torch.autograd.Function):
     """A block of one network, computed by the C code narrow.c: convolutions with normalisation and ReLU, then pooling.
 
-    The block maps [b, s, s, C] to [b, s/2, s/2, D]. Call `NarrowBlock.apply(x_bssC, layers, training, *parameters)`,
-    where `parameters` are the weight_D33C, scale_D and shift_D of each layer in `layers`, in this order, so that
-    autograd sees them. If `training` is True, the block normalises with the statistics of the batch and updates the
-    running statistics. Otherwise, it normalises with the running statistics, and has no gradient.
+    The block maps [b, s, s, C] to [b, s/2, s/2, D]. Call `NarrowBlock.apply(x_bssC, running, training, *parameters)`,
+    where `running` has the running statistics of each layer, and `parameters` are the weights of the convolution
+    [D, 3, 3, C], scale [D] and shift [D] of each layer in turn. If `training` is True, the block normalises with the
+    statistics of the batch and updates the running statistics. Otherwise, it normalises with the running statistics,
+    and has no gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_bssC: Tensor, layers: Sequence[NarrowLayer], training: bool, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x_bssC: Tensor, running: Sequence[Running], training: bool, *parameters: Tensor) -> Tensor:
         """Return the output of the block, [b, s/2, s/2, D].
 
         Raises:
@@ -100,10 +69,10 @@ class NarrowBlock(torch.autograd.Function):
         """
         dtype, (num_examples, side, width, channels) = x_bssC.dtype, x_bssC.shape
         library = _library(dtype)
-        if side != width or side % 2 or channels != layers[0].weight_D33C.shape[3]:
+        if side != width or side % 2 or channels != parameters[0].shape[3]:
             raise ValueError(
                 f"images of shape {list(x_bssC.shape[1:])} do not fit this block: both sides must be equal and even, "
-                f"and the number of channels must be {layers[0].weight_D33C.shape[3]}"
+                f"and the number of channels must be {parameters[0].shape[3]}"
             )
         # narrow.c computes a group of `lanes` examples at once, because a vector register holds `lanes` numbers. The
         # last group may be incomplete, so round up.
@@ -115,24 +84,26 @@ class NarrowBlock(torch.autograd.Function):
         library.alma_pack(_pointer(images, dtype), _pointer(z, dtype), b, c_long(side * side), c_long(channels))
         norm: Tensor | None = None
         saved = []
-        for layer in layers:
-            layer_input, input_norm = z, norm
-            num_out = len(layer.scale_D)
+        for number, (mean_D, variance_D, momentum) in enumerate(running):
+            weight_D33C, scale_D, shift_D = parameters[3 * number : 3 * number + 3]
+            layer_input, input_norm, num_out = z, norm, len(scale_D)
             z, norm = layer_input.new_empty(groups, side, side, num_out, lanes), layer_input.new_empty(4, num_out)
-            tensors = (layer_input, input_norm, layer.weight_D33C, layer.scale_D, layer.shift_D, layer.mean_D,
-                       layer.variance_D, z, norm)  # fmt: skip
+            tensors = (layer_input, input_norm, weight_D33C, scale_D, shift_D, mean_D, variance_D, z, norm)
             failed = library.alma_conv_forward(
                 *(_pointer(tensor, dtype) for tensor in tensors), b, s, c_long(layer_input.shape[3]),
-                c_long(num_out), c_int(training), c_double(layer.momentum), c_double(EPS),
+                c_long(num_out), c_int(training), c_double(momentum), c_double(EPS),
             )  # fmt: skip
             _raise_if_failed(failed)
-            saved.append(SavedLayer(layer_input, input_norm, z, norm))
+            saved.append((layer_input, input_norm, z, norm))
         out = images.new_empty(num_examples, side // 2, side // 2, num_out)
         pointers = (_pointer(tensor, dtype) for tensor in (z, norm, out))
         library.alma_pool_forward(*pointers, b, s, c_long(num_out))
         if training:
-            # The saved tensors are neither inputs nor outputs of this function, so they can be stored directly.
-            ctx.saved, ctx.layers = saved, layers
+            # For each layer: the input of the convolution and the norm that is applied to it first (None in the first
+            # layer, whose input is that of the block), the output of the convolution and the norm that follows it. A
+            # norm is a table of four rows: mean, factor (scale divided by standard deviation), shift, and inverse
+            # standard deviation. These are neither inputs nor outputs of this function, so they can be stored directly.
+            ctx.saved, ctx.parameters = saved, parameters
         return out
 
     @staticmethod
@@ -143,31 +114,31 @@ class NarrowBlock(torch.autograd.Function):
             ValueError: if the gradient does not have the shape of the output.
             MemoryError: if the C code narrow.c cannot allocate its work buffers.
         """
-        (dy_bssD,), saved, layers, dtype = grad_outputs, ctx.saved, ctx.layers, grad_outputs[0].dtype
-        library, last, num_examples = _library(dtype), saved[-1], len(dy_bssD)
-        side, num_out = last.z_gssDl.shape[1], last.z_gssDl.shape[3]
+        (dy_bssD,), saved, dtype = grad_outputs, ctx.saved, grad_outputs[0].dtype
+        library, (_, _, last_z, last_norm), num_examples = _library(dtype), saved[-1], len(dy_bssD)
+        side, num_out = last_z.shape[1], last_z.shape[3]
         b, s = c_long(num_examples), c_long(side)
         # d is the gradient with respect to the output of the batch normalisation of a layer. alma_pool_backward
         # computes d for the last layer. Then each pass of the loop below computes d for the layer before. `sums`
         # contains, for each channel, the sum of d and the sum of d * (z - mean). Here z is the output of the
         # convolution, and `mean` is the mean of z. The backward pass of batch normalisation needs these sums.
-        d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
+        d, sums = torch.empty_like(last_z), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
-        pointers = (_pointer(tensor, dtype) for tensor in (dy_bssD, last.z_gssDl, last.norm_4D, d))
-        library.alma_pool_backward(*pointers, _sums_pointer(sums), b, s, c_long(num_out))
+        pointers = (_pointer(tensor, dtype) for tensor in (dy_bssD, last_z, last_norm, d))
+        library.alma_pool_backward(*pointers, _pointer(sums, torch.float64), b, s, c_long(num_out))
         gradients: list[Tensor] = []
         d_input: Tensor | None = None
-        for number in range(len(layers) - 1, -1, -1):
-            layer, of_layer = layers[number], saved[number]
-            channels, num_out = of_layer.input_gssCl.shape[3], of_layer.z_gssDl.shape[3]
-            d_input = torch.empty_like(of_layer.input_gssCl) if number or ctx.needs_input_grad[0] else None
+        for number in range(len(saved) - 1, -1, -1):
+            layer_input, input_norm, z, norm = saved[number]
+            weight_D33C, *_ = parameters = ctx.parameters[3 * number : 3 * number + 3]
+            channels, num_out = layer_input.shape[3], z.shape[3]
+            d_input = torch.empty_like(layer_input) if number or ctx.needs_input_grad[0] else None
             input_sums = dy_bssD.new_empty(2 * channels, dtype=torch.float64) if number else None
-            of_parameters = [torch.empty_like(p) for p in (layer.weight_D33C, layer.scale_D, layer.shift_D)]
-            inputs = (of_layer.z_gssDl, of_layer.norm_4D, of_layer.input_gssCl, of_layer.input_norm_4C,
-                      layer.weight_D33C, *of_parameters, d_input)  # fmt: skip
+            of_parameters = [torch.empty_like(parameter) for parameter in parameters]
+            tensors = (z, norm, layer_input, input_norm, weight_D33C, *of_parameters, d_input)
             failed = library.alma_conv_backward(
-                _pointer(d, dtype), _sums_pointer(sums), *(_pointer(tensor, dtype) for tensor in inputs),
-                _sums_pointer(input_sums), b, s, c_long(channels), c_long(num_out),
+                _pointer(d, dtype), _pointer(sums, torch.float64), *(_pointer(tensor, dtype) for tensor in tensors),
+                _pointer(input_sums, torch.float64), b, s, c_long(channels), c_long(num_out),
             )  # fmt: skip
             _raise_if_failed(failed)
             gradients = [*of_parameters, *gradients]
@@ -198,11 +169,6 @@ def _pointer(tensor: Tensor | None, dtype: torch.dtype) -> c_void_p:
             f"with strides {tensor.stride()}"
         )
     return c_void_p(tensor.data_ptr())
-
-
-def _sums_pointer(sums: Tensor | None) -> c_void_p:
-    """Return the address of the data of `sums`, or a null pointer if `sums` is None."""
-    return c_void_p(0 if sums is None else sums.data_ptr())
 
 
 def _raise_if_failed(failed: int) -> None:

@@ -13,13 +13,11 @@ class Parameters:
     """Named tensors of M networks. Each tensor is a view of one flat tensor and has shape [M, *shape].
 
     The flat tensor contains one named tensor after the other, each with the values of network 0, network 1, and so on.
-    So an optimizer can update all networks in a few operations. Also, if several networks read the same examples, the
-    weights of their first layers can be used as one matrix.
+    So an optimizer can update all networks in a few operations, and the first layers of networks that read the same
+    examples can be used as one matrix.
 
     Args:
         shapes: name -> shape of this tensor in one network.
-        num_networks: number of networks, M.
-        device: device on which the tensors are stored.
         dtype: dtype of the tensors. None means torch's default dtype.
         alignment: the values of each network in each tensor begin at a multiple of this number of values. The gaps
             contain zeros. With more than 1, the tensors of the networks do not follow each other without gaps.
@@ -36,9 +34,14 @@ class Parameters:
         self.shapes = dict(shapes)
         self.num_networks = num_networks
         self.alignment = alignment
-        size = sum(self._stored_size(shape) for shape in self.shapes.values())
-        self.flat = torch.zeros(num_networks * size, device=device, dtype=dtype)
-        self._tensors = self._views(self.flat)
+        sizes = {name: prod(shape) for name, shape in self.shapes.items()}
+        stored = {name: -(-size // alignment) * alignment for name, size in sizes.items()}  # with the gap after it
+        self.flat = torch.zeros(num_networks * sum(stored.values()), device=device, dtype=dtype)
+        parts = self.flat.split([num_networks * size for size in stored.values()])
+        self._tensors = {
+            name: part.view(num_networks, stored[name])[:, : sizes[name]].view(num_networks, *self.shapes[name])
+            for name, part in zip(stored, parts, strict=True)
+        }
 
     @property
     def size(self) -> int:
@@ -65,12 +68,7 @@ class Parameters:
         return copy
 
     def copy_networks(self, other: "Parameters", which_M: Tensor) -> None:
-        """Copy the parameters of selected networks from `other` to this object.
-
-        Args:
-            other: parameters with the same names and shapes.
-            which_M: bool tensor, True for the networks to copy.
-        """
+        """Copy the parameters of those networks for which `which_M` is True from `other`, which has the same shapes."""
         if bool(which_M.all()):
             self.flat.copy_(other.flat)
         else:
@@ -87,8 +85,7 @@ class Parameters:
     ) -> "Parameters":
         """Return new `Parameters` with copies of the tensors that `state()` returned.
 
-        Raises:
-            ValueError: if the tensors do not have the names and shapes `expected`.
+        Raise ValueError if they do not have the names and shapes `expected`.
         """
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.items()}
         if expected is not None and shapes != expected:
@@ -98,20 +95,6 @@ class Parameters:
         for name, tensor in state.items():
             parameters[name].copy_(tensor)
         return parameters
-
-    def _stored_size(self, shape: tuple[int, ...]) -> int:
-        """Return how many values of the flat tensor a tensor of one network takes, with the gap after it."""
-        return -(-prod(shape) // self.alignment) * self.alignment
-
-    def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return all named tensors, [M, *shape] each, as views of the flat tensor."""
-        views, start = {}, 0
-        for name, shape in self.shapes.items():
-            end = start + self.num_networks * self._stored_size(shape)
-            rows = flat[start:end].view(self.num_networks, self._stored_size(shape))
-            views[name] = rows[:, : prod(shape)].view(self.num_networks, *shape)
-            start = end
-        return views
 
 
 def layer_shapes(sizes: Sequence[int], num_rows: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -130,13 +113,8 @@ def layer_shapes(sizes: Sequence[int], num_rows: Sequence[int]) -> dict[str, tup
 def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
     """Return weights [M, out, in] and biases [M, out] for M networks, with the initialisation of torch.nn.Linear.
 
-    Weights and biases are random and uniform between -1/sqrt(in) and 1/sqrt(in).
-
-    Args:
-        num_out: number of outputs.
-        num_in: number of inputs.
-        generators: random generators, one per network. So a network gets the same numbers, whether it is
-            initialised alone or together with others.
+    Weights and biases are random and uniform between -1/sqrt(in) and 1/sqrt(in). There is one random generator per
+    network, so a network gets the same numbers, whether it is initialised alone or together with others.
     """
     bound = num_in**-0.5
     rows_Moi = torch.stack([torch.rand(num_out, num_in + 1, generator=generator) for generator in generators])

@@ -13,8 +13,6 @@ class ResidualBlock(nn.Module):
     are appended to the input as further channels (option A of the paper), so the addition has no parameters.
 
     Args:
-        num_in: number of input channels.
-        num_out: number of output channels.
         stride: step of the first convolution, 1 or 2.
     """
 

@@ -15,7 +15,7 @@ LossGradient = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stack(ABC):
-    """M networks of one shape that are computed together. Subclasses implement `logits` and `backward`.
+    """M networks of one shape that are computed together.
 
     Shapes: M networks in G groups, b examples of one batch, n examples (any number), C classes. The M / G networks of a
     group read the same examples. An example is a vector of i inputs, or an image of s x s pixels with channels last.
@@ -49,26 +49,13 @@ class Stack(ABC):
         return self.parameters.size
 
     @property
-    def can_be_graphed(self) -> bool:
-        """Whether `compute_gradient` starts the same operations on a GPU in each step, so that it can be recorded."""
-        return False
-
-    @property
-    def has_replaced_buffers(self) -> bool:
-        """Whether a network has put a new tensor in the place of one of the stack's tensors."""
-        return False
-
-    @property
     def num_experts(self) -> int | None:
         """Number of experts in each mixture of a network, or None for networks without mixtures."""
         return None
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network for one example: in a forward pass, in training and in a prediction.
-
-        By default, torch's FLOP counter counts them. Subclasses without convolutions compute them by a formula.
-        """
+        """FLOPs of one network for one example, by default counted by torch's FLOP counter."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
@@ -77,19 +64,16 @@ class Stack(ABC):
         return (self.parameters.shapes["weight_1"][1],)
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C]. Many examples are computed in several forward passes.
+        """Return the logits of any number of examples, [M, n, C], in several forward passes if they are many.
 
-        Args:
-            x: examples, [M, n, ...], or [G, n, ...] if the networks of a group read the same examples.
+        The examples are [M, n, ...], or [G, n, ...] if the networks of a group read the same.
         """
         return self.logits_of_parts([x] if x.shape[1] <= self.examples_at_once else x.split(self.examples_at_once, 1))
 
     def logits_of_parts(self, parts: Iterable[Tensor]) -> Tensor:
         """Return the logits of several parts of examples, [M, n, C]. Each part is one forward pass.
 
-        Args:
-            parts: examples as in `logits_of_many`. The parts are read one after another, so that they need not all be
-                in memory.
+        The parts are read one after another, so that they need not all be in memory.
         """
         logits = [self.logits(part) for part in parts]
         return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
@@ -104,24 +88,17 @@ class Stack(ABC):
         """
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> int:
-        """Compute the running statistics of batch normalisation anew, as means over some batches.
+        """Compute the running statistics of batch normalisation anew, as means over batches of examples.
 
-        They do not depend on their old values. Without batch normalisation, nothing is computed.
-
-        Args:
-            batches: examples as for `logits`, without labels.
-
-        Returns:
-            Number of examples that each network has processed.
+        Return the number of examples that each network has processed. Without batch normalisation, nothing is computed.
         """
         return 0
 
     @abstractmethod
     def backward(self, d_logits_MbC: Tensor) -> None:
-        """Compute the gradients of the parameters and write them to `gradient`.
+        """Compute the gradients of the parameters and write them to `gradient`. The saved activations are freed.
 
-        Args:
-            d_logits_MbC: gradient with respect to the logits that the last call with `training=True` returned.
+        `d_logits_MbC` is the gradient with respect to the logits that the last call with `training=True` returned.
         """
 
     def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
@@ -135,16 +112,9 @@ class Stack(ABC):
         """
         self.backward(loss(self.logits(x, training=True), one_hot_UbC))
 
-    def free_activations(self) -> None:  # noqa: B027 (autograd frees its activations itself)
-        """Free the activations saved for `backward`, because the stack stays in memory for a long time."""
-
     @abstractmethod
     def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
-        """Initialise all parameters again, in place.
-
-        Args:
-            generators: random generators, one per network.
-        """
+        """Initialise all parameters again, in place, with one random generator per network."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -157,10 +127,7 @@ class Stack(ABC):
 
     @abstractmethod
     def to_module(self, network: int) -> nn.Module:
-        """Return one network as a torch.nn.Module with copies of its parameters.
+        """Return the network with this index as a torch.nn.Module with copies of its parameters.
 
         The module maps vectors [b, i] or images [b, channels, s, s] to logits [b, C].
-
-        Args:
-            network: index of the network in the stack.
         """

@@ -37,18 +37,14 @@ FIGURES: dict[str, Callable[[Comparison, Sequence[Numbers]], Figure | None]] = {
     "periods": perplexities_by_period,
 }
 """The figures of a report: file name without suffix -> function that draws the figure, or returns None if there is
-nothing to draw.
-
-Each function makes one figure for the complete comparison. The functions `routing_maps` and `error_maps` are not in
-this list, because they make one figure for each of several groups.
-"""
+nothing to draw. `routing_maps` and `error_maps` are not in this list, because they make one figure for each of several
+groups."""
 
 
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
-    If routing.npz or errors.jsonl, the data file of a map, is damaged, yield (file name, RunError) for this map and
-    continue.
+    If the data file of a map, routing.npz or errors.jsonl, is damaged, yield (file name, RunError) for this map.
     """
     drawings: list[tuple[str, Callable[[], Figure | None]]]
     drawings = [(name, partial(draw, comparison, numbers)) for name, draw in FIGURES.items()]

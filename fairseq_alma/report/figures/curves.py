@@ -63,8 +63,8 @@ def panels_of(
         finished_only: if True, unfinished groups are left out.
 
     Returns:
-        A dictionary panel title -> indices of the groups in the panel, and the number of groups left out because of
-        MAX_PANELS and `max_groups`. Panels and groups are in the order of the groups of the comparison.
+        A dictionary panel title -> indices of the groups in the panel, in the order of the comparison, and the number
+            of groups that were left out because of MAX_PANELS and `max_groups`.
     """
     growth = [name for name in settings_that_are("growth") if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
@@ -128,9 +128,8 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     """Draw the test error rate or perplexity after each arrival. Shaded bands show the standard error over seeds.
 
     Error rates are drawn from t = 0 on, because the large errors before the first stage are the cost of waiting.
-
-    Perplexities are drawn from the first stage on. The perplexity of an untrained model is about the size of the
-    vocabulary. On an axis with such large values, differences between trained models would not be visible.
+    Perplexities are drawn from the first stage on: that of an untrained model, about the size of the vocabulary, would
+    hide the differences between trained models.
 
     A group that would be alone in a panel is drawn in the panel of groups that differ from it only in size, or in
     options. The difference is written at the end of its curve.
@@ -215,13 +214,10 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
     """Draw the average perplexity so far against three costs, each in a separate panel, like figure 5 of the paper.
 
     The average is the geometric mean over all arrivals t = 1, 2, ... so far, as on the page. It includes the arrivals
-    before the first stage, at the perplexity of the untrained model. The paper draws an arithmetic mean.
+    before the first stage, at the perplexity of the untrained model. The paper draws an arithmetic mean. The costs are
+    the training FLOPs so far, the number of parameters, and the number of experts.
 
-    The costs are the training FLOPs so far, the number of parameters, and the number of experts. Each curve shows one
-    group of runs (runs that differ only in the seed).
-
-    Returns:
-        The figure. None if the runs are vision runs, or if no group of runs has finished a stage.
+    The result is None for vision runs, or if no group of runs has finished a stage.
     """
     groups = [
         group
@@ -270,11 +266,7 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
 
 
 def geometric_average(quality: np.ndarray) -> np.ndarray:
-    """Return the geometric mean of the perplexities at t = 1..t for each arrival t: [B + 1] -> [B + 1], NaN at t = 0.
-
-    Args:
-        quality: perplexity at t = 0..B, with that of the untrained model where no stage has been finished.
-    """
+    """Return the geometric mean of the perplexities from 1 to t, for each arrival t: [B + 1] -> [B + 1]; NaN at 0."""
     averages = np.full(len(quality), np.nan)
     averages[1:] = np.exp(np.cumsum(np.log(quality[1:])) / np.arange(1, len(quality)))
     return averages

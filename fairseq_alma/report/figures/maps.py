@@ -55,11 +55,8 @@ def _draw_matrix(axes: Axes, values: Array, first: tuple[float, float], **more: 
 def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the load of each expert in the first and in the last mixture layer, and the overflow, over the stream.
 
-    Each row of panels shows one group of runs: its run with the first seed. Only groups with mixture layers can be
-    shown. If more than MAX_GROUPS groups have mixture layers, the groups with the best validation scores are shown.
-
-    Returns:
-        The figure, or None if no group has a mixture layer with two or more experts.
+    Each row of panels shows the run with the first seed of one group: of those with the best validation scores, at most
+    MAX_GROUPS. The result is None if no group has a mixture layer with two or more experts.
     """
     has_mixture = [
         i
@@ -95,13 +92,11 @@ def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
 
 
 def load_map(run: Run, layer: int) -> tuple[list[int], np.ndarray]:
-    """Return the load of each expert of a mixture layer, relative to an even load.
-
-    The load is divided by 1 / (number of experts), the load that each expert would have if all loads were equal.
+    """Return the load of each expert of a mixture layer, relative to an even load, 1 / (number of experts).
 
     Returns:
-        The arrivals at which the loads were recorded, and an array [experts, arrivals] with the relative loads. The
-        array contains NaN at arrivals at which an expert did not exist yet.
+        The arrivals at which the loads were recorded, and an array [experts, arrivals] with the relative loads: NaN at
+            arrivals at which an expert did not exist yet.
     """
     times = sorted(run.expert_load)
     loads = [run.expert_load[t][layer] for t in times]
@@ -130,10 +125,7 @@ def perplexities_by_period(comparison: Comparison, numbers: Sequence[Numbers]) -
     """Draw the matrix of the runs with the best validation scores, one panel each, on one scale of colours.
 
     A row is an arrival, a column a period. Below the diagonal are periods of the past, above it those of the future.
-    Untrained learners, whose perplexity is about the size of the vocabulary, are grey.
-
-    Returns:
-        The figure; None if no run has been scored by period.
+    Untrained learners are grey. The result is None if no run has been scored by period.
     """
     matrices = {i: matrix for i, group in enumerate(comparison.groups) if (matrix := matrix_of(group)) is not None}
     for i, matrix in matrices.items():
@@ -175,7 +167,7 @@ def _draw_periods(axes: Axes, perplexities: Array, norm: LogNorm):
 def error_maps(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield (file name without suffix, function that draws the error map) for each group of runs with error matrices.
 
-    If more than MAX_GROUPS groups have them, only the groups with the best validation scores get a map.
+    Of more than MAX_GROUPS groups, only those with the best validation scores get a map.
     """
     has_matrix = [i for i, group in enumerate(comparison.groups) if (group.counted_runs[0].folder / FILE).exists()]
     for number, i in enumerate(best_by_validation(has_matrix, numbers), start=1):
@@ -187,10 +179,8 @@ def error_maps(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[t
 def error_map(group: RunGroup, title: str) -> Figure:
     """Draw the error matrix of a group as two heat maps: by mega-batch and by class. The mean over seeds is drawn.
 
-    A row is an arrival, from t = 0 at the top. Error rates that were not measured are grey.
-
-    Raises:
-        RunError: if an error matrix is missing or damaged.
+    A row is an arrival, from t = 0 at the top. Error rates that were not measured are grey. Raise RunError if an error
+    matrix is missing or damaged.
     """
     by_mega_batch, by_class, names = _mean_matrices(group)
     figure = Figure(figsize=(2 * WIDTH + 0.8, HEIGHT + 0.8), layout="constrained", dpi=150)

@@ -22,12 +22,9 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
 
     The polygons show runs of one recipe: they differ in the learner and the wait, but not in the size, the number of
     epochs or other settings. It is the recipe with the most learners; if several have as many, the one with the best
-    validation score. Each polygon shows the group of runs that has the best validation score of its learner. The
-    function `radar_shares` computes the corners of the polygon: one position on each axis.
-
-    Returns:
-        The figure, or None if no recipe has two learners with a finished group with a validation score and a finite CER
-        or average perplexity.
+    validation score. Each polygon shows the best group of its learner by validation; for its corners, see
+    `radar_shares`. The result is None if no recipe has two learners with a validation score and a finite CER or average
+    perplexity.
     """
     recipe, best = _best_of_a_recipe(comparison, numbers)
     if len(best) < 2:

@@ -24,10 +24,7 @@ from fairseq_alma.report.runs import Comparison, RunGroup
 MAX_STAGES = 4
 """Maximum number of stages in a routing map. Each stage has a separate panel."""
 MAX_EXAMPLES = 1500
-"""Maximum number of examples (test images) in a routing map. With more examples, t-SNE would take too long.
-
-t-SNE needs about one second for a few hundred examples.
-"""
+"""Maximum number of test images in a routing map. t-SNE needs about one second for a few hundred."""
 MIN_EXAMPLES = 10
 """Minimum number of examples (test images) in a routing map."""
 _PERPLEXITY = 30

@@ -127,9 +127,8 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     """Draw the effect of replay: CER or average perplexity against training FLOPs, without and with replay.
 
     A line joins each group of runs without replay to each group that differs from it only in replay. The settings in
-    which the segments differ, such as `replay` and `width`, are written at the end with replay; those that they share,
-    in the title.
-    The result is None if there are no two finished groups that differ only in replay.
+    which the segments differ are written at the end with replay; those that they share, in the title. The result is
+    None if there are no two finished groups that differ only in replay.
     """
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
@@ -179,10 +178,8 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> list[tuple[RunGroup, Numbers, RunGroup, Numbers]]:  # fmt: skip
-    """Find the pairs of finished groups of runs that differ only in replay: one group without and one with replay.
-
-    Returns:
-        For each pair: (group without replay, its results, group with replay, its results).
+    """Return the finished groups that differ only in replay: group without replay, its results, group with, its
+    results.
     """
     finished = [(group, result) for group, result in zip(comparison.groups, numbers, strict=True) if result.quality]
     without = {_key_without(group, ("replay",)): (group, result) for group, result in finished if not group.replay}

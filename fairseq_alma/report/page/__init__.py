@@ -35,10 +35,8 @@ SCRIPTS = ("data.js", "plots.js", "page.js")
 """JavaScript files of the page, in the order in which they are joined. A file uses functions of those before it."""
 GLOSSARY_ENTRY = re.compile(r"^(\S[^\n]*)\n:   (.*(?:\n(?:    .*|(?=\n    )))*)", re.MULTILINE)
 MAX_POINTS = 250_000
-"""Maximum total number of points in the curves of one comparison. This limits the size of index.html.
-
-If a comparison has n curves, each curve may have MAX_POINTS / n points.
-"""
+"""Maximum total number of points in the curves of one comparison, which limits the size of index.html. Each of n curves
+may have MAX_POINTS / n points."""
 MIN_POINTS = 40
 """Each curve may have at least this many points, even if all curves together then have more than MAX_POINTS."""
 MAX_FILTER_VALUES = 20
@@ -161,18 +159,15 @@ def curve(group: RunGroup, num_points: int) -> dict[str, list | None]:
     """Return the curve of a group of runs: test error rate or perplexity over the arrivals.
 
     If there are at most FEW_ARRIVALS arrivals, the curve contains all of them. Otherwise it contains the first arrival,
-    the last arrival, and the arrivals at which the value of at least one seed changed.
+    the last arrival, and the arrivals at which the value of at least one seed changed. A curve with more than
+    `num_points` points is reduced to this many evenly spaced ones.
 
     The curve of a language model begins at its first stage. The perplexity of an untrained model is so large that
     differences between trained models would not be visible.
 
-    Args:
-        group: runs with equal settings.
-        num_points: maximum number of points. A longer curve is reduced to this many evenly spaced points.
-
     Returns:
-        Lists with one entry per point: arrivals "t", "mean" over seeds, and standard "error" over seeds. For a single
-        seed, "error" is None.
+        Lists with one entry per point: arrivals "t", "mean" over seeds, and standard "error" over seeds; None for one
+            seed.
     """
     values = group.column("quality")
     mean, error = values.mean(axis=0), standard_error(values)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_prep.dividing.layout import choose, keep_documents
+from data_prep.dividing.shares import choose, keep_documents
 from tests.data_prep.dividing.test_mixing import passages_of
 
 

@@ -11,10 +11,9 @@ from data_prep.dividing.layout import (
     drifting_layout,
     equal_layout,
     extension_layout,
-    keep_words,
     mixed,
-    share_out,
 )
+from data_prep.dividing.shares import keep_words, share_out
 from data_prep.errors import PrepError
 from data_prep.reading.index import ENTRY
 from data_prep.sources import Source, SourceFile

@@ -12,17 +12,13 @@ import pytest
 from data_prep.dividing.chronological import HeldOut, chronological_layout
 from data_prep.dividing.layout import (
     by_key,
-    choose,
     drifting_layout,
     equal_layout,
     extension_layout,
-    keep_documents,
-    keep_words,
     mixed,
     strata_of,
-    wanted_words_of,
-    words_by_source,
 )
+from data_prep.dividing.shares import choose, keep_documents, keep_words, wanted_words_of, words_by_source
 from data_prep.reading.index import ENTRY
 from data_prep.sources import Source
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from data_prep.encoding import encode
-from data_prep.encoding.encode import EncodeTask, join_tokens
+from data_prep.encoding.encode import EncodeTask
 from data_prep.reading import spool
 from data_prep.reading.index import ENTRY, Texts
 from data_prep.reading.spool import text_path
 from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.tasks import Step
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, TOKENIZERS, load_tokenizer
 from fairseq_alma.core.files import sha256_of
 
@@ -34,7 +35,7 @@ def encoding_task(tmp_path):
     files = (tmp_path / kind.file_name, tmp_path / "index.npy")
     digests = [sha256_of(file) for file in files]
     texts = Texts(str(files[1]), digests[1], str(tmp_path), 0, len(TEXTS))
-    return EncodeTask(str(files[0]), digests[0], texts, "uint16", len(load_tokenizer(files[0]).symbols()) + 4)
+    return EncodeTask(str(files[0]), digests[0], texts, "uint16")
 
 
 def test_a_task_beats_for_each_passage_that_it_reads(tmp_path, encoding_task, monkeypatch):
@@ -54,10 +55,10 @@ def test_passages_are_read_in_the_order_of_the_spool(tmp_path, encoding_task, mo
         opened.clear()
         with Heartbeat(tmp_path / "alive") as heartbeat:
             encoding_task.run(tmp_path / "out", heartbeat)
-        found.append([(tmp_path / f"out.{ending}").read_bytes() for ending in ("tokens", "sizes", "counts")])
+        found.append((tmp_path / "out.tokens").read_bytes())
     assert found[0] == found[1] == found[2]
     assert opened == sorted(opened) and set(opened) == {0, 1, 2}
-    tokens = np.frombuffer(found[0][0], np.uint16).tolist()
+    tokens = np.frombuffer(found[0], np.uint16).tolist()
     tokenizer = load_tokenizer(Path(encoding_task.tokenizer_file))
     expected = [[*(ids + NUM_SPECIAL).tolist(), EOS] for ids in tokenizer.encode(TEXTS)]
     assert tokens == [token for ids in expected for token in ids]
@@ -66,11 +67,12 @@ def test_passages_are_read_in_the_order_of_the_spool(tmp_path, encoding_task, mo
 def test_tasks_grow_with_the_corpus(tmp_path, books, alma_prep, monkeypatch, folder_bytes):
     num_tasks: list[int] = []
 
-    def join(step, *more):
-        num_tasks.append(len(step.tasks))
-        return join_tokens(step, *more)
+    def step(folder, tasks):
+        if folder.name == "encode":
+            num_tasks.append(len(tasks))
+        return Step(folder, tasks)
 
-    monkeypatch.setattr(encode, "join_tokens", join)
+    monkeypatch.setattr(encode, "Step", step)
     monkeypatch.setattr(encode, "TASK_BYTES", 8_000)
     for number, most in enumerate((4000, 5)):
         monkeypatch.setattr(encode, "_MAX_TASKS", most)

@@ -23,7 +23,7 @@ def stopped_run(tmp_path, books, alma_prep, monkeypatch):
 
     def run():
         with monkeypatch.context() as patched:
-            patched.setattr(work_folder.WorkFolder, "add_digests", stop)
+            patched.setattr("data_prep.prepare.publish", stop)
             with pytest.raises(StoppedError):
                 alma_prep(tmp_path / "out", f"books:{books}")
         return tmp_path / "out" / ".alma-prep"

@@ -31,8 +31,7 @@ def test_files_are_byte_for_byte_those_of_fairseq(tmp_path, dictionary_size):
 def test_pointers_are_counted_in_64_bits(tmp_path):
     # 40 000 sequences of 65 535 tokens of 2 bytes are 5.2 GB; only the index is written here.
     with MMapWriter(tmp_path / "large", "uint16") as writer:
-        writer._index.write(np.full(40_000, 65_535, dtype=np.int32).data)
-        writer._num_sequences = 40_000
+        writer._sizes.append(np.full(40_000, 65_535, np.int32))
     pointers = np.fromfile(tmp_path / "large.idx", dtype=np.int64, offset=26 + 4 * 40_000)
     assert pointers.tolist() == [number * 65_535 * 2 for number in range(40_000)]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from data_prep.reading.facts import IdsWriter, dates_of, documents_path, ids_of, rows_by_shard
+from data_prep.reading.facts import dates_of, documents_path, ids_of, ids_writer, rows_by_shard
 from data_prep.reading.index import ENTRY, SPOOLED
 
 COUNTS = (100_000, 1, 4096)
@@ -22,8 +22,8 @@ def spool(tmp_path_factory):
     for shard, count in enumerate(COUNTS):
         documents = np.zeros(count, SPOOLED)
         documents["offset"], documents["date"] = 10 * np.arange(count), shard * 10**6 + np.arange(count)
-        with IdsWriter(folder / f"{shard:06d}") as ids:
-            documents["id"] = [ids.add(name_of(shard, row)) for row in range(count)]
+        with ids_writer(folder / f"{shard:06d}") as add_id:
+            documents["id"] = [add_id(name_of(shard, row)) for row in range(count)]
         np.save(documents_path(folder, shard), documents)
     return folder
 

@@ -10,17 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq_alma.core import (
-    MegaBatch,
-    MegaBatchStream,
-    RunRecord,
-    Scores,
-    SeedRecord,
-    Spent,
-    StreamSettings,
-    run_stream,
-)
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.ledger import Scores, Spent
+from fairseq_alma.core.protocol import StreamSettings, run_stream
+from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.seed_record import SeedRecord
+from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 
 
 class TinyLearner:

@@ -17,6 +17,7 @@ from data_prep.encoding.mmap_writer import MMapWriter
 from fairseq_alma.app.tables import ledger_table
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation import evaluator, stored_scores
@@ -99,9 +100,11 @@ def in_periods(own_stream) -> Path:
     for t, test in enumerate((tokens[:middle], tokens[middle:], texts["valid"][::-1].copy()), start=1):
         entries = {}
         for part, text in (texts | {"test": test}).items():
-            with MMapWriter(own_stream / f"mega_batch_{t}" / part, "uint16") as writer:
+            prefix = own_stream / f"mega_batch_{t}" / part
+            with MMapWriter(prefix, "uint16") as writer:
                 writer.write(text, np.array([len(text)]))
-            entries[part] = {"tokens": len(text), "words": len(text), "sequences": 1, "sha256": writer.sha256()}
+            sha256 = sha256_of(f"{prefix}.bin")
+            entries[part] = {"tokens": len(text), "words": len(text), "sequences": 1, "sha256": sha256}
         periods.append({"first_date": str(1800 + t), "last_date": str(1800 + t), **entries})
     description |= {"periods": periods, "periods_in_test": 2}
     (own_stream / "stream.json").write_text(json.dumps(description))

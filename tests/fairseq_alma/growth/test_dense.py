@@ -13,8 +13,7 @@ from fairseq_alma.evaluation.perplexity import combine, load_member
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow
-from fairseq_alma.growth.drop import reinitialize_units
-from fairseq_alma.growth.experts import EXPERT_WEIGHTS, grow_experts
+from fairseq_alma.growth.experts import EXPERT_WEIGHTS, grow_experts, reinitialize_units
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import STAGE

@@ -12,7 +12,7 @@ from fairseq_alma.checkpoints import CONTINUATION
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.lm import train_member
-from fairseq_alma.lm.continuation import remove_old_continuations
+from fairseq_alma.lm.average import remove_old_continuations
 from fairseq_alma.lm.shared_members import TRAINING_CODE
 from tests.commands import run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, rows_without_seconds, same_run

@@ -15,10 +15,9 @@ from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.lm import fairseq_config
 from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
-from fairseq_alma.lm.fairseq_config import identity_of_config, member_config
+from fairseq_alma.lm.fairseq_config import Member, TrainingConfigs, identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.training_config import Member, TrainingConfigs
 from tests.fairseq_alma.processes import NoProcesses
 
 

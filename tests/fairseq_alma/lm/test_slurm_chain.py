@@ -208,7 +208,7 @@ def train_member(folder: Path, stream: Path, monkeypatch, do=lambda: None, **val
     monkeypatch.setattr(slurm_chain, "SlurmProcesses", lambda *_: SimpleNamespace(member_job=lambda words, _: words))
     monkeypatch.setattr(slurm_chain, "run_processes", lambda jobs: (commands.extend(jobs), do(), [0])[2])
     stage, number = int(folder.parent.name.removeprefix("stage_")), int(folder.name.removeprefix("member_"))
-    slurm_chain.train_member(settings, SlurmSettings(), stage, number)
+    slurm_chain.run_member_job(settings, SlurmSettings(), stage, number)
     return commands, settings
 
 

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_alma.modules.expert_parallel import ExpertGroup, digests_of_experts, keep_own_experts
-from fairseq_alma.modules.switch_feed_forward import WEIGHTS, SwitchFeedForward
+from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS, SwitchFeedForward
 
 DIM, WIDTH = 8, 16
 
@@ -68,7 +68,7 @@ def check(case: Case, rank: int, world: int, group: ExpertGroup) -> None:
     whole, spread = mixture_of(case, None), mixture_of(case, group)
     own = spread.shard.own
     # The same random numbers give the same initial weights.
-    for name in WEIGHTS:
+    for name in EXPERT_WEIGHTS:
         assert torch.equal(getattr(spread, name), getattr(whole, name)[own]), name
     with torch.no_grad():
         for bias in (whole.fc1_bias, whole.fc2_bias):
@@ -98,7 +98,7 @@ def check(case: Case, rank: int, world: int, group: ExpertGroup) -> None:
     tokens_N = [kept_of_group_E[spread.shard.slice_of(i)].sum().item() for i in range(group.size)]
     busiest = max(tokens_N) * group.size / max(1, sum(tokens_N))
     assert abs(group.busiest_rank_load(torch.stack([kept_E, kept_E])).item() - busiest) < 1e-6
-    for name in WEIGHTS:
+    for name in EXPERT_WEIGHTS:
         parameter = getattr(spread, name)
         gradient = gradient_of(parameter)
         group.average_gradient(gradient)

@@ -6,7 +6,7 @@ import pytest
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.holder import Holder
-from fairseq_alma.core.lease import Lease, is_held
+from fairseq_alma.core.lease import Lease, holder_of
 from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
@@ -18,7 +18,7 @@ def test_an_unfinished_run_is_read_up_to_its_last_whole_line(tmp_path):
     with open(folder / "ledger.jsonl", "a") as file:
         file.write('{"t": 3, "stage": 3, "upd')
     with Lease(folder):
-        assert is_held(folder)
+        assert holder_of(folder)
         [group] = only_comparison(tmp_path).groups
         assert (group.last_t, group.num_arrivals, group.is_finished, group.is_running) == (2, 4, False, True)
     assert not only_comparison(tmp_path).groups[0].is_running
@@ -33,11 +33,11 @@ def test_several_seeds_are_running_while_the_folder_above_them_is_held(tmp_path)
 def test_a_lease_whose_holder_is_gone_holds_nothing(tmp_path):
     gone = {**Holder.this_process().to_json(), "pid": 2**22 + 1}
     (tmp_path / "lease.json").write_text(json.dumps(gone))
-    assert not is_held(tmp_path)
+    assert not holder_of(tmp_path)
     (tmp_path / "lease.json").write_text(json.dumps(gone | {"host": "another", "boot_id": "another"}))
-    assert is_held(tmp_path)
+    assert holder_of(tmp_path)
     os.utime(tmp_path / "lease.json", (1, 1))
-    assert not is_held(tmp_path)
+    assert not holder_of(tmp_path)
 
 
 def test_a_held_run_without_an_arrival_counts_as_running(tmp_path):
@@ -129,7 +129,7 @@ def test_settings_of_unexpected_types_do_not_stop_the_report(tmp_path):
     (write_vision(tmp_path / "e", ERRORS) / "settings.json").write_text("{}")
     data = read_runs([tmp_path])
     wrong, missing = data.errors
-    assert "learner is ['sm'], expected a text" in wrong
+    assert "learner is ['sm'], expected a string" in wrong
     assert "settings.json is damaged (learner is missing)" in missing
     assert len(data.comparisons) == 3
     assert all(len(comparison.slug) < 100 for comparison in data.comparisons)

@@ -96,7 +96,9 @@ def test_50_updates_of_trees(num_networks, hard):
 
 @pytest.mark.parametrize(("num_networks", "hard"), [(1, True), (3, False)])
 def test_50_updates_under_a_flat_root(num_networks, hard):
-    stack = untrained(num_networks, 3, hard).split_flat([[0] * num_networks] * 2, generators(num_networks, "flat"))
+    stack = untrained(num_networks, 3, hard).split(
+        [[0] * num_networks] * 2, generators(num_networks, "flat"), flat=True
+    )
     noise = Noise(num_networks) if hard else None
     follow(stack, OwnLoss(num_networks, 1), AdaDelta(stack.parameters.flat), adadelta_of_torch, noise=noise)
 
@@ -254,7 +256,7 @@ def test_parameters_under_a_flat_root_after_each_growth():
     stack, counts = untrained(2), []
     for number in range(3):
         counts.append(stack.num_params)
-        stack = stack.split_flat([[0, 0], [number, 0]], generators(2, "g"))
+        stack = stack.split([[0, 0], [number, 0]], generators(2, "g"), flat=True)
     assert counts == [74, 7 * 12 + 6 * 10 + 15, 7 * 18 + 6 * 15 + 15]
     assert (stack.gates[0].root, stack.gates[0].splits) == (4, [[], []])
 
@@ -262,7 +264,7 @@ def test_parameters_under_a_flat_root_after_each_growth():
 def test_a_flat_split_changes_outputs_and_a_tree_split_does_not():
     stack = trained(untrained(3, 3))
     before, experts = stack.logits(some_x()), [[0, 1, 2], [2, 1, 0]]
-    tree, flat = stack.split(experts, generators(3, "g")), stack.split_flat(experts, generators(3, "g"))
+    tree, flat = stack.split(experts, generators(3, "g")), stack.split(experts, generators(3, "g"), flat=True)
     torch.testing.assert_close(tree.logits(some_x()), before, rtol=1e-5, atol=1e-5)
     assert (flat.logits(some_x()) - before).abs().amax((1, 2)).min() > 0.1  # in each of the networks
     assert (
@@ -272,13 +274,13 @@ def test_a_flat_split_changes_outputs_and_a_tree_split_does_not():
 
 def test_the_first_flat_split_of_a_single_expert_keeps_outputs():
     stack = trained(untrained(2))
-    new = stack.split_flat([[0, 0], [0, 0]], generators(2, "g"))
+    new = stack.split([[0, 0], [0, 0]], generators(2, "g"), flat=True)
     torch.testing.assert_close(new.logits(some_x()), stack.logits(some_x()), rtol=1e-5, atol=1e-5)
 
 
 def test_a_flat_split_cannot_follow_a_tree_split():
     with pytest.raises(ValueError, match="flat"):
-        grown(1).split_flat([[0], [0]], generators(1, "g"))
+        grown(1).split([[0], [0]], generators(1, "g"), flat=True)
 
 
 # ---- State and initialisation.

@@ -77,7 +77,7 @@ TRAINED = {
     "vgg": lambda: train(vgg(2), 0, 50),
     "two experts": lambda: train(mixture(2, 2), 0, 50),
     "split": lambda: train(train(mixture(2), 0, 25).split([[0, 0]] * 4, generators(2, "g")), 25, 50),
-    "split flat": lambda: train(train(mixture(2), 0, 25).split_flat([[0, 0]] * 4, generators(2, "g")), 25, 50),
+    "split flat": lambda: train(train(mixture(2), 0, 25).split([[0, 0]] * 4, generators(2, "g"), flat=True), 25, 50),
     "hard": trained_hard,
     "grown by Firefly": grown_by_firefly,
 }

@@ -9,10 +9,10 @@ from tests.vision.networks.following import Noise
 from tests.vision.networks.vggs import CPU, generators, mixture, vgg
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
-from vision.networks import GatedModuleStack, ModuleStack, Structure, narrow
-from vision.networks.conv_block import ConvBlock
+from vision.networks import ModuleStack, Structure, narrow
 from vision.networks.modules import MixtureLayerModule
 from vision.networks.narrow import NarrowBlock
+from vision.networks.vgg import ConvBlock
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
@@ -38,9 +38,8 @@ def backend(request, monkeypatch):
 def grown(hard=False, flat=False):
     """Return mixtures that were split twice. Each network split other experts."""
     stack = mixture(num_experts=1, hard=hard)
-    split = GatedModuleStack.split_flat if flat else GatedModuleStack.split
-    stack = split(stack, [[0, 0]] * 4, generators(2, "first"))
-    return split(stack, [[0, 1], [1, 0], [0, 0], [1, 1]], generators(2, "second"))
+    stack = stack.split([[0, 0]] * 4, generators(2, "first"), flat)
+    return stack.split([[0, 1], [1, 0], [0, 0], [1, 1]], generators(2, "second"), flat)
 
 
 def images(num_groups, num_examples, seed=0):
@@ -175,7 +174,7 @@ def test_twins_become_different_in_training(backend):
 def test_a_flat_split_changes_the_logits():
     stack = mixture(num_experts=2)
     x, _ = images(1, 50)
-    jump = (stack.split_flat([[0, 0]] * 4, generators(2, "third")).logits(x) - stack.logits(x)).abs().max()
+    jump = (stack.split([[0, 0]] * 4, generators(2, "third"), flat=True).logits(x) - stack.logits(x)).abs().max()
     assert jump > 1e-3
     assert (stack.split([[0, 0]] * 4, generators(2, "third")).logits(x) - stack.logits(x)).abs().max() < 1e-5
 
@@ -258,13 +257,13 @@ def test_the_backend_is_the_selected_one(backend, monkeypatch):
 def test_wrong_shapes_are_refused(backend):
     """Before C code reads or writes memory, because it checks nothing."""
     block = ConvBlock([3, 4]).train()
-    layers = block._narrow_layers()
-    parameters = [p for layer in layers for p in (layer.weight_D33C, layer.scale_D, layer.shift_D)]
+    (norm,), parameters = block._norms_and_parameters()
+    running = [block._running(norm)]
     for wrong in (torch.zeros(4, 32, 32, 2), torch.zeros(4, 7, 7, 3), torch.zeros(4, 8, 6, 3)):
         with pytest.raises(ValueError, match="do not fit"):
-            NarrowBlock.apply(wrong, layers, True, *parameters)
+            NarrowBlock.apply(wrong, running, True, *parameters)
     with pytest.raises(TypeError, match="needs a contiguous"):
-        NarrowBlock.apply(torch.zeros(4, 32, 32, 3).double(), layers, True, *parameters)
+        NarrowBlock.apply(torch.zeros(4, 32, 32, 3).double(), running, True, *parameters)
     # Odd images and images that are not square are computed by torch.
     assert block(torch.zeros(4, 3, 7, 7)).shape == (4, 4, 3, 3)
     assert block(torch.zeros(4, 3, 8, 6)).shape == (4, 4, 4, 3)
