@@ -50,9 +50,9 @@ from _common import tree_cpu_seconds
 from data_prep.sources import Document, Part, read_documents
 from data_prep.sources.base import no_report
 from data_prep.sources.bounded import parse
-from data_prep.sources.web_page import Content
+from data_prep.sources.web_page import Content, page_text
 page = b"<html><body><p>warm up</p></body></html>"  # start the child process that parses pages, and warm it up
-assert parse("data_prep.sources.web_page:page_text", Content(page, "text/html", False), no_report) == "warm up"
+assert parse(page_text, Content(page, "text/html", False), no_report) == "warm up"
 began = tree_cpu_seconds(os.getpid())
 found = read_documents(Part("common-crawl", sys.argv[1], "a", 0, 1))
 texts = [document.text for document in found if isinstance(document, Document)]

@@ -23,9 +23,8 @@ from typing import Any
 
 from _common import ROOT, provenance, table, write_part
 
-from data_prep.sources.base import SkippedUnits, no_report
-from data_prep.sources.compression import Eager, open_plain
-from data_prep.sources.wikipedia import _articles
+from data_prep.sources.base import Part, SkippedUnits, no_report
+from data_prep.sources.wikipedia import _articles, _pieces
 
 ALMA_PREP = """
 import json, sys
@@ -92,8 +91,9 @@ TOOLS = {
 
 def read_markup(data: Path) -> dict[str, str]:
     """Return the markup of each article, by title."""
-    dumps = (_articles(Eager(open_plain(path)), SkippedUnits("", "page"), no_report) for path in sorted(data.iterdir()))
-    return {article.title: article.markup for dump in dumps for article in dump}
+    parts = (Part("wikipedia", str(path), path.name, 0, path.stat().st_size) for path in sorted(data.iterdir()))
+    dumps = (_articles(_pieces(part), SkippedUnits("", "page"), no_report) for part in parts)
+    return {article.title: article.markup.markup for dump in dumps for article in dump}
 
 
 def read_with_alma_prep(root: Path, data: Path) -> dict[str, str]:

@@ -4,17 +4,15 @@ All functions look characters up in a table by code point, with NumPy, which is 
 the characters of a Python string.
 """
 
-import functools
 import sys
 import unicodedata
-from typing import NamedTuple
 
 import numpy as np
 
 SPACE, LETTER, UNSPACED, IGNORED, _UNKNOWN = 0, 1, 2, 3, 4
-"""Kinds of characters, see `Kinds.kind`."""
+"""Kinds of characters, see `kinds_of`."""
 _BLOCK_CHARACTERS = 1 << 8
-"""Number of neighbouring characters whose kinds are looked up together, see `kinds_of`."""
+"""Number of neighbouring characters whose kinds are looked up together."""
 _UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x0F00, 0x0FFF),  # Tibetan
@@ -45,62 +43,49 @@ _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 _ASCII = bytes(range(128))
 _REPLACEMENT = 0xFFFD
 MAX_UNREADABLE = 0.01
-"""Maximum fraction of the characters of a document that may be unreadable, see `Kinds.unreadable`."""
+"""Maximum fraction of the characters of a document that may be unreadable, see `num_unreadable`."""
 
 
-class Kinds(NamedTuple):
-    """Tables of all code points."""
-
-    kind: np.ndarray
-    """uint8: SPACE (white space, and for the comparison of texts also dashes and the slash), UNSPACED (a letter or
-    digit of a script without spaces), LETTER (any other letter, digit or mark), or IGNORED (everything else)."""
-    unreadable: np.ndarray
-    """bool: control characters other than white space, U+FFFD (which replaces bytes that could not be decoded), and
-    code points without a character: private use, surrogates and unassigned ones."""
-
-
-@functools.cache
-def _tables() -> Kinds:
-    """Return the tables, which `kinds_of` fills.
-
-    They are filled only for the characters that occur, because Unicode has 1.1 million code points: a worker needed
-    0.3 s of CPU time to look all of them up, and most text uses a few blocks.
-    """
-    return Kinds(np.full(sys.maxunicode + 1, _UNKNOWN, np.uint8), np.zeros(sys.maxunicode + 1, bool))
+# Tables of all code points. The first two are filled only for the blocks of characters that occur (see `kinds_of`):
+# a worker needs a second of CPU time to look up all 1.1 million code points, and most text uses a few blocks.
+_KIND = np.full(sys.maxunicode + 1, _UNKNOWN, np.uint8)
+_IS_UNREADABLE, _IS_UNSPACED = np.zeros((2, sys.maxunicode + 1), bool)
+for _first, _last in _UNSPACED_RANGES:
+    _IS_UNSPACED[_first : _last + 1] = True
 
 
 def kinds_of(codes: np.ndarray) -> np.ndarray:
-    """Return the kind (see `Kinds.kind`) of each character, uint8. `codes` are the code points, uint32."""
-    tables = _tables()
-    kinds = tables.kind[codes]
+    """Return the kind of each character, uint8. `codes` are the code points, uint32.
+
+    A kind is SPACE (white space, and for the comparison of texts also dashes and the slash), UNSPACED (a letter or
+    digit of a script without spaces), LETTER (any other letter, digit or mark), or IGNORED (everything else).
+    """
+    kinds = _KIND[codes]
     is_unknown = kinds == _UNKNOWN
     if is_unknown.any():
         for block in np.unique(codes[is_unknown] // _BLOCK_CHARACTERS).tolist():
-            _look_up(tables, block * _BLOCK_CHARACTERS)
-        kinds = tables.kind[codes]
+            for code in range(block * _BLOCK_CHARACTERS, (block + 1) * _BLOCK_CHARACTERS):
+                _look_up(code)
+        kinds = _KIND[codes]
     return kinds
 
 
-def _look_up(tables: Kinds, start: int) -> None:
-    """Fill the tables for the block of characters that begins at code point `start`."""
-    end = start + _BLOCK_CHARACTERS
-    ranges = [(first, last) for first, last in _UNSPACED_RANGES if first < end and last >= start]
-    for code in range(start, end):
-        character = chr(code)
-        category = unicodedata.category(character)
-        is_unspaced = any(first <= code <= last for first, last in ranges)
-        kind = IGNORED
-        if character.isspace() or category == "Pd" or character == "/":
-            kind = SPACE
-        elif is_unspaced and category[0] == "M" and code <= 0xFFFF:
-            # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
-            pass
-        elif category[0] in "LNM":
-            kind = UNSPACED if is_unspaced else LETTER
-        tables.kind[code] = kind
-        tables.unreadable[code] = (
-            code == _REPLACEMENT or category in ("Co", "Cs", "Cn") or (category == "Cc" and not character.isspace())
-        )
+def _look_up(code: int) -> None:
+    """Fill the tables for a character."""
+    character = chr(code)
+    category = unicodedata.category(character)
+    is_unspaced = _IS_UNSPACED[code]
+    kind = IGNORED
+    if character.isspace() or category == "Pd" or character == "/":
+        kind = SPACE
+    elif is_unspaced and category[0] == "M" and code <= 0xFFFF:
+        # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
+        pass
+    elif category[0] in "LNM":
+        kind = UNSPACED if is_unspaced else LETTER
+    _KIND[code] = kind
+    is_control = category == "Cc" and not character.isspace()
+    _IS_UNREADABLE[code] = code == _REPLACEMENT or category in ("Co", "Cs", "Cn") or is_control
 
 
 def codes_of(text: str) -> np.ndarray:
@@ -134,7 +119,10 @@ def script_of(text: str) -> str:
 
 
 def num_unreadable(text: str, content: bytes) -> int:
-    """Return the number of characters that no reader can read, see `Kinds.unreadable`.
+    """Return the number of characters that no reader can read.
+
+    These are control characters other than white space, U+FFFD (which replaces bytes that could not be decoded), and
+    code points without a character: private use, surrogates and unassigned ones.
 
     Args:
         text: the text.
@@ -145,7 +133,7 @@ def num_unreadable(text: str, content: bytes) -> int:
         return num_controls
     codes = codes_of(_without_ascii(content))
     kinds_of(codes)  # which fills the tables
-    return num_controls + int(np.count_nonzero(_tables().unreadable[codes]))
+    return num_controls + int(np.count_nonzero(_IS_UNREADABLE[codes]))
 
 
 def _without_ascii(content: bytes) -> str:

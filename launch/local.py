@@ -3,7 +3,6 @@
 When this process ends, its child processes are ended, too.
 """
 
-import codecs
 import ctypes
 import os
 import selectors
@@ -40,8 +39,14 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-class Start(Protocol):
-    """A function that starts a command, and returns its process.
+Start = Callable[[Sequence[str], int, Mapping[str, str], int], Process]
+"""Type of a function that starts a command. For its arguments and its result, see `start_process`."""
+
+
+def start_process(
+    command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
+) -> Process:
+    """Start a command with `subprocess.Popen`, and return its process.
 
     Args:
         command: program and arguments.
@@ -49,16 +54,6 @@ class Start(Protocol):
         environment: environment variables of the process.
         errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
     """
-
-    def __call__(
-        self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
-    ) -> Process: ...
-
-
-def start_process(
-    command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
-) -> Process:
-    """Start a command with `subprocess.Popen`, and return the process. See `Start` for the arguments."""
     return subprocess.Popen(
         list(command),
         stdout=output,
@@ -81,7 +76,7 @@ class Job:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to add to the environment of this process. The value None removes a variable."""
     start: Start = start_process
-    """Function that starts the command, for example that of `launch.warm.warm_start`, which is faster."""
+    """Function that starts the command, such as that of `launch.warm.warm_start`, which is faster."""
     grace_seconds: float | None = None
     """Time in seconds that the process has to end after SIGTERM, for example to write a checkpoint; None:
     GRACE_SECONDS."""
@@ -124,13 +119,13 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
                 if not running:
                     break
                 for key, _ in selector.select():
-                    process = running[key.data]
-                    if process.read():
+                    job = running[key.data]
+                    if job.read():
                         continue
-                    selector.unregister(process.output)
-                    statuses[key.data] = process.process.wait()
-                    process.close()
-                    free.append(process.slot)
+                    selector.unregister(job.output)
+                    statuses[key.data] = job.process.wait()
+                    job.close()
+                    free.append(job.slot)
                     del running[key.data]
         except BaseException:
             _stop(list(running.values()))
@@ -187,7 +182,7 @@ class _Running:
         self.output = open(read_end, "rb", buffering=0)  # noqa: SIM115 (closed in close())
         try:
             given = {name: value for name, value in environment.items() if value is not None}
-            self.process = job.start(job.command, write_end, given)
+            self.process = job.start(job.command, write_end, given, write_end)
         except BaseException:
             self.close()
             raise
@@ -203,7 +198,7 @@ class _Running:
         if not chunk and self._line:
             lines, self._line = [self._line], b""
         for line in lines:
-            self._on_line(codecs.decode(line, "utf-8", errors="replace"))
+            self._on_line(line.decode("utf-8", "replace"))
         return bool(chunk)
 
     def close(self) -> None:
@@ -229,13 +224,12 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def killed_with(parent: int) -> Callable[[], None]:
-    """Return a function for the argument `preexec_fn` of `subprocess.Popen`.
+    """Return a function that tells the Linux kernel to kill this process when the process with the id `parent` ends.
 
-    The returned function runs in the new child process. It tells the Linux kernel to kill the child process when the
-    process with the id `parent` ends.
+    It runs in a new child process, as the argument `preexec_fn` of `subprocess.Popen`.
     """
-    # Load the C library, which contains prctl, before the fork that creates the child process. If the child process
-    # loaded the library, it could wait forever for a lock that another thread of the parent held during the fork.
+    # Load the C library, which contains prctl, before the fork. If the child process loaded it, it could wait forever
+    # for a lock that another thread of the parent held during the fork.
     libc = ctypes.CDLL(None)
 
     def request_kill() -> None:

@@ -47,7 +47,7 @@ _inherited: tuple[str, ...] = ()
 
 
 def warm_start(modules: Sequence[str]) -> Start:
-    """Return a function that starts `python -m` commands as forks of a server, for the argument `start` of Job.
+    """Return a function that starts `python -m` commands as forks of a server, and other commands by `start_process`.
 
     The first call starts the server, and does not wait until it has imported the modules. Later calls with the same
     modules use the same server, and so do calls in its forks. The server ends when this process ends.
@@ -78,7 +78,6 @@ def warm_start(modules: Sequence[str]) -> Start:
 
 @cache
 def _server(pid: int, modules: tuple[str, ...]) -> Any:
-    """Return the server of the process `pid` for these modules."""
     server = forkserver.ForkServer()
     with suppress(OSError):
         start_server(server, modules)

@@ -24,7 +24,6 @@ IMPORTING = {
     "data_prep/running/tasks.py": "classes of tasks, which the same call of alma-prep has written to its work folder",
     "core/catalogue.py": "two modules that our code names",
     "launch/warm_server.py": "modules that our code names when it starts the server",
-    "data_prep/sources/bounded.py": "functions that our code sends to its child process",
 }
 """Files that import a module by a name that is computed, and where the name comes from."""
 ARGUMENTS = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", None)}

@@ -19,7 +19,7 @@ from data_prep.cleaning.cleaner import Cleaner, Cleaning, our_words
 from data_prep.copies.near_copies import removed_copies
 from data_prep.dividing.partition import cut_document
 from data_prep.reading.ngrams import unit_hashes, unit_hashes_of
-from data_prep.sources import compression, records, remote, web_page, wikipedia
+from data_prep.sources import KINDS, compression, records, web_page, wikipedia
 from data_prep.sources.base import Document, SkippedUnits, no_report
 from data_prep.sources.books import without_gutenberg
 from data_prep.sources.dates import date_in_path, parse_date, snapshot_of
@@ -60,8 +60,6 @@ PATTERNS = {
     "data_prep.dividing.partition:LINE_END": search("\n", "a"),
     "data_prep.reading.ngrams:_CHUNK_END": search("a", " "),
     "data_prep.running.stream_folder:SHARD_NAME": fullmatch(("1", "mega_batch_", "!"), "removed/", "valid/"),
-    "data_prep.sources.common_crawl:ARCHIVE": search(".", ".war", ".warcc"),
-    "data_prep.sources.common_crawl:METADATA": search(".", ".cdx", ".cdxjj"),
     "data_prep.sources.common_crawl:_URI": fullmatch("<", ">", "urn:", "urn:a:", ("a", "urn:"),
     ("-", "<urn:", ":http")),
     "data_prep.sources.dates:_YEAR_OR_MONTH": fullmatch("1999", "1999-", "1"),
@@ -136,7 +134,6 @@ PATTERNS = {
     "data_prep.sources.wiki_templates:_NUMBER": match("-", "1", ","),
     "data_prep.sources.wiki_templates:_MANY": match("e3", "e", "\n"),
     "data_prep.sources.wiki_templates:_SOUND_FILE": search(".", ".a", ".aaaa", "a"),
-    "data_prep.sources.wikipedia:DUMP": search(".", ".xm", ".xmll"),
     "data_prep.sources.wikipedia:_REDIRECT": match(
         *SPACES, ("a", "#"), (" ", "#a"), (" ", "#a:"), (" ", "#a :", "[["), ("a", "#a[["), ("]", "#a[["),
         ("#a:", "", "[["),
@@ -190,8 +187,8 @@ OWN = {
     "vision.dataset_names:is_function": "a setting",
     "vision.dataset_names:mega_batch_folders": "the name of a folder",
     "vision.stream:_column": "a text of at most 1,000 characters",
-    "data_prep.tokenization.word_counts:_ascii_space": "a single character",
-    "data_prep.tokenization.word_counts:_other_codes": "a single character",
+    "data_prep.tokenization.word_counts:_IS_ASCII_SPACE": "a single character",
+    "data_prep.tokenization.word_counts:_WIDE_SPACES": "all characters",
     "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",
     "fairseq_alma.report.page:_plain": "a page of ours",
 }
@@ -211,13 +208,14 @@ def read_archive(read, text):
 
 
 def read_gzip(content):
-    return compression._Unpacked(io.BytesIO(content), "gzip", compression._gzip).read()
+    return b"".join(compression._unpacked(io.BytesIO(content), "gzip", compression._gzip))
 
 
 def read_dump(text):
-    file = compression.Eager(io.BufferedReader(io.BytesIO(text.encode())))
+    file = io.BytesIO(text.encode())
+    pieces = [*iter(lambda: file.read(wikipedia._PIECE_BYTES), b""), b""]
     with suppress(compression.DamagedFile):
-        list(wikipedia._articles(file, SkippedUnits("a", "page"), no_report))
+        list(wikipedia._articles(pieces, SkippedUnits("a", "page"), no_report))
 
 
 def namespaces(length):
@@ -272,8 +270,9 @@ FUNCTIONS = {
         *map(repeated, ("1", "1999", "1999-", "1999-01-01", "1999-01-01T", " ", " UTC", "Z", "a")),
         repeated("0", "1999-01-01."),
     ]),
-    "data_prep.sources.remote:is_wanted": (
-        partial(remote.is_wanted, "text"), [*map(repeated, ("/", ".", ".txt.", ".json.gz"))]
+    "data_prep.sources.base:is_wanted": (
+        lambda text: [kind.is_wanted(text) for kind in KINDS.values()],
+        [*map(repeated, ("/", ".", ".txt.", ".json.gz", ".war", ".warcc", ".cdxjj", ".xmll", "\n"))]
     ),
     # Files
     "data_prep.sources.books:without_gutenberg": (without_gutenberg, [
@@ -314,7 +313,7 @@ FUNCTIONS = {
     "data_prep.sources.wiki_templates:_is_range": (partial(shown, "convert"), [*map(repeated, ("to ", "-", "a"))]),
     "data_prep.sources.wiki_templates:_ipa": (partial(shown, "ipa"), [*map(repeated, ("a", "aa-", "-"))]),
     "data_prep.sources.wiki_templates:_link_to_other_wiki": (partial(shown, "ill"), [repeated("a")]),
-    "data_prep.sources.compression:_Unpacked": (read_gzip, [
+    "data_prep.sources.compression:_unpacked": (read_gzip, [
         lambda length: gzip.compress(b"") * (length // 20), lambda length: gzip.compress(b"a") * (length // 20),
         lambda length: gzip.compress(b"a") + b"\0" * (length // 512 * 512 - 21),
     ]),

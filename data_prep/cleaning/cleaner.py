@@ -15,9 +15,6 @@ from data_prep.cleaning.filters import apply_filter, load_filter
 from data_prep.sources.base import Document
 from data_prep.words import count_words, split_words
 
-_STOP_WORDS_OF = "en"
-"""Language of the stop words ("the", "of", "and", ...) that one of the Gopher rules looks for."""
-
 
 def gopher_rules(language: str, script: str) -> list[tuple[str, Any]]:
     """Return the quality rules (section A1.1 of the paper) and the repetition rules (table A1) of Gopher.
@@ -33,9 +30,7 @@ def gopher_rules(language: str, script: str) -> list[tuple[str, Any]]:
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = our_words()
-    # One Gopher rule requires English stop words in every document. Skip this rule unless the setting `language` keeps
-    # only English documents, because documents in other languages would fail it.
-    options: dict[str, Any] = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
+    options: dict[str, Any] = {} if language == "en" else {"min_stop_words": None}
     if script != "alphabet":
         # Words have at least three characters on average. English ones have 4.7, Korean ones 3, and Chinese ones 1.6.
         options["min_avg_word_length"] = None

@@ -1,13 +1,11 @@
 """Sources of text: list the files of a source, and read the documents in these files.
 
 A source is a set of files with text, for example the Wikipedia dumps in a folder. The kind of a source is the format of
-its files. To add a new kind, add a `Kind` object to KINDS. A `Kind` object contains a function that lists the files of
-a source, and a function that reads the documents in a file or in a part of a file.
+its files. To add a new kind, add a `Kind` object to KINDS.
 """
 
 import glob
 import hashlib
-import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,20 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import PrepError
-from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SourceFile, no_report
+from data_prep.sources.base import Document, Part, ReportProgress, Skipped, SkippedUnits, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
-from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
-from data_prep.sources.remote import HUGGING_FACE, WANTED, is_remote, is_wanted, list_dataset, list_remote, local_part
+from data_prep.sources.compression import DamagedFile
+from data_prep.sources.python_docs import PYTHON_DOCS, module_files, stdlib_root
+from data_prep.sources.remote import HUGGING_FACE, is_remote, list_dataset, list_remote, local_part
 from data_prep.sources.text import TABLES, TEXT
 from data_prep.sources.walk import files_below, paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
-
-__all__ = [
-    "KINDS", "NOT_READ", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
-    "endings_left_out", "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents",
-    "read_documents_of", "split_into_parts",
-]  # fmt: skip
 
 KINDS = {
     "common-crawl": COMMON_CRAWL,
@@ -109,29 +102,39 @@ def list_files(source: Source) -> list[SourceFile]:
     Raises:
         PrepError: if the source does not exist or has no files of this kind.
     """
+    kind, path = KINDS[source.kind], Path(source.path)
     if source.kind == "hf":
         return list_dataset(source.path)
+    if not kind.wants_path:
+        return _described(module_files(), stdlib_root())
     if is_remote(source.path):
-        files = list_remote(source.kind, source.path)
-        _check_readable(source, KINDS[source.kind], [Path(file.name) for file in files])
+        files = list_remote(source.name, kind, source.path)
+        _check_readable(source, [file.name for file in files])
         return files
-    kind = KINDS[source.kind]
-    root = Path(source.path) if kind.wants_path else stdlib_root()
-    if not root.exists() and glob.has_magic(source.path):
-        return _list_pattern(source, kind)
-    if not root.exists():
-        raise PrepError(f"source {source}: {root} does not exist. Check the path.")
-    if not root.is_dir() and not kind.wants_folder:
-        found = _described([root], root.parent)
-        _check_readable(source, kind, [root])
-        return found
-    if root.is_dir():
-        paths = kind.list_paths(root)
-    else:
-        raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} needs one.")
-    if not paths:
-        raise PrepError(f"source {source}: {root} contains no {kind.files_are}. Check the kind and the path.")
-    return _described(paths, root)
+    if kind.wants_folder and path.exists() and not path.is_dir():
+        raise PrepError(f"source {source}: {path} is not a folder, and {source.kind} needs one.")
+    found: set[Path] = set()
+    for match in _matches(path):
+        found.update([file for file in files_below(match) if kind.is_wanted(file.name)] if match.is_dir() else [match])
+    if not found and path.is_dir():
+        raise PrepError(f"source {source}: {path} contains no {kind.files_are}. Check the kind and the path.")
+    if not found and glob.has_magic(source.path):
+        raise PrepError(
+            f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
+            "shell does not change it."
+        )
+    if not found:
+        raise PrepError(f"source {source}: {path} does not exist. Check the path.")
+    _check_readable(source, [file.name for file in found])
+    root = path
+    while not root.is_dir():  # the folder of a file; the longest part of a pattern that contains no wildcard
+        root = root.parent
+    return _described(_each_once(found), root)
+
+
+def _matches(path: Path) -> list[Path]:
+    """Return the files and folders that a path or a pattern names."""
+    return [path] if path.exists() else paths_matching(str(path))
 
 
 NOT_READ = "files: not read because of the ending"
@@ -147,38 +150,15 @@ def endings_left_out(source: Source) -> Counter[str]:
     kind = KINDS[source.kind]
     if not kind.wants_path or source.kind == "hf" or is_remote(source.path):
         return Counter()
-    found = [Path(source.path)] if Path(source.path).exists() else paths_matching(source.path)
-    folders = [path for path in found if path.is_dir()]
-    read = {path for folder in folders for path in kind.list_paths(folder)}
-    others = {path for folder in folders for path in files_below(folder)} - read
-    return Counter(_ending_of(path) for path in others if not path.name.startswith("."))
+    files = {path for match in _matches(Path(source.path)) if match.is_dir() for path in files_below(match)}
+    left_out = (path for path in files if not kind.is_wanted(path.name) and not path.name.startswith("."))
+    return Counter(_ending_of(path) for path in left_out)
 
 
 def _ending_of(path: Path) -> str:
     """Return the ending of a file that is not read, see `endings_left_out`."""
-    other = next((kind for kind in WANTED if is_wanted(kind, path.name)), None)
+    other = next((name for name, kind in KINDS.items() if kind.is_wanted(path.name)), None)
     return (path.suffix.lower() or "none") + (f", which {other}: reads" if other else "")
-
-
-def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
-    """Return the files that match the path pattern of a source. For a folder that matches, return the files inside.
-
-    Only files of the source's kind are returned from a folder. File names are relative to the longest leading part of
-    the pattern that contains no wildcard.
-    """
-    root = Path(source.path)
-    while glob.has_magic(str(root)):
-        root = root.parent
-    found: set[Path] = set()
-    for match in paths_matching(source.path):
-        found.update(kind.list_paths(match) if match.is_dir() else [match])
-    _check_readable(source, kind, [path for path in found if not path.is_dir()])
-    if not found:
-        raise PrepError(
-            f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
-            "shell does not change it."
-        )
-    return _described(_each_once(found), root)
 
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
@@ -195,12 +175,13 @@ def _each_once(paths: Iterable[Path]) -> list[Path]:
     return sorted(chosen.values())
 
 
-def _check_readable(source: Source, kind: Kind, paths: Sequence[Path]) -> None:
+def _check_readable(source: Source, names: Iterable[str]) -> None:
     """Raise PrepError if a file that the user gave has an ending that this kind of source cannot read."""
-    for path in sorted(paths):
-        if not kind.is_readable(path.name):
+    kind = KINDS[source.kind]
+    for name in sorted(names):
+        if not kind.is_readable(name):
             raise PrepError(
-                f"source {source}: it is unknown how to read {path.name}. The known endings are {kind.endings}. "
+                f"source {source}: it is unknown how to read {name}. The known endings are {kind.endings}. "
                 "Rename or convert the file, or link to it under a name with a known ending."
             )
 
@@ -213,36 +194,25 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
             status = path.stat()
         except OSError as error:
             raise PrepError(f"{path} cannot be read ({error.strerror}). Remove it, or make it readable.") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise PrepError(f"{path} is {_what_it_is(status)}, not a file. Remove it, or write its content to a file.")
+        if not stat.S_ISREG(mode := status.st_mode):
+            what = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+            raise PrepError(f"{path} is {what}, not a file. Remove it, or write its content to a file.")
         files.append(SourceFile(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     return sorted(files, key=lambda file: file.name)
 
 
-def _what_it_is(status: os.stat_result) -> str:
-    """Return the words for what is neither a file nor a folder."""
-    if stat.S_ISFIFO(status.st_mode):
-        return "a named pipe"
-    return "a socket" if stat.S_ISSOCK(status.st_mode) else "a device"
-
-
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
     """Return the names of the optional Python libraries that are needed to read these files of a source."""
-    needed = set(KINDS[source.kind].needs)
-    for file in files:
-        needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
-    return needed
+    endings = {Path(file.name).suffix.lower() for file in files}
+    return {*KINDS[source.kind].needs, *(_NEEDED_FOR[ending] for ending in endings & _NEEDED_FOR.keys())}
 
 
-# The optional libraries that are needed to read files with these endings.
-_NEEDED_FOR = {".epub": ("resiliparse",), ".zst": ("zstandard",)} | dict.fromkeys(TABLES, ("pyarrow",))
+# The optional library that is needed to read files with each of these endings.
+_NEEDED_FOR = {".epub": "resiliparse", ".zst": "zstandard"} | dict.fromkeys(TABLES, "pyarrow")
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:
-    """Return a digest of the names, sizes and modification times of files. It shows whether a source has changed.
-
-    The content of the files is not read, because reading hundreds of gigabytes would take an hour.
-    """
+    """Return a digest of the names, sizes and modification times of files. It shows whether a source has changed."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\0{file.num_bytes}\0{file.mtime_ns}\n".encode("utf-8", "surrogateescape"))
@@ -254,15 +224,13 @@ def split_into_parts(
 ) -> list[Part]:
     """Divide files into parts, which different processes can read at the same time.
 
-    A file that can be split is divided into parts of `part_bytes` bytes. Any other file is a single part.
-
     Args:
         source: the source that the files belong to.
         files: the files of the source.
-        part_bytes: maximum number of bytes in a part of a file that can be split.
-        options: options for reading this kind of source, for example the name of the JSON field with the text.
+        part_bytes: maximum number of bytes in a part of a file that can be split. Any other file is a single part.
+        options: see `Part.options`.
     """
-    parts = []
+    parts, given = [], tuple(sorted((options or {}).items()))
     for file in files:
         # To find the first article in a part of a bzip2 file, the rest of the file is needed. So download it only once.
         is_split = KINDS[source.kind].splittable(file.name)
@@ -270,19 +238,12 @@ def split_into_parts(
         step = part_bytes if is_split else max(1, file.num_bytes)
         for start in range(0, max(1, file.num_bytes), step):
             end = min(start + step, file.num_bytes)
-            given = tuple(sorted((options or {}).items()))
             parts.append(Part(source.kind, str(file.path), file.name, start, end, given))
     return parts
 
 
 def read_documents_of(part: Part, folder: Path, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield what `read_documents` yields. If the file is remote, the part is first downloaded into `folder`.
-
-    Args:
-        part: the part of a local or remote file to read.
-        folder: an existing folder for the download, which is removed at the end.
-        report_progress: called repeatedly during the download, and while a long document is read.
-    """
+    """Yield what `read_documents` yields, also for a part of a remote file, see `local_part`."""
     with local_part(part, folder, report_progress) as local:
         yield from read_documents(local, report_progress)
 
@@ -290,40 +251,41 @@ def read_documents_of(part: Part, folder: Path, report_progress: ReportProgress)
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[Document | Skipped]:
     """Yield the documents in one part of a file. For content that is skipped, yield a Skipped object with the reason.
 
+    If the file is damaged, the documents before the damage are yielded.
+
     Args:
         part: the part of a file to read.
         report_progress: called repeatedly while a long document is read.
     """
-    if Path(part.name).name.startswith("._") and _begins_with(part.path, _APPLE_DOUBLE):
-        yield Skipped(part.name, "a file in which macOS keeps attributes of another file", damaged=False)
+    kind = KINDS[part.kind]
+    if part.start == part.end:
+        if kind.wants_path:  # in the standard library, empty modules are normal
+            yield Skipped(part.name, "empty file", damaged=False)
         return
-    for document in KINDS[part.kind].read(part, report_progress):
-        if isinstance(document, Skipped):
-            yield document
-        else:
-            yield Document(*map(_encodable, document))
+    if Path(part.name).name.startswith("._"):
+        with open(part.path, "rb") as file:
+            if file.read(4) == _APPLE_DOUBLE:
+                yield Skipped(part.name, "a file in which macOS keeps attributes of another file", damaged=False)
+                return
+    bad = SkippedUnits(part.name, kind.unit)
+    try:
+        for document in kind.read(part, bad, report_progress):
+            yield document if isinstance(document, Skipped) else Document(*map(_encodable, document))
+    except DamagedFile as error:
+        yield Skipped(part.name, str(error))
+    yield from bad
 
 
 _APPLE_DOUBLE = b"\0\5\x16\7"
 """The first bytes of the files ._NAME that macOS writes beside each file NAME on disks and in archives of others."""
 
 
-def _begins_with(path: str, start: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(start)) == start
-
-
 def _encodable(text: str) -> str:
     """Return the text with halves of UTF-16 pairs replaced by question marks, because UTF-8 cannot encode them."""
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            return text.encode("utf-8", "replace").decode("utf-8")
-    return text
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
+def merge_skipped(skipped: Iterable[Skipped]) -> list[Skipped]:
     """Merge the Skipped objects of different parts of the same file.
 
     Return one Skipped object per file and reason, sorted by file name.
@@ -331,9 +293,8 @@ def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
     found: dict[tuple[str, str], Skipped] = {}
     for entry in skipped:
         key = (entry.name, entry.why)
-        before = found.get(key)
-        if before is not None:
-            first = min(before, entry, key=lambda one: one.first_byte)
-            entry = first._replace(num_units=before.num_units + entry.num_units)
+        if key in found:
+            first = min(found[key], entry, key=lambda one: one.first_byte)
+            entry = first._replace(num_units=found[key].num_units + entry.num_units)
         found[key] = entry
     return [found[key] for key in sorted(found)]

@@ -1,5 +1,6 @@
 """Types that all kinds of sources use: files, parts of files, and records of skipped content."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +108,13 @@ class Kind:
 
     files_are: str
     """Description of the files for error messages, such as "*.txt file"."""
-    list_paths: Callable[[Path], list[Path]]
-    """Function that returns the files of this kind below a folder, at any depth."""
-    read: Callable[[Part, ReportProgress], Iterator[Document | Skipped]]
-    """Function that yields the documents in a part of a file. For skipped content, it yields a Skipped object."""
+    read: Callable[[Part, "SkippedUnits", ReportProgress], Iterator[Document | Skipped]]
+    """Function that yields the documents in a part of a file that is not empty. It counts the units that it skips in
+    the SkippedUnits object. For other skipped content, it yields a Skipped object, or raises DamagedFile at the end."""
+    unit: str = "line"
+    """What `read` skips, see `Skipped.unit`."""
+    wanted: str = r"(?!)"
+    """Regular expression that the names of the files of this kind in a folder match. By default, it matches no name."""
     wants_path: bool = True
     """True if a source of this kind is written as KIND:PATH, False if it is written as KIND, without a path."""
     wants_folder: bool = False
@@ -123,6 +127,10 @@ class Kind:
     """The endings of the files that `read` can read, for error messages."""
     needs: tuple[str, ...] = ()
     """Libraries that `read` imports. They are installed with the optional dependencies `[corpora]`."""
+
+    def is_wanted(self, name: str) -> bool:
+        """Return True if a file with this name, in a folder, is of this kind."""
+        return re.search(self.wanted, name, re.IGNORECASE) is not None
 
 
 class SkippedUnits:

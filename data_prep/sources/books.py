@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import Failure, parse
 from data_prep.sources.compression import DamagedFile
-from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, looks_like_utf16, marked_encoding, why_no_utf8
+from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, marked_encoding, why_no_utf8
 from data_prep.sources.epub import read_epub
-from data_prep.sources.text import TOO_LONG, paths_ending_in
+from data_prep.sources.text import TOO_LONG
 
 # Project Gutenberg adds text before and after a book.
 # _START matches the line before the book: "*** START OF THE PROJECT GUTENBERG EBOOK ...", in old files "... THIS ...".
@@ -48,16 +48,12 @@ def without_gutenberg(text: str) -> str:
     return f"{body}\n" if body else text
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the book in a file, and a Skipped object for what is empty, cannot be read or exceeds a limit."""
-    try:
-        if part.name.lower().endswith(".epub"):
-            found = parse(f"{read_epub.__module__}:{read_epub.__name__}", (part.path, part.name), report_progress)
-        else:
-            found = _plain_text(part), []
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-        return
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield the book in a file. See `Kind.read`."""
+    if part.name.lower().endswith(".epub"):
+        found = parse(read_epub, (part.path, part.name), report_progress)
+    else:
+        found = _plain_text(part), []
     if isinstance(found, Failure):
         yield Skipped(part.name, found.why, damaged=not found.is_limit)
         return
@@ -77,8 +73,6 @@ def _plain_text(part: Part) -> str:
     codec = marked_encoding(content)
     if not codec and (why := why_no_utf8(content[:HEAD_BYTES])):
         raise DamagedFile(why)
-    if not codec and (guess := looks_like_utf16(content)):
-        raise DamagedFile(f"the text looks like {guess} without a byte order mark. {how_to_convert(guess)}")
     try:
         return content.decode(codec or "utf-8").lstrip("\ufeff")
     except UnicodeDecodeError as error:
@@ -90,4 +84,4 @@ def _plain_text(part: Part) -> str:
         raise DamagedFile(f"the text is not valid UTF-8 at byte {error.start}. {hint}") from error
 
 
-BOOKS = Kind("*.txt, *.md or *.epub file", paths_ending_in(".txt", ".md", ".epub"), _read, wants_folder=True)
+BOOKS = Kind("*.txt, *.md or *.epub file", _read, wanted=r"\.(?:txt|md|epub)\Z", wants_folder=True)

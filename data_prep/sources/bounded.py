@@ -10,7 +10,6 @@ page. If the child process dies while it parses a batch, the pages of the batch 
 a page is skipped depends on this page only, not on the other pages in its batch.
 """
 
-import importlib
 import itertools
 import multiprocessing
 import os
@@ -59,16 +58,14 @@ class LimitExceeded(Exception):  # noqa: N818, the name needs no suffix
 
 
 def parse_in_batches(
-    function: str,
-    items: Iterable[tuple[About, Any, int]],
-    report_progress: ReportProgress,
+    function: Callable[[Any], Any], items: Iterable[tuple[About, Any, int]], report_progress: ReportProgress
 ) -> Iterator[tuple[About, Any]]:
     """Call a function for each item in the child process, and yield the results in the same order.
 
     If iterating over `items` raises an error, the results of the items before the error are yielded first.
 
     Args:
-        function: name of the function, as `module:name`. It has one argument.
+        function: a function of a module, with one argument.
         items: for each call: anything that belongs to it, which is yielded again; the argument, or None if there is
             nothing to call; the length of the argument in bytes.
         report_progress: called for each item, and twice a second while the child process works.
@@ -79,61 +76,55 @@ def parse_in_batches(
     Raises:
         Passing: if the system kills the child process, because the memory of the machine is full.
     """
+    for batch in _batches(items, report_progress):
+        arguments = [argument for _, argument in batch if argument is not None]
+        results = iter(_parse(function, arguments, report_progress))
+        for about, argument in batch:
+            yield about, None if argument is None else next(results)
+
+
+def _batches(
+    items: Iterable[tuple[About, Any, int]], report_progress: ReportProgress
+) -> Iterator[list[tuple[About, Any]]]:
     batch: list[tuple[About, Any]] = []
-    num_bytes, error = 0, None
-    waiting = iter(items)
-    while True:
-        try:
-            item = next(waiting, None)
-        except Exception as raised:
-            item, error = None, raised
-        if item is not None:
+    num_bytes = 0
+    try:
+        for about, argument, length in items:
             report_progress()
-            batch.append(item[:2])
-            num_bytes += item[2]
-        if batch and (item is None or num_bytes >= BATCH_BYTES or len(batch) >= BATCH_PAGES):
-            arguments = [argument for _, argument in batch if argument is not None]
-            results = iter(_parse(function, arguments, report_progress))
-            for about, argument in batch:
-                yield about, None if argument is None else next(results)
-            batch, num_bytes = [], 0
-        if error is not None:
-            raise error
-        if item is None:
-            return
+            batch.append((about, argument))
+            num_bytes += length
+            if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_PAGES:
+                yield batch
+                batch, num_bytes = [], 0
+    except Exception:
+        yield batch
+        raise
+    yield batch
 
 
-def parse(function: str, argument: Any, report_progress: ReportProgress) -> Any:
-    """Call a function in the child process. Return its result, or a Failure. See `parse_in_batches`."""
-    return _parse(function, [argument], report_progress)[0]
-
-
-def _parse(function: str, arguments: list[Any], report_progress: ReportProgress) -> list[Any]:
+def _parse(function: Callable[[Any], Any], arguments: list[Any], report_progress: ReportProgress) -> list[Any]:
     """Call a function for each argument in the child process, and return the results. See `parse_in_batches`."""
-    if not arguments:
-        return []
     if len(arguments) > 1:
         with suppress(_Died):
             (results,) = _child.call(_Request(function, arguments, BATCH_SECONDS), report_progress)
             return results
-        return [result for argument in arguments for result in _parse(function, [argument], report_progress)]
-    while True:
-        is_fresh = _child.is_fresh
-        try:
-            (results,) = _child.call(_Request(function, arguments, SECONDS), report_progress)
-            return results
-        except _Died as death:
-            # Earlier pages may have left the child process with less free memory. So only what happens in a new child
-            # process counts, except for the CPU time, which is measured for each page.
-            if is_fresh or death.is_slow:
-                return [Failure(death.why(), is_limit=True)]
+    return [parse(function, argument, report_progress) for argument in arguments]
 
 
-def stream(function: str, argument: Any, report_progress: ReportProgress) -> Iterator[Any]:
+def parse(function: Callable[[Any], Any], argument: Any, report_progress: ReportProgress) -> Any:
+    """Call a function in the child process. Return its result, or a Failure. See `parse_in_batches`."""
+    try:
+        ((result,),) = _answers(_Request(function, [argument], SECONDS), report_progress)
+        return result
+    except LimitExceeded as error:
+        return Failure(str(error), is_limit=True)
+
+
+def stream(function: Callable[[Any], Iterator[Any]], argument: Any, report_progress: ReportProgress) -> Iterator[Any]:
     """Call a generator function in the child process, and yield what it yields. Each value has its own CPU time limit.
 
     Args:
-        function: name of the generator function, as `module:name`. It has one argument.
+        function: a generator function of a module, with one argument.
         argument: the argument.
         report_progress: called for each value, and twice a second while the child process works.
 
@@ -141,18 +132,25 @@ def stream(function: str, argument: Any, report_progress: ReportProgress) -> Ite
         LimitExceeded: if the function exceeds a limit or crashes. The values before are yielded first.
         Passing: if the system kills the child process, because the memory of the machine is full.
     """
+    for value in _answers(_Request(function, [argument], SECONDS, is_stream=True), report_progress):
+        report_progress()
+        yield value
+
+
+def _answers(request: "_Request", report_progress: ReportProgress) -> Iterator[Any]:
+    """Yield the answers of the child process. If an old one dies, ask a new one. For the errors, see `stream`."""
     num_yielded = 0
     while True:
         is_fresh = _child.is_fresh
-        request = _Request(function, [argument], SECONDS, is_stream=True)
         try:
-            for value in itertools.islice(_child.call(request, report_progress), num_yielded, None):
+            for answer in itertools.islice(_child.call(request, report_progress), num_yielded, None):
                 num_yielded += 1
-                report_progress()
-                yield value
+                yield answer
             return
         except _Died as death:
-            if is_fresh or death.is_slow:  # see `_parse`
+            # Earlier pages may have left the child process with less free memory. So only what happens in a new child
+            # process counts, except for the CPU time, which is measured for each page.
+            if is_fresh or death.is_slow:
                 raise LimitExceeded(death.why()) from None
 
 
@@ -162,7 +160,7 @@ def stream(function: str, argument: Any, report_progress: ReportProgress) -> Ite
 class _Request(NamedTuple):
     """What the child process should do."""
 
-    function: str
+    function: Callable[[Any], Any]
     arguments: list[Any]
     seconds: int
     """CPU time limit; for a stream, of each value."""
@@ -295,8 +293,7 @@ def _serve(pipe: Connection, memory_bytes: int) -> None:
     with suppress(EOFError, OSError):  # raised when the parent has ended
         pipe.send("started")
         while True:
-            request = pipe.recv()
-            _answer(pipe, request)
+            _answer(pipe)
 
 
 _full_kib: float = float("inf")
@@ -304,23 +301,22 @@ _full_kib: float = float("inf")
 may have asked for as much again as it had."""
 
 
-def _answer(pipe: Connection, request: _Request) -> None:
+def _answer(pipe: Connection) -> None:
     """Do what the parent requests, and send the answers."""
     try:
-        module, _, name = request.function.partition(":")
-        function: Callable = getattr(importlib.import_module(module), name)
+        request: _Request = pipe.recv()  # which imports the module of the function
         _limit_cpu(request.seconds)
         if request.is_stream:
-            for value in function(*request.arguments):
+            for value in request.function(*request.arguments):
                 pipe.send(("answer", value))
                 _limit_cpu(request.seconds)
         else:
-            pipe.send(("answer", [_result(function, argument) for argument in request.arguments]))
+            pipe.send(("answer", [_result(request.function, argument) for argument in request.arguments]))
         pipe.send(("end", None))
     except MemoryError:
         os._exit(_OUT_OF_MEMORY)
     except ImportError as error:
-        pipe.send(("error", f"{request.function} cannot be imported: {error}"))
+        pipe.send(("error", f"a library cannot be imported: {error}"))
 
 
 def _result(function: Callable, argument: Any) -> Any:

@@ -1,38 +1,23 @@
 """Read web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
-import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
+from data_prep.sources.base import Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, open_plain
-from data_prep.sources.records import arc_records, warc_records
-from data_prep.sources.walk import files_below
+from data_prep.sources.records import Record, arc_records, warc_records
 from data_prep.sources.web_page import Content, Dropped, media_type_of, page_text
 
-# ARCHIVE matches the names of archives. METADATA matches the names of files that describe archives. These files are not
-# read, because they contain no page text.
-ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
-METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
+# The names of archives, without those of files that describe archives, which contain no page text.
+_ARCHIVE = r"(?s)\A(?!.*\.(?:wat|cdxj?)(?:\.|\Z)).*\.(?:arc|warc|wet)(?:\.|\Z)"
 # _URI matches an address as some crawlers write it: wget 1.19 and 1.20 write angle brackets around it,
 # and browsertrix writes urn:text: before the address of a page in the record with its text.
 _URI = re.compile(r"(<)?(?:urn:[\w-]+:(?=https?:))?(.*?)(?(1)>?)", re.DOTALL)
 
-_NO_TYPE = "the record has no type"
-# The reasons for which a record is skipped, although the archive is not damaged.
-_NO_TEXT = "page without text"
-_OTHER_TYPE = "of a type that is not read, such as continuation"
 _PAGES = ("response", "resource", "conversion")
 _DESCRIPTIONS = ("warcinfo", "request", "metadata")
-_REVISIT = "revisit record, which refers to an earlier capture of the page"
-
-
-def _list_paths(root: Path) -> list[Path]:
-    """Return the paths of all web archives below a folder, without the files that only describe archives."""
-    return [path for path in files_below(root) if ARCHIVE.search(path.name) and not METADATA.search(path.name)]
 
 
 class _Page(NamedTuple):
@@ -47,63 +32,48 @@ class _Page(NamedTuple):
     """The text, if the record contains nothing else (WET)."""
 
 
-_Pages = Iterator[tuple[_Page, Content | None, int]]
-"""For each record: the page; its content, or None if the text is known; the number of bytes."""
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
+    """Yield the text of each page in one archive. See `Kind.read`."""
+    with open_plain(part.path) as file:
+        first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
+        if first_line[257:262] == b"ustar":
+            raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
+        if not first_line.startswith((b"WARC/", b"filedesc:")):
+            raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
+        read = arc_records if first_line.startswith(b"filedesc:") else warc_records
+        pages = _pages(read(file, bad, report_progress), bad)
+        for page, found in parse_in_batches(page_text, pages, report_progress):
+            text = page.text if found is None else found
+            # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit, the
+            # archive is not even damaged.
+            if isinstance(text, Failure) and text.is_limit:
+                bad.add(text.why, page.position, page.id, damaged=False)
+            elif isinstance(text, Failure):
+                bad.add("not readable as a page", page.position)
+            elif isinstance(text, Dropped):
+                bad.drop(text.why)
+            elif not text or text.isspace():
+                bad.drop("page without text")
+            else:
+                yield Document(text, page.id, page.date)
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the text of each page in one archive, and Skipped objects, which describe the content that was skipped.
-
-    If the archive is damaged, the pages before the damage are yielded.
-    """
-    if part.start == part.end:
-        yield Skipped(part.name, "empty file", damaged=False)
-        return
-    bad = SkippedUnits(part.name, "record")
-    try:
-        with open_plain(part.path) as file:
-            first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
-            if first_line[257:262] == b"ustar":
-                raise DamagedFile("the file is a tar archive, not a WARC or ARC archive. Unpack it with: tar -xf FILE")
-            if not first_line.startswith((b"WARC/", b"filedesc:")):
-                raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
-            read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
-            pages = read(file, bad, report_progress)
-            for page, text in parse_in_batches(f"{page_text.__module__}:{page_text.__name__}", pages, report_progress):
-                if isinstance(text, Failure):
-                    # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit,
-                    # the archive is not even damaged.
-                    if text.is_limit:
-                        bad.add(text.why, page.position, page.id, damaged=False)
-                    else:
-                        bad.add("not readable as a page", page.position)
-                    continue
-                text = page.text if text is None else text
-                if isinstance(text, Dropped):
-                    bad.drop(text.why)
-                elif not text or text.isspace():
-                    bad.drop(_NO_TEXT)
-                else:
-                    yield Document(text, page.id, page.date)
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-    yield from bad
-
-
-def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
-    """Yield each page in a WARC or WET archive. See `warc_records` for the arguments and errors."""
-    for record in warc_records(file, bad, report_progress):
+def _pages(records: Iterator[Record], bad: SkippedUnits) -> Iterator[tuple[_Page, Content | None, int]]:
+    """Yield for each record with a page: the page; its content, or None if the text is known; the number of bytes."""
+    for record in records:
         headers, block = record.headers, record.block
         record_type = headers.get("warc-type", "").lower()
         if not record_type:
-            bad.add(_NO_TYPE, record.position)
+            bad.add("the record has no type", record.position)
         elif record_type == "revisit":
-            bad.drop(_REVISIT)
+            bad.drop("revisit record, which refers to an earlier capture of the page")
         elif record_type not in (*_PAGES, *_DESCRIPTIONS):
-            bad.drop(_OTHER_TYPE)
+            bad.drop("of a type that is not read, such as continuation")
         if record_type not in _PAGES:
             continue
-        page = _Page(record.position, _address(headers.get("warc-target-uri", "")), headers.get("warc-date", ""))
+        # The address without what some crawlers write around it.
+        address = _URI.fullmatch(headers.get("warc-target-uri", "").strip())[2]  # type: ignore[index]
+        page = _Page(record.position, address, headers.get("warc-date", ""))
         content_type = headers.get("content-type", "")
         if record_type != "conversion" or media_type_of(content_type) not in ("", "text/plain"):
             # Some crawlers write no Content-Type into the header of a response record.
@@ -117,22 +87,6 @@ def _read_warc(file: io.BufferedReader, bad: SkippedUnits, report_progress: Repo
             bad.add("not valid UTF-8", record.position)
 
 
-def _address(uri: str) -> str:
-    """Return the address of a page, without what some crawlers write around it."""
-    return _URI.fullmatch(uri.strip())[2]  # type: ignore[index]
-
-
-def _read_arc(file: io.BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
-    """Yield each page in an archive in the format ARC, the predecessor of WARC. See `warc_records`."""
-    for record in arc_records(file, bad, report_progress):
-        page = _Page(record.position, _address(record.headers["warc-target-uri"]), record.headers["warc-date"])
-        content = Content(record.block, record.headers["content-type"], record.block.startswith(b"HTTP/"))
-        yield page, content, len(record.block)
-
-
 COMMON_CRAWL = Kind(
-    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)",
-    _list_paths,
-    _read,
-    needs=("fastwarc", "resiliparse"),
+    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)", _read, "record", _ARCHIVE, needs=("fastwarc", "resiliparse")
 )

@@ -8,9 +8,10 @@ import io
 import lzma
 import zlib
 from bz2 import BZ2Decompressor
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import IO, Any
 
 CHUNK_BYTES = 1 << 18
 PIECE_BYTES, _ZSTD_PIECE_BYTES = 1 << 12, 1 << 10
@@ -33,34 +34,18 @@ class DamagedFile(Exception):  # noqa: N818, the name needs no suffix
     """Raised if a file cannot be read, or only its beginning can be read. The message says why."""
 
 
-class _Decompressor(Protocol):
-    """The common interface of the zlib, bz2 and zstandard decompressors.
-
-    A decompressor handles one member of a compressed file: a gzip member, a bzip2 stream or a zstd frame.
-    """
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes: ...  # zstd has no max_length
+_gzip = partial(zlib.decompressobj, wbits=31)  # in zlib, wbits=31 means the gzip format
+_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=256 << 20)
 
 
-def _gzip() -> _Decompressor:
-    return zlib.decompressobj(wbits=31)  # in zlib, wbits=31 means the gzip format
-
-
-def zstd(dictionary: Any = None) -> _Decompressor:
+def zstd(dictionary: Any = None) -> Any:
+    """Return a decompressor for one zstd frame. `dictionary`: the zstandard dictionary that it needs, if any."""
     import zstandard
 
     # Accept every window that zstd can write (--long=31, which means 2 GiB). The memory of a window is used only as far
     # as it is filled, so a small file with a large window uses little memory before it counts as a decompression bomb.
     window_bytes = 1 << zstandard.WINDOWLOG_MAX
-    return zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=window_bytes).decompressobj()  # type: ignore[return-value]
-
-
-def _xz() -> _Decompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=256 << 20)
+    return zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=window_bytes).decompressobj()
 
 
 _SKIPPABLE = tuple(bytes([0x50 + number]) + b"\x2a\x4d\x18" for number in range(16))
@@ -69,7 +54,7 @@ _DICTIONARY_FRAME = _SKIPPABLE[13]
 """The first bytes of the skippable frame with the zstd dictionary, with which each .warc.zst of ArchiveTeam begins. See
 https://iipc.github.io/warc-specifications/specifications/warc-zstd/."""
 _MAX_DICTIONARY_BYTES = 16 << 20
-_FORMATS = {
+_FORMATS: dict[str, tuple[tuple[bytes, ...], Callable[[], Any]]] = {
     "gzip": ((b"\x1f\x8b",), _gzip),
     "bzip2": ((b"BZh",), BZ2Decompressor),
     "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), zstd),
@@ -91,48 +76,16 @@ ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".xz": "xz"}
 """The compression format that each ending of a file name stands for."""
 
 
-BZIP2_STREAM = b"BZh91AY&SY"
+_BZIP2_STREAM = b"BZh91AY&SY"
 """The first bytes of each stream in a .bz2 file. A stream always begins at a byte boundary."""
 
 
-def bzip2_streams(path: str | Path, start: int, end: int) -> tuple[int, int]:
-    """Find the bzip2 streams that begin between the bytes `start` and `end` of a file with many streams.
+class _Chunks(io.RawIOBase):
+    """A file object that reads the bytes that an iterator yields."""
 
-    Returns:
-        Position of the byte at which the first of these streams begins, and position of the byte at which the last of
-        these streams ends. The two positions are equal if no stream begins between `start` and `end`.
-    """
-    return _next_stream(path, start), _next_stream(path, end)
-
-
-def _next_stream(path: str | Path, position: int) -> int:
-    """Return the position of the first bzip2 stream that begins at or after `position`; the file size if none does."""
-    with open(path, "rb") as file:
-        file.seek(position)
-        # Keep the last bytes of the previous chunk, because the bytes BZIP2_STREAM, with which each stream begins, may
-        # be split between two chunks.
-        kept = b""
-        while chunk := file.read(CHUNK_BYTES):
-            found = (kept + chunk).find(BZIP2_STREAM)
-            if found >= 0:
-                return position - len(kept) + found
-            position += len(chunk)
-            kept = chunk[-len(BZIP2_STREAM) + 1 :]
-        return position
-
-
-def open_bzip2_streams(path: str | Path, first: int, last: int) -> io.BufferedReader:
-    """Open the decompressed content of the bzip2 streams between two byte positions that `bzip2_streams` returned."""
-    file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
-    file.seek(first)
-    return io.BufferedReader(_Unpacked(_Slice(file, last - first), "bzip2", BZ2Decompressor), CHUNK_BYTES)
-
-
-class _Slice(io.RawIOBase):
-    """A file object that reads only the next `num_bytes` bytes of another file."""
-
-    def __init__(self, file: BinaryIO, num_bytes: int):
-        self._file, self._left = file, num_bytes
+    def __init__(self, chunks: Iterator[bytes], file: IO[bytes]):
+        self._chunks, self._file = chunks, file
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -142,10 +95,59 @@ class _Slice(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer) -> int:
-        data = self._file.read(min(len(buffer), self._left))
-        buffer[: len(data)] = data
-        self._left -= len(data)
-        return len(data)
+        while not self._ready:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._ready = memoryview(chunk)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+
+def reader(chunks: Iterator[bytes], file: IO[bytes]) -> io.BufferedReader:
+    """Return a file object that reads the bytes that an iterator yields. Closing it closes `file`."""
+    return io.BufferedReader(_Chunks(chunks, file), CHUNK_BYTES)
+
+
+def open_bzip2_streams(path: str | Path, start: int, end: int) -> io.BufferedReader | None:
+    """Open the content of the bzip2 streams that begin between the bytes `start` and `end` of a file with many streams.
+
+    The content of the first stream of the file, which can contain a header, comes before it.
+
+    Returns:
+        The decompressed content; None if `start` is above 0 and no stream begins between `start` and `end`.
+    """
+    first, last = _next_stream(path, start), _next_stream(path, end)
+    if first == last and start > 0:
+        return None
+    file = open(path, "rb")  # noqa: SIM115, the reader that is returned closes it
+    head = [(0, _next_stream(path, 1))] if first > 0 else []
+    compressed = reader(_bytes_of(file, [*head, (first, last)]), file)
+    return reader(_unpacked(compressed, "bzip2", BZ2Decompressor), compressed)
+
+
+def _next_stream(path: str | Path, position: int) -> int:
+    """Return the position of the first bzip2 stream that begins at or after `position`; the file size if none does."""
+    with open(path, "rb") as file:
+        file.seek(position)
+        kept = b""  # the last bytes of the previous chunk, because the first bytes of a stream may be split
+        while chunk := file.read(CHUNK_BYTES):
+            found = (kept + chunk).find(_BZIP2_STREAM)
+            if found >= 0:
+                return position - len(kept) + found
+            position += len(chunk)
+            kept = chunk[-len(_BZIP2_STREAM) + 1 :]
+        return position
+
+
+def _bytes_of(file: IO[bytes], ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield the bytes of a file in some ranges (start, end)."""
+    for start, end in ranges:
+        file.seek(start)
+        while start < end and (chunk := file.read(min(CHUNK_BYTES, end - start))):
+            yield chunk
+            start += len(chunk)
 
 
 def open_plain(path: str | Path) -> io.BufferedReader:
@@ -157,34 +159,29 @@ def open_plain(path: str | Path) -> io.BufferedReader:
         DamagedFile: if the file is compressed in a format that is not read, or the file name has one of the ENDINGS,
             but the first bytes are not those of this format.
     """
-    file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
+    file: io.BufferedReader = io.BufferedReader(io.FileIO(path), CHUNK_BYTES)
     try:
-        return io.BufferedReader(_plain(file, str(path).lower()), CHUNK_BYTES)
+        magic = file.peek()
+        for name, (starts, make) in _FORMATS.items():
+            if magic.startswith(starts):
+                dictionary = _dictionary(file) if magic.startswith(_DICTIONARY_FRAME) else None
+                return reader(_unpacked(file, name, partial(zstd, dictionary) if dictionary else make), file)
+        for name, (start, command) in _UNREADABLE.items():
+            if magic.startswith(start):
+                raise DamagedFile(f"the {name} format cannot be read. Decompress the file with: {command}")
+        ending = Path(path).suffix.lower()
+        if ending == ".br":  # files in this format have no typical first bytes
+            raise DamagedFile("the Brotli format cannot be read. Decompress the file with: brotli -d FILE")
+        if ending in ENDINGS and magic:
+            wanted = ENDINGS[ending]
+            raise DamagedFile(f"the file name says {wanted}, but the content does not begin like a {wanted} file")
+        return file
     except DamagedFile:
         file.close()
         raise
 
 
-def _plain(file: io.FileIO, path: str) -> io.RawIOBase:
-    """Return a file object that reads the decompressed content of a file. See `open_plain`."""
-    magic = file.read(10)
-    file.seek(0)
-    for name, (starts, make) in _FORMATS.items():
-        if magic.startswith(starts):
-            dictionary = _dictionary(file) if magic.startswith(_DICTIONARY_FRAME) else None
-            return _Unpacked(file, name, partial(zstd, dictionary) if dictionary else make)
-    for name, (start, command) in _UNREADABLE.items():
-        if magic.startswith(start):
-            raise DamagedFile(f"the {name} format cannot be read. Decompress the file with: {command}")
-    if path.endswith(".br"):  # files in this format have no typical first bytes
-        raise DamagedFile("the Brotli format cannot be read. Decompress the file with: brotli -d FILE")
-    wanted = next((name for ending, name in ENDINGS.items() if path.endswith(ending)), None)
-    if wanted and magic:
-        raise DamagedFile(f"the file name says {wanted}, but the content does not begin like a {wanted} file")
-    return file
-
-
-def _dictionary(file: io.FileIO) -> Any:
+def _dictionary(file: io.BufferedReader) -> Any:
     """Return the zstd dictionary in the skippable frame at the beginning of a file; None if it contains none."""
     import zstandard
 
@@ -192,7 +189,8 @@ def _dictionary(file: io.FileIO) -> Any:
     content = file.read(min(num_bytes, _MAX_DICTIONARY_BYTES + 1))
     file.seek(0)
     if content.startswith(_FORMATS["zstd"][0]):
-        content = io.BufferedReader(_Unpacked(io.BytesIO(content), "zstd", zstd)).read(_MAX_DICTIONARY_BYTES + 1)
+        packed = io.BytesIO(content)
+        content = reader(_unpacked(packed, "zstd", zstd), packed).read(_MAX_DICTIONARY_BYTES + 1)
     if not content.startswith(b"\x37\xa4\x30\xec"):  # the first bytes of a zstd dictionary
         return None
     if len(content) > _MAX_DICTIONARY_BYTES:
@@ -200,106 +198,57 @@ def _dictionary(file: io.FileIO) -> Any:
     return zstandard.ZstdCompressionDict(content)
 
 
-class Eager:
-    """A reader whose `read` returns the bytes that are available now, even if they are fewer than requested.
-
-    Therefore, if the file is damaged, the caller first gets all bytes before the damage, and only then the error.
-    """
-
-    def __init__(self, file: io.BufferedReader):
-        self._file = file
-        self.tail = b""
-        """The last four bytes read so far."""
-
-    def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, or b"" at the end of the file."""
-        content = self._file.read1(size) if size > 0 else self._file.read(size)
-        self.tail = (self.tail + content[-4:])[-4:]
-        return content
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Unpacked(io.RawIOBase):
-    """A file object that reads the decompressed content of a compressed file.
+def _unpacked(file: IO[bytes], name: str, make: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the decompressed content of a file.
 
     The file may have several members (for example gzip members). They are decompressed one after another.
+
+    Args:
+        file: the compressed file.
+        name: the name of its format.
+        make: makes a zlib, bz2, lzma or zstandard decompressor for one member.
     """
-
-    def __init__(self, file: Any, name: str, make):
-        self._file, self._name, self._make = io.BufferedReader(file, CHUNK_BYTES), name, make
-        self._member: _Decompressor = make()
-        self._piece_bytes = _ZSTD_PIECE_BYTES if name == "zstd" else PIECE_BYTES
-        # _ready: decompressed bytes that have not been returned yet.
-        # _waiting: compressed bytes that have been read from the file, but have not been decompressed yet.
-        # _begun: True inside a member of the file (for example a gzip member), False between two members.
-        # _has_more: True if the decompressor has more output without more input.
-        self._ready = memoryview(b"")
-        self._waiting = b""
-        self._begun = self._has_more = False
-        self.bytes_in = self.bytes_out = 0
-        self._padding_start = 0  # the first of the zero bytes at the end of the file; 0 if there are none
-
-    def readable(self) -> bool:
-        return True
-
-    # Archive libraries call tell() to find out at which position of the file they begin to read.
-    def tell(self) -> int:
-        return self.bytes_out - len(self._ready)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def readinto(self, buffer) -> int:
-        while not self._ready:
-            if not self._has_more and (not self._waiting or not self._begun):
-                self._waiting += self._file.read(self._piece_bytes - len(self._waiting))
-            if not self._has_more and not self._waiting:
-                if self._begun:
-                    raise DamagedFile(f"cut short: the {self._name} data ends too early, at byte {self.bytes_in:,}")
-                # Some tools add zero bytes, so that a file fills whole blocks. Other zeros stand where data should be.
-                if self._padding_start and self.bytes_in % _BLOCK_BYTES:
-                    raise DamagedFile(f"damaged: zero bytes from byte {self._padding_start:,} to the end of the file")
-                return 0
-            self._unpack()
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _unpack(self) -> None:
-        """Decompress the waiting bytes, or take more output from the decompressor if it has more."""
-        position = self.bytes_in
-        data, self._waiting = self._waiting, b""  # no bytes wait while the decompressor has more output
+    member = make()
+    piece_bytes = _ZSTD_PIECE_BYTES if name == "zstd" else PIECE_BYTES
+    waiting = b""  # compressed bytes that have been read, but have not been decompressed yet
+    is_inside = has_more = False  # whether a member has begun, and whether it has more output without more input
+    bytes_in = bytes_out = 0
+    padding_start = 0  # the first of the zero bytes at the end of the file; 0 if there are none
+    while True:
+        if not has_more and (not waiting or not is_inside):
+            waiting += file.read(piece_bytes - len(waiting))
+        if not has_more and not waiting:
+            if is_inside:
+                raise DamagedFile(f"cut short: the {name} data ends too early, at byte {bytes_in:,}")
+            # Some tools add zero bytes, so that a file fills whole blocks. Other zeros stand where data should be.
+            if padding_start and bytes_in % _BLOCK_BYTES:
+                raise DamagedFile(f"damaged: zero bytes from byte {padding_start:,} to the end of the file")
+            return
+        data, waiting = waiting, b""  # no bytes wait while the decompressor has more output
         try:
-            if isinstance(self._member, BZ2Decompressor | lzma.LZMADecompressor):
-                out = self._member.decompress(data, CHUNK_BYTES)
-                self._has_more = not self._member.needs_input and not self._member.eof
+            if isinstance(member, BZ2Decompressor | lzma.LZMADecompressor):
+                out = member.decompress(data, CHUNK_BYTES)
+                has_more = not member.needs_input and not member.eof
             else:
-                out = self._member.decompress(data)
+                out = member.decompress(data)
         except Exception as error:  # catch all errors, because each library has its own error types
-            if not self._begun and position and not data.strip(b"\0"):
-                self._padding_start = self._padding_start or position
-                self.bytes_in += len(data)
-                return
-            raise DamagedFile(_why_invalid(error, self._name, position)) from error
-        self._begun = True
-        if self._member.eof:
-            self._waiting = self._member.unused_data
-            self._member, self._begun = self._make(), False
-        self.bytes_in += len(data) - len(self._waiting)
-        self.bytes_out += len(out)
-        if self.bytes_out > BOMB_FLOOR_BYTES + BOMB_RATIO * self.bytes_in:
+            if is_inside or not bytes_in or data.strip(b"\0"):
+                raise DamagedFile(_why_invalid(error, name, bytes_in)) from error
+            padding_start = padding_start or bytes_in
+            bytes_in += len(data)
+            continue
+        is_inside = not member.eof
+        if member.eof:
+            waiting = member.unused_data
+            member = make()
+        bytes_in += len(data) - len(waiting)
+        bytes_out += len(out)
+        if bytes_out > BOMB_FLOOR_BYTES + BOMB_RATIO * bytes_in:
             raise DamagedFile(
                 f"the file is a decompression bomb: it decompresses to more than {BOMB_RATIO} times its size "
                 f"and more than {BOMB_FLOOR_BYTES >> 20} MiB"
             )
-        self._ready = memoryview(out)
+        yield out
 
 
 def _why_invalid(error: Exception, name: str, position: int) -> str:

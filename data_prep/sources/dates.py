@@ -15,9 +15,9 @@ from data_prep.sources import Files, Source
 UNDATED = 0
 """The number that stands for a missing date."""
 
-_YEAR_OR_MONTH = re.compile(r"([1-9]\d{3})(?:-(0[1-9]|1[0-2]))?")
+_YEAR_OR_MONTH = re.compile(r"([1-9]\d{3})(?:-?(0[1-9]|1[0-2]))?")
 # Dates of digits only, as in web archives, which write 14 digits. The number of digits says which parts there are.
-_DIGITS = {6: "%Y%m", 8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_DIGITS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 # In the name of a file: 1863-11-19, 18631119 or 1863-11. Six digits count as a month only from 1900 to 2099 (see
 # `snapshot_of`): other numbers with six digits, such as those of parts of a corpus, are more frequent than dates.
 _DAY_IN_NAME = r"(?<!\d)([1-9]\d{3})(-?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)"
@@ -34,24 +34,18 @@ def parse_date(text: str) -> int:
     without a time zone are UTC. Dates of 6, 8, 12 or 14 digits are read too, for example those in web archives.
     """
     text = text.strip()
-    short = _YEAR_OR_MONTH.fullmatch(text)
-    if short:
-        return _number(int(short[1]), int(short[2] or 0))
+    if short := _YEAR_OR_MONTH.fullmatch(text):
+        return int(short[1]) * 10**10 + int(short[2] or 0) * 10**8
     try:
         if text.isdecimal() and text.isascii():
-            layout = _DIGITS.get(len(text))
-            moment = datetime.strptime(text, layout) if layout else None
-            if moment is not None and layout == "%Y%m":
-                return _number(moment.year, moment.month)
+            moment = datetime.strptime(text, _DIGITS[len(text)])
         else:
             moment = datetime.fromisoformat(re.sub(r" ?(?:UTC|GMT)$", "Z", text))
-        if moment is not None and moment.tzinfo is not None:
+        if moment.tzinfo is not None:
             moment = moment.astimezone(UTC)
-    except (ValueError, OverflowError):
+    except (KeyError, ValueError, OverflowError):
         return UNDATED
-    if moment is None or moment.year < 1000:
-        return UNDATED
-    return _number(moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
+    return int(f"{moment:%Y%m%d%H%M%S}") if moment.year >= 1000 else UNDATED
 
 
 def date_text(number: int) -> str:
@@ -81,7 +75,8 @@ def date_in_path(name: str, path: str) -> int:
         name: the name of the file, without folders.
         path: the complete path of the file.
     """
-    return _crawl_or_day(name) or _year(name) or _crawl_or_day(path)
+    year = _YEAR_IN_NAME.search(name)
+    return _crawl_or_day(name) or parse_date(year[1] if year else "") or _crawl_or_day(path)
 
 
 def _crawl_or_day(text: str) -> int:
@@ -92,20 +87,6 @@ def _crawl_or_day(text: str) -> int:
             if number:
                 return number
     return parse_date(snapshot_of(text) or "")
-
-
-def _year(name: str) -> int:
-    found = _YEAR_IN_NAME.search(name)
-    return parse_date(found[1]) if found else UNDATED
-
-
-def _number(year: int, month: int = 0, day: int = 0, hour: int = 0, minute: int = 0, second: int = 0) -> int:
-    if day:
-        date(year, month, day)  # raises ValueError for a day that does not exist
-    number = 0
-    for part in (year, month, day, hour, minute, second):
-        number = number * 100 + part
-    return number
 
 
 # _CRAWL matches a crawl name such as CC-MAIN-2019-13, which contains the year and ISO week of the crawl. _DATE matches
@@ -133,23 +114,22 @@ def snapshot_of(name: str) -> str | None:
 def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], list[str] | None]:
     """Return the snapshot index of each file, and the names of the snapshots.
 
-    The snapshot with index 0 becomes mega-batch 1. With partition="equal", there are no snapshots. Then the index of
-    every file is 0, and None is returned in place of the names.
+    The snapshot with index 0 becomes mega-batch 1.
 
     Args:
         partition: the setting `partition`: equal, by-date or as-given.
         files: the files of each source.
 
     Returns:
-        Two values. First, for each source, the snapshot index of each of its files. Second, the names of the snapshots.
+        Two values. First, for each source, the snapshot index of each of its files. Second, the names of the snapshots;
+        None if there are no snapshots. Then the index of every file is 0.
 
     Raises:
         PrepError: if `partition` is by-date, and a path contains no date.
     """
     if partition == "as-given":
-        return {source: [number] * len(found) for number, (source, found) in enumerate(files.items())}, [
-            source.name for source in files
-        ]
+        numbers = {source: [number] * len(found) for number, (source, found) in enumerate(files.items())}
+        return numbers, [source.name for source in files]
     if partition != "by-date":
         return {source: [0] * len(found) for source, found in files.items()}, None
     # Prefer the date in the file name. A date in the folder name may only be the day the folder was created.
@@ -157,18 +137,14 @@ def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], li
         source: [snapshot_of(Path(file.path).name) or snapshot_of(str(file.path)) for file in found]
         for source, found in files.items()
     }
-    undated = [
-        file.name
-        for source, found in files.items()
-        for file, day in zip(found, dates[source], strict=True)
-        if day is None
-    ]
-    if undated:
+    days = [day for days in dates.values() for day in days]
+    names = [file.name for found in files.values() for file in found]
+    if undated := [name for name, day in zip(names, days, strict=True) if day is None]:
         raise PrepError(
             f"--partition by-date needs a date in every path (such as CC-MAIN-2019-13, 20190325 or 2019-03), but "
             f"{undated[0]} has none ({len(undated):,} files in all). Put each snapshot into a folder named after its "
             "date, or give each snapshot as a separate --source with --partition as-given."
         )
-    snapshots = sorted({day for days in dates.values() for day in days if day})
+    snapshots = sorted(filter(None, set(days)))
     number_of = {day: number for number, day in enumerate(snapshots)}
     return {source: [number_of[day] for day in days if day] for source, days in dates.items()}, snapshots

@@ -2,8 +2,9 @@
 
 import codecs
 import io
+from collections.abc import Iterator
 
-from data_prep.sources.compression import CHUNK_BYTES, DamagedFile
+from data_prep.sources.compression import CHUNK_BYTES, DamagedFile, reader
 
 # UTF-32 is tested before UTF-16, because the mark of UTF-32-LE begins with the mark of UTF-16-LE.
 _MARKS = {
@@ -43,17 +44,21 @@ def looks_like_utf16(head: bytes) -> str | None:
 
 
 def why_no_utf8(head: bytes) -> str | None:
-    """Return why a file is not read as UTF-8 though most of its bytes may be valid UTF-8, or None.
+    """Return why a file without a byte order mark is not read as UTF-8, or None.
 
-    The bytes of a compressed file, or of ISO-2022, would be taken for characters.
+    The bytes of a compressed file, of UTF-16 or of ISO-2022 can be valid UTF-8.
     """
     for start, name in _FORMATS.items():
         if head.startswith(start):
             return (
                 f"the content is that of a {name} file, not text. Give the file the name of its format, or convert it"
             )
-    encoding = next((name for switch, name in _ISO_2022.items() if switch in head), None)
-    return f"the file looks like {encoding}, not UTF-8. {how_to_convert(encoding)}" if encoding else None
+    for switch, name in _ISO_2022.items():
+        if switch in head:
+            return f"the file looks like {name}, not UTF-8. {how_to_convert(name)}"
+    if guess := looks_like_utf16(head):
+        return f"the file looks like {guess} without a byte order mark, not UTF-8. {how_to_convert(guess)}"
+    return None
 
 
 def how_to_convert(encoding: str) -> str:
@@ -66,37 +71,24 @@ def needs_recoding(head: bytes) -> bool:
     return marked_encoding(head) not in (None, "utf-8-sig")
 
 
-class Recoded(io.RawIOBase):
-    """A file object that reads a file in UTF-16 or UTF-32, which begins with a byte order mark, as UTF-8.
+def recoded(file: io.BufferedReader) -> io.BufferedReader:
+    """Return a file object that reads a file in UTF-16 or UTF-32, which begins with a byte order mark, as UTF-8.
 
     Halves of UTF-16 pairs become bytes that are not valid UTF-8. So only the lines that contain them are bad.
 
     Args:
         file: the file, of which nothing has been read yet.
     """
+    return reader(_utf8(file), file)
 
-    def __init__(self, file: io.BufferedReader):
-        self._file = file
-        self._name = marked_encoding(file.peek()) or "utf-8"
-        self._decoder = codecs.getincrementaldecoder(self._name)("surrogatepass")
-        self._ready = b""
 
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def readinto(self, buffer) -> int:
-        is_end = False
-        while not self._ready and not is_end:
-            content = self._file.read1(CHUNK_BYTES)
-            is_end = not content
-            try:
-                self._ready = self._decoder.decode(content, is_end).encode("utf-8", "surrogatepass")
-            except UnicodeDecodeError as error:
-                raise DamagedFile(f"damaged: the file is not valid {self._name.upper()} ({error.reason})") from error
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
+def _utf8(file: io.BufferedReader) -> Iterator[bytes]:
+    name = marked_encoding(file.peek()) or "utf-8"
+    decoder = codecs.getincrementaldecoder(name)("surrogatepass")
+    content = b" "
+    while content:
+        content = file.read1(CHUNK_BYTES)
+        try:
+            yield decoder.decode(content, not content).encode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise DamagedFile(f"damaged: the file is not valid {name.upper()} ({error.reason})") from error

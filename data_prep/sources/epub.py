@@ -16,7 +16,7 @@ from data_prep.sources.base import MAX_DOCUMENT_BYTES, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.encodings import looks_like_utf16, marked_encoding
 from data_prep.sources.text import TOO_LONG
-from data_prep.sources.web_page import as_html
+from data_prep.sources.web_page import AS_IN_BROWSERS, as_html
 
 _MAX_UNPACKED_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes that are unpacked from an EPUB file."""
@@ -229,8 +229,6 @@ def _folded(name: str) -> str:
 
 
 _DECLARED = re.compile(rb"(?:<\?xml[^<>]*?\sencoding|<meta[^<>]*?charset)\s*=\s*(?:[\"']\s*)?([\w.:-]+)", re.I)
-_WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949"}
-"""Python's codecs for what the standard of WHATWG means by these names: the encodings with all later characters."""
 
 
 def _decoded(content: bytes) -> str:
@@ -242,7 +240,7 @@ def _decoded(content: bytes) -> str:
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     labels = [label.decode("ascii", "replace") for label in _DECLARED.findall(content[:4096])]
-    declared = [_WIDER.get(codec, codec) for label in labels if (codec := map_encoding_to_html5(label))]
+    declared = [AS_IN_BROWSERS.get(codec, codec) for label in labels if (codec := map_encoding_to_html5(label))]
     # The declaration is readable as ASCII, so the text is not in UTF-16.
     declared = [codec for codec in declared if not codec.startswith("utf-16")]
     # ASCII bytes can be another encoding, such as ISO-2022-JP.

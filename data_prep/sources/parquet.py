@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
-from data_prep.sources.text import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
+from data_prep.sources.rows import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,7 +63,12 @@ def documents(part: Part) -> Iterator[list[tuple[str, str, str] | Skipped]]:
 
 def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str, str, str]]:
     """Yield the document in each row, as (text, id, date)."""
-    _use_little_memory()
+    import pyarrow
+
+    # Use malloc. Arrow's own allocators reserve memory in advance, and print warnings when the limit is reached.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    pyarrow.set_cpu_count(1)  # the stack of a thread counts as memory
+    pyarrow.set_io_thread_count(1)
     field, number = part.option("text_field"), 0
     for batch in _parquet_batches(part, most_bytes) if _is_parquet(part) else _arrow_batches(part):
         more = [name for name in batch.schema.names if name != field]
@@ -74,15 +79,6 @@ def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str,
                 identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
                 yield text, identity, date_field(row, part)
             number += 1
-
-
-def _use_little_memory() -> None:
-    import pyarrow
-
-    # Use malloc. Arrow's own allocators reserve memory in advance, and print warnings when the limit is reached.
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    pyarrow.set_cpu_count(1)  # the stack of a thread counts as memory
-    pyarrow.set_io_thread_count(1)
 
 
 def _is_parquet(part: Part) -> bool:
@@ -98,7 +94,7 @@ def _columns(part: Part, names: list[str]) -> list[str]:
 
 
 def _parquet_batches(part: Part, most_bytes: int) -> Iterator["pyarrow.RecordBatch"]:
-    """Yield the rows of a Parquet file, some at a time. For the arguments and errors, see `_rows`."""
+    """Yield the rows of a Parquet file, some at a time."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(part.path, buffer_size=_BUFFER_BYTES) as file:
@@ -106,7 +102,9 @@ def _parquet_batches(part: Part, most_bytes: int) -> Iterator["pyarrow.RecordBat
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         if file.metadata.num_rows != sum(group.num_rows for group in groups):
             raise DamagedFile("damaged: the numbers of rows in the metadata do not agree")
-        total_bytes = _num_bytes(file.metadata, set(columns))
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+        wanted = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        total_bytes = sum(chunk.total_uncompressed_size for chunk in wanted)
         if total_bytes > most_bytes:
             raise DamagedFile(_bomb(total_bytes))
         num_rows = max(1, min(_MAX_ROWS, _ROWS_BYTES * file.metadata.num_rows // max(1, total_bytes)))
@@ -120,7 +118,7 @@ def _parquet_batches(part: Part, most_bytes: int) -> Iterator["pyarrow.RecordBat
 
 
 def _arrow_batches(part: Part) -> Iterator["pyarrow.RecordBatch"]:
-    """Yield the rows of an Arrow file, some at a time. For the argument and errors, see `_rows`.
+    """Yield the rows of an Arrow file, some at a time.
 
     The file is mapped into memory, because a batch may have gigabytes. Only compressed columns are copied.
     """
@@ -135,37 +133,20 @@ def _arrow_batches(part: Part) -> Iterator["pyarrow.RecordBatch"]:
         file.seek(0)
         reader = open_file(file, options=pyarrow.ipc.IpcReadOptions(use_threads=False, included_fields=chosen))
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
-            _check_batch(batch)
+            # Reading a value of a damaged batch could read other memory.
+            for column in batch.columns:
+                try:
+                    column.validate(full=True)
+                except pyarrow.ArrowInvalid as error:
+                    # UTF-8 is checked last, and such a row is counted by itself.
+                    if "UTF8" not in str(error):
+                        raise
             yield batch
         reader_end = file.tell()
         # pyarrow does not notice a stream that is cut short between two batches, or ends early because of zero bytes.
         file.seek(max(0, part.end - len(_STREAM_END)))
         if is_stream and (reader_end != part.end or file.read() != _STREAM_END):
             raise DamagedFile("damaged: the Arrow stream does not end with the file")
-
-
-def _check_batch(batch: "pyarrow.RecordBatch") -> None:
-    """Raise an error if a batch is damaged so that reading a value would read other memory."""
-    import pyarrow
-
-    for column in batch.columns:
-        try:
-            column.validate(full=True)
-        except pyarrow.ArrowInvalid as error:
-            # UTF-8 is checked last, and such a row is counted by itself.
-            if "UTF8" not in str(error):
-                raise
-
-
-def _num_bytes(metadata: Any, columns: set[str]) -> int:
-    """Return the number of bytes to which some columns decompress, as the metadata of a Parquet file say."""
-    total_bytes = 0
-    for group in range(metadata.num_row_groups):
-        for index in range(metadata.num_columns):
-            column = metadata.row_group(group).column(index)
-            if column.path_in_schema.partition(".")[0] in columns:
-                total_bytes += column.total_uncompressed_size
-    return total_bytes
 
 
 def _bomb(num_bytes: int) -> str:
@@ -185,21 +166,17 @@ def _text_of(value: Any, field: str, number: int, bad: SkippedUnits) -> str:
     except UnicodeDecodeError:
         bad.add("not valid UTF-8", number)
         return ""
-    # `as_py` raises these errors, for example, if the value is a date that Python cannot represent. Such a value is not
-    # text, so it is skipped below.
-    except (ValueError, OverflowError):
-        bad.add(f"the column '{field}' is not text", number, f"it is {value.type}")
-        return ""
+    except (ValueError, OverflowError):  # for example, the value is a date that Python cannot represent
+        text = value
     if is_missing(text) or (isinstance(text, str) and (not text or text.isspace())):
         bad.drop(NO_TEXT)
-        return ""
-    if not isinstance(text, str):
+    elif not isinstance(text, str):
         bad.add(f"the column '{field}' is not text", number, f"it is {value.type}")
-        return ""
-    if len(text) > MAX_DOCUMENT_BYTES:
+    elif len(text) > MAX_DOCUMENT_BYTES:
         bad.add(TOO_LONG, number)
-        return ""
-    return text
+    else:
+        return text
+    return ""
 
 
 def _value_of(value: Any) -> object:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped
+from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 
 # Skip installed packages, which are not part of the standard library, and tests, which contain few docstrings and some
 # invalid files.
@@ -56,8 +56,8 @@ def _in_order(node: ast.AST) -> Iterator[str]:
             yield from _in_order(child)
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the docstrings of one module as a single document, if the module has docstrings."""
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield the docstrings of one module as a single document, if the module has docstrings. See `Kind.read`."""
     try:
         text = docstrings(Path(part.path).read_bytes())
         text.encode("utf-8")  # a lone surrogate (half of a UTF-16 pair) raises UnicodeEncodeError, a ValueError
@@ -69,4 +69,4 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
         yield Document(text, part.name)
 
 
-PYTHON_DOCS = Kind("*.py file", lambda root: module_files(), _read, wants_path=False)
+PYTHON_DOCS = Kind("*.py file", _read, wants_path=False)

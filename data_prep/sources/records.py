@@ -25,12 +25,6 @@ _ARC_START = re.compile(rb"(?>([a-zA-Z][\w+.-]*:[^\n]*?) (\S+) (\d{8,18}) )(?:([
 _ARC_ENDING = re.compile(rb"\A((?:[a-zA-Z][\w+.-]*+(?!:)|[^a-zA-Z])*+)(" + _ARC_START.pattern + rb")\Z")
 _LINE_END = re.compile(rb"\r\n?|\n")
 _ONCE = ("warc-type", "warc-date", "warc-record-id", "content-length")
-_NO_RECORD = "bytes that belong to no record"
-_NO_LENGTH = "the length is unknown"
-_LONGER = "the record has more bytes than its length says"
-_CUT = "the record has fewer bytes than its length says"
-_COVERED = "the wrong length of the record before covers it"
-_DAMAGED_HEADER = "damaged header"
 
 
 class Record(NamedTuple):
@@ -39,7 +33,7 @@ class Record(NamedTuple):
     position: int
     """Byte of the decompressed file at which the record begins."""
     headers: dict[str, str]
-    """The headers by their name in lower case. Those of ARC records have the names of WARC headers."""
+    """The headers by their name in lower case. ARC records have the headers of WARC records of the type response."""
     block: bytes
 
 
@@ -82,13 +76,13 @@ class _Records:
             self._report_progress()
             position = self._position - len(line)
             if not self._start.fullmatch(line):
-                self._bad.add(_NO_RECORD, position)
+                self._bad.add("bytes that belong to no record", position)
                 line = self._from_start(line) or self._next_start()
                 continue
             headers = read_header(self, line)
             length = (headers or {}).get("content-length", "")
             if not (length.isascii() and length.isdigit()):
-                self._bad.add(_DAMAGED_HEADER if headers is None else _NO_LENGTH, position)
+                self._bad.add("damaged header" if headers is None else "the length is unknown", position)
                 line = self._next_start()
                 continue
             block = self._block(int(length), position)
@@ -138,8 +132,9 @@ class _Records:
     def arc_header(self, line: bytes) -> dict[str, str]:
         """Return the headers in the first line of an ARC record."""
         uri, _, date, media_type, length = self._start.fullmatch(line).groups(b"")  # type: ignore[union-attr]
-        values = map(_decoded, (uri, date, media_type, length))
-        return dict(zip(("warc-target-uri", "warc-date", "content-type", "content-length"), values, strict=True))
+        values = map(_decoded, (b"response", uri, date, media_type, length))
+        names = ("warc-type", "warc-target-uri", "warc-date", "content-type", "content-length")
+        return dict(zip(names, values, strict=True))
 
     def _corrected(self, block: bytes | None, line: bytes, position: int) -> tuple[bytes | None, bytes]:
         """Return the block of a record whose length is wrong, and the first line of the next record."""
@@ -147,7 +142,7 @@ class _Records:
         starts = self._starts(content)
         start = next(starts, None)
         if start is not None:  # the length is too large: it covers the next record, at least its beginning
-            self._bad.add(_CUT, position)
+            self._bad.add("the record has fewer bytes than its length says", position)
             following = content[start:]
             if len(following) <= _MAX_HEADER_BYTES:
                 self._position -= len(following)
@@ -155,10 +150,10 @@ class _Records:
                 line = self._line()
             else:
                 for _ in (start, *starts):
-                    self._bad.add(_COVERED, position)
+                    self._bad.add("the wrong length of the record before covers it", position)
                 line = self._from_start(line) or self._next_start()
             return content[:start].rstrip(b"\r\n"), line
-        self._bad.add(_LONGER, position, damaged=False)
+        self._bad.add("the record has more bytes than its length says", position, damaged=False)
         pieces, num_bytes, following = [block], len(block or b""), self._from_start(line)
         while line and not following:
             pieces.append(line if num_bytes <= MAX_DOCUMENT_BYTES else None)

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import Passing, PrepError
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SourceFile
-from data_prep.sources.common_crawl import ARCHIVE, METADATA
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, SourceFile
 from data_prep.sources.encodings import needs_recoding
 from data_prep.sources.text import HEAD_BYTES, LINE_FILES, TEXT
-from data_prep.sources.wikipedia import DUMP
 
 _CHUNK_BYTES = 4 << 20
 """Number of bytes that are downloaded at a time."""
@@ -27,27 +25,10 @@ _ATTEMPTS = 4
 """Number of times that a download is tried."""
 _WAIT_SECONDS = 2.0
 """Time to wait after the first failed attempt. It doubles with each further attempt."""
-# What the files of each kind of source in a folder are named.
-_PACKED = r"(\.(gz|bz2|zst|xz))?$"
-WANTED = {
-    "common-crawl": ARCHIVE.pattern,
-    "wikipedia": DUMP.pattern,
-    "books": r"\.(txt|md|epub)$",
-    "text": rf"\.(parquet|arrow|feather)$|\.(txt|json|jsonl|ndjson){_PACKED}",
-}
 # What the file systems of fsspec call the version of a file, the most exact first.
 _VERSIONS = (
-    "ETag",
-    "etag",
-    "sha256",
-    "blob_id",
-    "oid",
-    "md5Hash",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "modified",
-)
+    "ETag", "etag", "sha256", "blob_id", "oid", "md5Hash", "mtime", "LastModified", "last_modified", "modified",
+)  # fmt: skip
 
 
 def is_remote(path: str) -> bool:
@@ -55,10 +36,15 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def list_remote(kind: str, path: str) -> list[SourceFile]:
+def list_remote(source: str, kind: Kind, path: str) -> list[SourceFile]:
     """Return the files at a URL, sorted by name: a file, all files of the kind below a folder, or those of a pattern.
 
     The sizes and the versions (ETag or modification time) become part of the fingerprint of the source.
+
+    Args:
+        source: the name of the source, for messages.
+        kind: the kind of the source.
+        path: the URL.
 
     Raises:
         PrepError: if there are no files, or the file system cannot be reached.
@@ -76,26 +62,21 @@ def list_remote(kind: str, path: str) -> list[SourceFile]:
     except PrepError:
         raise
     except Exception as error:  # each file system has its own errors
-        raise PrepError(f"source {kind}:{path} cannot be listed: {_message(error)}") from error
+        raise PrepError(f"source {source} cannot be listed: {_message(error)}") from error
     files = [
         SourceFile(system.unstrip_protocol(name), name[len(root) :].strip("/"), int(info["size"]), _version(info))
         for name, info in found.items()
         if info.get("type") == "file"
     ]
     if not files:
-        raise PrepError(f"source {kind}:{path}: there are no files of this kind. Check the kind and the path.")
+        raise PrepError(f"source {source}: there are no files of this kind. Check the kind and the path.")
     return sorted(files, key=lambda file: file.name)
 
 
-def _files_below(kind: str, system: Any, root: str) -> dict[str, Any]:
+def _files_below(kind: Kind, system: Any, root: str) -> dict[str, Any]:
     """Return the files of a kind below a folder, at any depth: path -> what the file system says about it."""
-    return {name: info for name, info in system.find(root, detail=True).items() if is_wanted(kind, name)}
-
-
-def is_wanted(kind: str, name: str) -> bool:
-    """Return True if a file with this name in a folder belongs to a source of this kind."""
-    is_metadata = kind == "common-crawl" and METADATA.search(name)
-    return not is_metadata and re.search(WANTED[kind], name.rpartition("/")[2], re.IGNORECASE) is not None
+    found = system.find(root, detail=True)
+    return {name: info for name, info in found.items() if kind.is_wanted(name.rpartition("/")[2])}
 
 
 def _file_system(path: str) -> tuple[Any, str]:
@@ -223,7 +204,7 @@ def list_dataset(path: str) -> list[SourceFile]:
         raise PrepError(f"source hf:{path}: this is a path, not the name of a dataset of the Hub. Write text:{path}.")
     name, config, split = [*path.split(":"), "", ""][:3]
     split = split or _DEFAULT_SPLIT
-    files = list_remote("text", f"hf://datasets/{name}@refs/convert/parquet")
+    files = list_remote(f"hf:{path}", TEXT, f"hf://datasets/{name}@refs/convert/parquet")
     # The names are CONFIG/SPLIT/0000.parquet, or CONFIG/partial-SPLIT/0000.parquet if only a part was converted.
     folders = sorted({file.name.rpartition("/")[0] for file in files})
     configs = sorted({folder.partition("/")[0] for folder in folders})
@@ -244,9 +225,4 @@ def list_dataset(path: str) -> list[SourceFile]:
     raise PrepError(f"source hf:{path}: {config} has no split {split}: use one of {', '.join(splits)}.")
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the documents of a Parquet file."""
-    yield from TEXT.read(part, report_progress)
-
-
-HUGGING_FACE = Kind("Parquet file", lambda root: [], _read, needs=("pyarrow", "huggingface_hub"))
+HUGGING_FACE = Kind("Parquet file", TEXT.read, needs=("pyarrow", "huggingface_hub"))

@@ -1,41 +1,27 @@
 """Read text files. A document is a line of plain text (as in fairseq), a JSON object in a line, or a row of Parquet or
 Arrow."""
 
-import datetime
 import io
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import LimitExceeded, stream
-from data_prep.sources.compression import CHUNK_BYTES, ENDINGS, DamagedFile, open_plain
-from data_prep.sources.encodings import Recoded, how_to_convert, looks_like_utf16, needs_recoding, why_no_utf8
-from data_prep.sources.walk import files_below
+from data_prep.sources.compression import ENDINGS, DamagedFile, open_plain
+from data_prep.sources.encodings import needs_recoding, recoded, why_no_utf8
+from data_prep.sources.parquet import documents
+from data_prep.sources.rows import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
-TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
 COMPRESSED = tuple(ENDINGS)
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-_LINES = (".txt", ".text", ".raw", ".tokens")
+LINE_FILES = (".txt", ".text", ".raw", ".tokens", *JSON_LINES)
 """Endings of the files that contain a document in each line."""
-LINE_FILES = (*_LINES, *JSON_LINES)
 TABLES = (".parquet", ".arrow", ".feather")
 """Endings of the files that contain a document in each row."""
 _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Names of the files in which the library datasets describes a dataset."""
-NO_TEXT = "no text"
-"""The reason for which objects and rows without text are skipped: a null, a missing value, an empty or a blank text."""
-
-
-def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
-    """Return a function that lists all files below a folder, at any depth, whose names end with one of `endings`."""
-
-    def list_paths(root: Path) -> list[Path]:
-        return [path for path in files_below(root) if path.name.lower().endswith(endings)]
-
-    return list_paths
 
 
 def plain_name(name: str) -> str:
@@ -43,103 +29,88 @@ def plain_name(name: str) -> str:
     return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the documents of one part of a text, JSON lines, Parquet or Arrow file."""
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield the documents of one part of a text, JSON lines, Parquet or Arrow file. See `Kind.read`."""
     name = Path(part.name).name.lower()
-    if part.start == part.end:
-        yield Skipped(part.name, "empty file", damaged=False)
-    elif name.startswith("cache-") and name.endswith(".arrow"):
+    if name.startswith("cache-") and name.endswith(".arrow"):
         yield Skipped(part.name, "a cache of the library datasets, not a file of the dataset", damaged=False)
     elif name.endswith(TABLES):
         yield from _read_table(part, report_progress)
     else:
-        yield from _read_lines(part, report_progress)
+        yield from _read_lines(part, bad, report_progress)
 
 
-def _read_lines(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+def _read_lines(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield one document per line that is not blank.
 
     In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
     option `text_field` names. A line belongs to the part of the file that contains the line's first byte. A compressed
     file is a single part. A file in UTF-16 or UTF-32 belongs to its first part.
     """
-    bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
-    try:
-        with _opened(part) as file:
-            is_recoded = isinstance(file.raw, Recoded)
-            if is_recoded and part.start > 0:
-                return
-            if is_json and (skipped := _other_json(part)):
-                yield skipped
-                return
-            # If the file is compressed, read it completely, because compressed files are not split into parts.
-            whole = is_recoded or _is_compressed(part)
-            position = 0 if whole else part.start
-            if position > 0:
-                # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
-                # a line end, only this byte is skipped, so a line that begins exactly at `part.start` is not lost.
-                file.seek(position - 1)
-                position += _skip_line(file, report_progress) - 1
-            while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
-                report_progress()
-                line_start, position = position, position + len(line)
-                if line_start == 0:
-                    _check_line_ends(line, file, is_json)
-                if len(line) > MAX_DOCUMENT_BYTES:
-                    position += 0 if line.endswith(b"\n") else _skip_line(file, report_progress)
-                    bad.add(TOO_LONG, line_start)
-                    continue
-                identity, date = f"{part.name}:{line_start}", ""
-                try:
-                    # Files that were joined have byte order marks in the middle. The mark is no part of the text.
-                    content = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").lstrip("\ufeff")
-                    text = content
-                    if is_json and content and not content.isspace():
-                        row = json.loads(content)
-                        text = _field_of(row, part.option("text_field"))
-                        identity = first_of(row, id_fields(part)) or identity
-                        date = date_field(row, part)
-                except UnicodeDecodeError:
-                    bad.add(
-                        "not valid UTF-8", line_start, "if the file is in another encoding: iconv -f ENCODING -t UTF-8"
-                    )
-                except (ValueError, RecursionError):
-                    bad.add("not valid JSON", line_start)
-                except KeyError as error:
-                    bad.add(error.args[0], line_start, *error.args[1:])
-                else:
-                    if text and not text.isspace():
-                        yield Document(text, identity, date)
-                    elif is_json and content and not content.isspace():
-                        bad.drop(NO_TEXT)
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-    yield from bad
+    file, whole = _opened(part)
+    with file:
+        if whole and part.start > 0:
+            return
+        if is_json and (skipped := _other_json(part)):
+            yield skipped
+            return
+        position = 0 if whole else part.start
+        if position > 0:
+            # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is a
+            # line end, only this byte is skipped, so a line that begins exactly at `part.start` is not lost.
+            file.seek(position - 1)
+            position += _skip_line(file, report_progress) - 1
+        while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
+            report_progress()
+            line_start, position = position, position + len(line)
+            if line_start == 0:
+                _check_line_ends(line, file, is_json)
+            if len(line) > MAX_DOCUMENT_BYTES:
+                position += 0 if line.endswith(b"\n") else _skip_line(file, report_progress)
+                bad.add(TOO_LONG, line_start)
+                continue
+            identity, date = f"{part.name}:{line_start}", ""
+            try:
+                # Files that were joined have byte order marks in the middle. The mark is no part of the text.
+                content = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").lstrip("\ufeff")
+                text, is_blank = content, not content or content.isspace()
+                if is_json and not is_blank:
+                    row = json.loads(content)
+                    text = _field_of(row, part.option("text_field"))
+                    identity = first_of(row, id_fields(part)) or identity
+                    date = date_field(row, part)
+            except UnicodeDecodeError:
+                how = "if the file is in another encoding: iconv -f ENCODING -t UTF-8"
+                bad.add("not valid UTF-8", line_start, how)
+            except (ValueError, RecursionError):
+                bad.add("not valid JSON", line_start)
+            except KeyError as error:
+                bad.add(error.args[0], line_start, *error.args[1:])
+            else:
+                if text and not text.isspace():
+                    yield Document(text, identity, date)
+                elif not is_blank:
+                    bad.drop(NO_TEXT)
 
 
-def _is_compressed(part: Part) -> bool:
-    """Return True if the file name says that the file is compressed."""
-    return part.name != plain_name(part.name)
+def _opened(part: Part) -> tuple[io.BufferedReader, bool]:
+    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed.
 
-
-def _opened(part: Part) -> io.BufferedReader:
-    """Open the content of a file as UTF-8, decompressed if the file name says that it is compressed."""
-    file = open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # noqa: SIM115, the caller closes it
+    Also return True if the file can only be read as a whole.
+    """
+    is_compressed = part.name != plain_name(part.name)
+    file = open_plain(part.path) if is_compressed else open(part.path, "rb")  # noqa: SIM115, the caller closes it
     try:
         head = file.peek()
         if needs_recoding(head):
-            return io.BufferedReader(Recoded(file), CHUNK_BYTES)
+            return recoded(file), True
         if why := why_no_utf8(head):
             raise DamagedFile(why)
-        if b"\0" in head and (encoding := looks_like_utf16(head)):
-            raise DamagedFile(
-                f"the file looks like {encoding} without a byte order mark, not UTF-8. {how_to_convert(encoding)}"
-            )
     except DamagedFile:
         file.close()
         raise
-    return file
+    return file, is_compressed
 
 
 def _check_line_ends(line: bytes, file: io.BufferedReader, is_json: bool) -> None:
@@ -162,7 +133,7 @@ def _other_json(part: Part) -> Skipped | None:
     Also return one for a file in which the library datasets describes a dataset.
     """
     try:
-        with _opened(part) as file:
+        with _opened(part)[0] as file:
             line = file.readline(HEAD_BYTES).removeprefix(BOM)
             while line.isspace():
                 line = file.readline(HEAD_BYTES)
@@ -213,73 +184,25 @@ def _field_of(row: object, name: str) -> str:
         return ""
     if not isinstance(row[name], str):
         raise KeyError(f"the field '{name}' is not text")
-    text = row[name]
-    # Replace lone surrogates (halves of UTF-16 pairs), because JSON can contain them, but UTF-8 cannot encode them.
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
-
-
-def is_missing(value: object) -> bool:
-    """Return True for a null, and for NaN, as pandas writes a missing value."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def id_fields(part: Part) -> list[str]:
-    """Return the names of the fields that may name a document, the most wanted one first."""
-    return [part.option("id_field")] if part.option("id_field") else ["id", "url"]
-
-
-def first_of(row: dict, fields: list[str]) -> str:
-    """Return the value of the first of some fields that a row has, as text; an empty text if it has none of them."""
-    for field in fields:
-        value = row.get(field)
-        if isinstance(value, datetime.date):  # also a point in time
-            return value.isoformat()
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            return str(value)
-    return ""
-
-
-def date_field(row: dict, part: Part) -> str:
-    """Return the value of the field with the date of a document, as text; an empty text if it has none.
-
-    A value that is no date, such as an object, is returned as text that cannot be read as a date. So the document has
-    an unreadable date, and not none, for which that of the file would be taken.
-    """
-    value = row.get(part.option("date_field"))
-    if is_missing(value):
-        return ""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, str | int | datetime.date) and not isinstance(value, bool):
-        return first_of(row, [part.option("date_field")])
-    return str(value)
+    return row[name]
 
 
 def _read_table(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield one document per row of a Parquet or Arrow file. The file is read in the child process (see `bounded`)."""
     try:
-        for found in stream("data_prep.sources.parquet:documents", part, report_progress):
+        for found in stream(documents, part, report_progress):
             for one in found:
                 yield one if isinstance(one, Skipped) else Document(*one)
     except LimitExceeded as error:
         yield Skipped(part.name, str(error))
 
 
-_LISTED = (".txt", *JSON_LINES)
-"""Endings of the files that are read from a folder. Files with other endings may be something else than documents, so
-they are read only if the path or the pattern names them."""
-
-
-def _is_readable(name: str) -> bool:
-    """Return True if the file name has an ending that tells how to read the file."""
-    return name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES)
-
-
 TEXT = Kind(
     "*.txt, *.json, *.jsonl, *.parquet or *.arrow file",
-    paths_ending_in(*TABLES, *_LISTED, *(end + packed for end in _LISTED for packed in COMPRESSED)),
     _read,
+    # Files with other endings may be something else than documents: they are read only if the user names them.
+    wanted=r"\.(?:parquet|arrow|feather|(?:txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|zst|xz))?)\Z",
     splittable=lambda name: not name.lower().endswith((*TABLES, *COMPRESSED)),
-    is_readable=_is_readable,
+    is_readable=lambda name: name.lower().endswith(TABLES) or plain_name(name).lower().endswith(LINE_FILES),
     endings=f"{', '.join(TABLES)}; {', '.join(LINE_FILES)}, also with {', '.join(COMPRESSED)}",
 )

@@ -14,11 +14,6 @@ from data_prep.sources.text import TOO_LONG
 
 _XHTML = "application/xhtml+xml"
 _HTML = ("text/html", _XHTML)
-# The reasons for which a page is skipped.
-_NOT_200 = "HTTP status other than 200"
-_NO_PAGE = "not an HTML page or plain text"
-_NOT_DECODED = "the Content-Encoding cannot be decoded"
-_BINARY = "binary content that is declared as HTML or plain text"
 
 
 class Content(NamedTuple):
@@ -50,18 +45,19 @@ def page_text(content: Content) -> str | Dropped:
     if content.is_http:
         response = _http(block)
         if response.http_headers is None or response.http_headers.status_code != 200:
-            return Dropped(_NOT_200)
+            return Dropped("HTTP status other than 200")
         content_type = response.http_headers.get("Content-Type", "")
     media_type = media_type_of(content_type)
     if media_type not in (*_HTML, "text/plain"):
-        return Dropped(_NO_PAGE)
+        return Dropped("not an HTML page or plain text")
     if content.is_http:
         block, is_decoded = _decode(response.reader.read(), _codings(response.http_headers))
     if len(block) > MAX_DOCUMENT_BYTES:
         return Dropped(TOO_LONG)
     text = _to_text(block, content_type, media_type in _HTML)
     if text is None:
-        return Dropped(_BINARY if is_decoded else _NOT_DECODED)
+        is_binary = "binary content that is declared as HTML or plain text"
+        return Dropped(is_binary if is_decoded else "the Content-Encoding cannot be decoded")
     if media_type in _HTML:
         text = _main_text(as_html(text) if media_type == _XHTML else text)
     return Dropped(TOO_LONG) if len(text) > MAX_DOCUMENT_BYTES else text
@@ -205,7 +201,7 @@ _HEAD_BYTES = 1 << 13
 """Number of bytes in which the declaration of the encoding is searched. Browsers first read 1024 bytes, but load the
 page again if they find a later declaration."""
 _BOMS = ((BOM, "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-_AS_IN_BROWSERS = {
+AS_IN_BROWSERS = {
     "big5": "big5hkscs",
     "euc_jp": "euc_jis_2004",
     "euc_kr": "cp949",
@@ -242,7 +238,7 @@ def _to_text(content: bytes, content_type: str, is_html: bool) -> str | None:
     text = ""
     for encoding in [*encodings, None]:
         detected = "" if encoding else detect_encoding(content) or "utf-8"
-        name = encoding or _AS_IN_BROWSERS.get(detected.replace("-", "_"), detected)
+        name = encoding or AS_IN_BROWSERS.get(detected.replace("-", "_"), detected)
         try:
             text = content.decode(name)
             break
@@ -275,7 +271,7 @@ def _declared_encodings(content: bytes, content_type: str, is_html: bool) -> lis
         # UTF-16 is also declared for pages in other encodings, which have no zero bytes, and for binary content.
         if known.startswith("utf-16") and (b"\0" not in content or "\ufffd" in content[:2000].decode(known, "replace")):
             continue
-        encodings.append(_AS_IN_BROWSERS.get(known, known))
+        encodings.append(AS_IN_BROWSERS.get(known, known))
     return encodings
 
 

@@ -49,12 +49,8 @@ def _joined(separator: str, start: int = 1) -> Callable[[Arguments], str]:
     return lambda arguments: separator.join(_unnamed(arguments, start))
 
 
-def _around(before: str, after: str, *names: str) -> Callable[[Arguments], str]:
-    def show(arguments: Arguments) -> str:
-        text = _get(arguments, *(names or "1"))
-        return text and f"{before}{text}{after}"
-
-    return show
+def _around(before: str, after: str) -> Callable[[Arguments], str]:
+    return lambda arguments: (text := _get(arguments, "1")) and f"{before}{text}{after}"
 
 
 def _constant(text: str) -> Callable[[Arguments], str]:

@@ -5,28 +5,17 @@ are removed from articles (see `wiki_markup`) are counted.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
-from data_prep.sources.compression import (
-    CHUNK_BYTES,
-    DamagedFile,
-    Eager,
-    bzip2_streams,
-    open_bzip2_streams,
-    open_plain,
-)
+from data_prep.sources.compression import DamagedFile, open_bzip2_streams, open_plain
 from data_prep.sources.text import TOO_LONG
-from data_prep.sources.walk import files_below
 from data_prep.sources.wiki_markup import Markup, article_text, comparable_name
 
-DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
-"""Pattern in the name of a file that is read from a folder."""
 # Namespaces that each wiki has, whatever its language. The header of a dump lists the names in its language too.
 _NAMESPACES = {
     "media": "-2", "special": "-1", "talk": "1", "user": "2", "user talk": "3", "project": "4", "project talk": "5",
@@ -47,113 +36,62 @@ _REDIRECT = re.compile(r"\s*#\w+\s*(?::\s*)?\[\[[^\[\]\n]+\]\]")
 _WIKI = "text/x-wiki"
 
 _NO_TEXT = "no text"
-_UNKNOWN_TEMPLATE = "the text that it shows is not known"
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
-    """Yield the articles in one part of a dump, and Skipped objects, which describe the content that was skipped.
-
-    If the part is damaged, the articles before the damage are yielded.
-    """
-    if part.start == part.end:
-        yield Skipped(part.name, "empty file", damaged=False)
-        return
-    bad = SkippedUnits(part.name, "page")
-    if part.start > 0:
-        first, last = bzip2_streams(part.path, part.start, part.end)
-        if first == last:  # no bzip2 stream of the dump begins in this part, so the part has no articles to read
-            return
-    try:
-        with closing(_open_part(part)) as file:
-            articles = _short_enough(_articles(file, bad, report_progress), bad)
-            function = f"{article_text.__module__}:{article_text.__name__}"
-            for article, result in parse_in_batches(function, articles, report_progress):
-                if isinstance(result, Failure):
-                    why = result.why if result.is_limit else f"not readable ({result.why})"
-                    bad.add(
-                        why, article.number - 1, article.title if result.is_limit else "", damaged=not result.is_limit
-                    )
-                    continue
-                bad.drop(_UNKNOWN_TEMPLATE, result.num_removed, "template")
-                if result.text:
-                    text = f"{article.title}\n\n{result.text}" if article.title else result.text
-                    yield Document(text, article.title, article.date)
-                else:
-                    bad.drop(_NO_TEXT)
-    except DamagedFile as error:
-        yield Skipped(part.name, str(error))
-    yield from bad
-
-
-def _short_enough(articles: Iterator["_Article"], bad: SkippedUnits) -> Iterator[tuple["_Article", Markup, int]]:
-    """Yield each article, what is needed to make its text, and its length, without the articles that are too long."""
-    for article in articles:
-        if len(article.markup) > MAX_DOCUMENT_BYTES:
-            bad.add(TOO_LONG, article.number - 1)
+def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
+    """Yield the articles in one part of a dump. See `Kind.read`."""
+    articles = _articles(_pieces(part), bad, report_progress)
+    items = ((article, article.markup, len(article.markup.markup)) for article in articles)
+    for article, result in parse_in_batches(article_text, items, report_progress):
+        if isinstance(result, Failure) and result.is_limit:
+            bad.add(result.why, article.number - 1, article.title, damaged=False)
+        elif isinstance(result, Failure):
+            bad.add(f"not readable ({result.why})", article.number - 1)
         else:
-            yield article, Markup(article.markup, article.hidden), len(article.markup)
+            bad.drop("the text that it shows is not known", result.num_removed, "template")
+            if result.text:
+                text = f"{article.title}\n\n{result.text}" if article.title else result.text
+                yield Document(text, article.title, article.date)
+            else:
+                bad.drop(_NO_TEXT)
 
 
-def _open_part(part: Part) -> "Eager | _Streams":
-    """Return a file-like object from which a part of a dump can be read as if it were a complete dump."""
-    if part.start == 0 and part.end == Path(part.path).stat().st_size:
-        return Eager(open_plain(part.path))
-    return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
+def _pieces(part: Part) -> Iterator[bytes]:
+    """Yield the XML in a part of a dump, some bytes at a time, as if the part were a complete dump; b"" at the end.
 
+    A multistream dump consists of many bzip2 streams that can be decompressed independently. The XML header is in the
+    first one, and only the last part has the XML end tag.
 
-class _Streams:
-    """A file-like object that reads consecutive bzip2 streams of a multistream dump as if they were a complete dump.
-
-    A multistream dump consists of many bzip2 streams that can be decompressed independently. `read` returns the XML
-    header of the dump, then the content of the chosen streams, and then the XML end tag.
+    Nothing is yielded for a part in which no stream begins.
     """
-
-    _END = b"</mediawiki>"
-
-    def __init__(self, path: str, first: int, last: int):
-        # Also read the first bzip2 stream of the dump if it is not one of the chosen streams, because it contains the
-        # XML header.
-        head = [(0, bzip2_streams(path, 1, 1)[0])] if first > 0 else []
-        self._files = [open_bzip2_streams(path, *where) for where in [*head, (first, last)]]
-        self._current, self._tail = 0, b""
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes of XML, or b"" at the end.
-
-        At most `size` bytes are read from the file, or CHUNK_BYTES if `size` is not positive. The end tag, which is not
-        in the file, is returned last and always whole.
-        """
-        while self._current < len(self._files):
-            data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
-            if data:
-                self._tail = (self._tail + data)[-64:]
-                return data
-            self._current += 1
-        if self._tail.rstrip().endswith(self._END):
-            return b""
-        self._tail = self._END
-        return self._END
-
-    def close(self) -> None:
-        """Close the files from which the XML header and the bzip2 streams are read."""
-        for file in self._files:
-            file.close()
+    is_whole = part.start == 0 and part.end == Path(part.path).stat().st_size
+    opened = open_plain(part.path) if is_whole else open_bzip2_streams(part.path, part.start, part.end)
+    if opened is None:
+        return
+    with opened as file:
+        tail = b""
+        # `read1` returns the bytes before damage, and only then raises the error.
+        while piece := file.read1(_PIECE_BYTES):
+            yield piece
+            tail = (tail + piece)[-64:]
+    if not is_whole and not tail.rstrip().endswith(_END):
+        yield _END
+    yield b""
 
 
 class _Article(NamedTuple):
     """An article of a dump, as of its last revision."""
 
     title: str
-    markup: str
+    markup: Markup
     date: str
     number: int
     """Number of the page in the dump, counted from 1."""
-    hidden: frozenset[str]
-    """See `Markup`."""
 
 
-_PAGE = b"<page>"
-"""The first bytes of a page. After damage in a page, reading continues with the next one."""
+_PAGE, _END = b"<page>", b"</mediawiki>"
+"""The first bytes of a page, and the last ones of a dump. After damage in a page, reading continues with the next one.
+"""
 _PIECE_BYTES = 1 << 15
 """Number of bytes of XML that are parsed at a time. After an error in a page, the rest of them is parsed again."""
 _MAX_TAG_BYTES = 1 << 17
@@ -162,16 +100,15 @@ _MAX_PAGE_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum number of bytes of XML in a page. The XML parser keeps a page in memory until the page ends."""
 
 
-def _articles(file: "Eager | _Streams", bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[_Article]:
-    """Yield each article of a dump. Pages that are not articles are added to `bad`.
+def _articles(pieces: Iterable[bytes], bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[_Article]:
+    """Yield each article of a dump, whose XML `pieces` are. Pages that are not articles are added to `bad`.
 
     A file can contain several dumps, one after another.
     """
-    number, num_bytes, dump, content = 0, 0, _Dump(), b" "
+    number, num_bytes, dump = 0, 0, _Dump()
     skipped: bytes | None = None  # after damage: the last bytes that were read, until the next page begins
-    while content:
+    for content in pieces:
         report_progress()
-        content = file.read(_PIECE_BYTES)
         rest: bytes | None = content
         if skipped is not None:
             rest = _from_page(skipped + content)
@@ -185,14 +122,16 @@ def _articles(file: "Eager | _Streams", bad: SkippedUnits, report_progress: Repo
             num_bytes = 0 if dump.has_progress else num_bytes + len(content)
             for page in dump.pages:
                 number += 1
-                why = dump.why_no_article(page)
-                if why:
+                if why := dump.why_no_article(page):
                     bad.drop(why)
+                elif len(page["text"]) > MAX_DOCUMENT_BYTES:
+                    bad.add(TOO_LONG, number - 1)
                 else:
-                    yield _Article(page.get("title", ""), page["text"], page.get("date", ""), number, dump.hidden)
+                    markup = Markup(page["text"], dump.hidden)
+                    yield _Article(page.get("title", ""), markup, page.get("date", ""), number)
             bad.drop("neither a page nor information about the site", dump.num_others, "element")
             if error:
-                if not content or (not number and dump.is_at_start):
+                if not content or (not number and not dump.has_pages):
                     raise DamagedFile(
                         f"damaged: not readable as a MediaWiki dump after page {number} ({error})"
                     ) from error
@@ -242,11 +181,12 @@ class _Dump:
         self._path: list[str] = []
         self._pieces: list[str] | None = None
         self._page: dict[str, str] = {}
-        self._has_pages = False
         self._key = ""
         self._namespaces = dict(_NAMESPACES)
         # The bytes from the piece with the end of the root on, and the number of bytes before them.
         self._held, self._num_before, self._is_over = b"", 0, False
+        self.has_pages = False
+        """True if a page has begun."""
         self.pages: list[dict[str, str]] = []
         """The pages that ended in the last piece."""
         self.num_others = 0
@@ -273,11 +213,6 @@ class _Dump:
             raise DamagedFile(f"a tag or comment of the dump has more than {_MAX_TAG_BYTES >> 10} KiB")
         return None
 
-    @property
-    def is_at_start(self) -> bool:
-        """True if no page has begun."""
-        return not self._has_pages
-
     def after_error(self) -> bytes:
         """Return the bytes of the last piece from the error on."""
         return self._held[max(0, self._parser.ErrorByteIndex - self._num_before) :]
@@ -285,7 +220,7 @@ class _Dump:
     def resumed(self) -> "_Dump":
         """Return an object that continues with a later page of this dump, after an error."""
         other = _Dump()
-        other._namespaces, other.hidden, other._has_pages = self._namespaces, self.hidden, True
+        other._namespaces, other.hidden, other.has_pages = self._namespaces, self.hidden, True
         other.feed(b"<mediawiki>")
         return other
 
@@ -314,7 +249,7 @@ class _Dump:
         self._path.append(name)
         path = self._where()
         if path == "page":
-            self._page, self._has_pages = {}, True
+            self._page, self.has_pages = {}, True
         elif path == "page/revision":
             self._page = {key: self._page[key] for key in ("title", "ns", "redirect") if key in self._page}
         elif path in self._FIELDS:
@@ -351,15 +286,11 @@ class _Dump:
         raise DamagedFile("not a MediaWiki dump: it declares XML entities")
 
 
-def _list_paths(root: Path) -> list[Path]:
-    """Return the paths of all Wikipedia dumps below a folder, at any depth."""
-    return [path for path in files_below(root) if DUMP.search(path.name)]
-
-
 WIKIPEDIA = Kind(
     "*.xml file (plain, gz, bz2 or zst)",
-    _list_paths,
     _read,
+    "page",
+    r"\.xml(?:\.|-|\Z)",
     splittable=lambda name: "multistream" in name.lower() and name.lower().endswith(".bz2"),
     needs=("mwparserfromhell",),
 )

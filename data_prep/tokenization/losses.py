@@ -4,23 +4,25 @@ The tokens of each passage are decoded, without the unknown symbol, and the char
 out, because many decoders add and remove it: `changed_passages` counts the passages in which anything differs.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data_prep.characters import codes_of
+
 if TYPE_CHECKING:
-    from data_prep.tokenization.tokenizers import AnyTokenizer, SentencePiece
+    from data_prep.tokenization.tokenizers import Tokenizer
 
 _RECORDED = 50
 """Number of the most frequent lost characters that are recorded."""
 _SHOWN = 5
 """Number of them that the warning shows."""
+_WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()])
 
 
-def losses(tokenizer: "AnyTokenizer | SentencePiece", texts: Sequence[str], ids: Iterable[np.ndarray]) -> dict:
+def losses(tokenizer: "Tokenizer", texts: Sequence[str], ids: Iterable[np.ndarray]) -> dict:
     """Return what the tokens of texts lose, as stream.json records it for a split; {} if nothing can be lost.
 
     Args:
@@ -42,7 +44,7 @@ def losses(tokenizer: "AnyTokenizer | SentencePiece", texts: Sequence[str], ids:
     lost = Counter[str]()
     if changed:
         missing = _character_counts(text for text, _ in changed) - _character_counts(given for _, given in changed)
-        missing[_white_space()] = 0
+        missing[_WHITE_SPACE] = 0
         lost.update({f"U+{code:04X}": int(missing[code]) for code in np.flatnonzero(missing > 0).tolist()})
     return {
         "unknown_tokens": unknown_tokens,
@@ -55,13 +57,7 @@ def losses(tokenizer: "AnyTokenizer | SentencePiece", texts: Sequence[str], ids:
 
 def _character_counts(texts: Iterable[str]) -> np.ndarray:
     """Return how often each code point occurs in texts: int64 [number of code points]."""
-    encoded = "".join(texts).encode("utf-32-le", "surrogatepass")
-    return np.bincount(np.frombuffer(encoded, np.uint32), minlength=0x110000)
-
-
-@functools.cache
-def _white_space() -> np.ndarray:
-    return np.array([code for code in range(0x3001) if chr(code).isspace()])
+    return np.bincount(codes_of("".join(texts)), minlength=0x110000)
 
 
 def added_losses(parts: Iterable[Mapping]) -> dict:

@@ -5,11 +5,10 @@ On the same text, training gives a file with the same bytes on every machine, re
 
 import functools
 import io
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -66,93 +65,48 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
 
-class Tokenizer(Protocol):
-    """Interface of the tokenizers that can be trained. An instance is loaded from a file and maps text to token ids."""
+class Tokenizer:
+    """Maps text to token ids. An instance is loaded from the file of the tokenizer."""
 
     file_name: ClassVar[str]
     """Name of the tokenizer file in a stream folder."""
-    smallest_vocab_size: ClassVar[int]
-    """Smallest vocabulary size with which this tokenizer can be trained."""
-    max_training_words: ClassVar[int | None]
-    """Maximum number of words to train on; None: no limit. If the text has more words, `make_tokenizer` uses a random
-    sample of passages."""
+    is_lossless: bool
+    """True if `decode` surely restores the text, so that no text can be lost."""
+    unknown_id: int
+    """Id of the symbol for unknown text; -1: there is none."""
+    unknown_in_text: str = ""
+    """Name of this symbol, if the tokenizer also uses the symbol where a text contains its name; else ""."""
 
-    @staticmethod
-    def train(texts: Iterator[str], vocab_size: int) -> bytes:
-        """Train a tokenizer on texts and return the content of the tokenizer file."""
-        ...
-
-    def __init__(self, file: Path): ...
+    def __init__(self, file: Path):
+        raise NotImplementedError
 
     def symbols(self) -> list[str]:
-        """Return all symbols of the vocabulary, sorted by id."""
-        ...
+        """Return all symbols of the vocabulary, sorted by id. An id without a symbol has the name `unused-id-N`."""
+        raise NotImplementedError
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int32."""
-        ...
+        raise NotImplementedError
 
     def decode(self, ids: list[int]) -> str:
         """Decode token ids and return the text."""
-        ...
+        return self.decode_all([ids])[0]
+
+    def decode_all(self, ids: list[list[int]]) -> list[str]:
+        """Decode the token ids of several texts."""
+        raise NotImplementedError
 
 
 MAX_KNOWN_WORDS = 1 << 18
 """Maximum number of words whose token ids ByteBPE caches. When the cache has more words, it is emptied."""
-MAX_KNOWN_IDS = 1 << 22
-"""Maximum number of token ids that ByteBPE caches. When the cache has more, it is emptied."""
-MAX_KNOWN_BYTES = 128
+MAX_KNOWN_BYTES = 64
 """ByteBPE caches a word only if it has at most this many bytes."""
 MAX_WORD_LETTERS = 1 << 18
 """ByteBPE divides a word that has more letters (a text without white space), because the tokenizers library needs 300
 bytes of memory for each token of a text."""
 
 
-class _KnownWords(dict[bytes, int]):
-    """Maps each word to its number, and each number to the token ids of the word. A new word gets the next number.
-
-    The token ids of all words are in one array, so that the ids of a text are looked up by NumPy, not word by word.
-    """
-
-    def __init__(self) -> None:
-        self._new: list[bytes] = []
-        self._ids = np.empty(0, np.int32)
-        self._ends = np.zeros(1, np.int64)
-
-    def __missing__(self, word: bytes) -> int:
-        number = self[word] = len(self._ends) - 1 + len(self._new)
-        self._new.append(word)
-        return number
-
-    def take_new(self) -> list[bytes]:
-        """Return the words that have a number, but no token ids yet. Call `add_ids` with the ids of these words."""
-        new, self._new = self._new, []
-        return new
-
-    def add_ids(self, ids_of_words: list[Sequence[int] | np.ndarray]) -> None:
-        """Store the token ids of all words that `take_new` has returned."""
-        ids = np.fromiter(itertools.chain.from_iterable(ids_of_words), np.int32)
-        ends = self._ends[-1] + np.cumsum([len(ids) for ids in ids_of_words], dtype=np.int64)
-        self._ids, self._ends = np.concatenate([self._ids, ids]), np.concatenate([self._ends, ends])
-
-    def ids_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of a sequence of words, int32, and how many of them each word has."""
-        starts, num_ids = self._ends[numbers], np.diff(self._ends)[numbers]
-        # Position i of the result belongs to the word that starts at position `begins`. Its id is at `starts` plus i
-        # minus `begins`.
-        begins = np.cumsum(num_ids) - num_ids
-        return self._ids[np.repeat(starts - begins, num_ids) + np.arange(num_ids.sum())], num_ids
-
-    def forget(self, words: list[bytes]) -> None:
-        """Forget words. If the cache is too large, forget all words."""
-        for word in words:
-            self.pop(word, None)
-        if len(self) > MAX_KNOWN_WORDS or len(self._ids) > MAX_KNOWN_IDS:
-            self.clear()
-            self.__init__()  # type: ignore[misc]
-
-
-class AnyTokenizer:
+class AnyTokenizer(Tokenizer):
     """A tokenizer from any tokenizer.json of the `tokenizers` library.
 
     Whether `decode` restores the exact text depends on the settings in this file.
@@ -175,29 +129,19 @@ class AnyTokenizer:
         elif (described["decoder"] or {}).get("cleanup"):
             self._tokenizer.decoder.cleanup = False  # it turns "do not" into "don't"
         self.unknown_id = _unknown_id(described["model"], self._tokenizer)
-        """Id of the symbol for unknown text; -1: there is none."""
         added = [token["content"] for token in described["added_tokens"] if token["id"] == self.unknown_id]
         self.unknown_in_text = added[0] if added else ""
-        """Name of this symbol, if the tokenizer also uses the symbol where a text contains its name; else ""."""
         self.is_lossless = _is_byte_level(described)
-        """True if `decode` surely restores the text, so that no text can be lost."""
 
     def symbols(self) -> list[str]:
-        """Return all symbols of the vocabulary, sorted by id. An id without a symbol gets the name `unused-id-N`."""
         by_id = {index: symbol for symbol, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
-    def decode(self, ids: list[int]) -> str:
-        """Decode token ids and return the text."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
-
     def decode_all(self, ids: list[list[int]]) -> list[str]:
-        """Decode the token ids of several texts."""
         return self._tokenizer.decode_batch(ids, skip_special_tokens=False)
 
 
@@ -238,11 +182,10 @@ def _is_byte_level(described: dict) -> bool:
 class ByteBPE(AnyTokenizer):
     """A byte-level BPE tokenizer like GPT-2's, as used in the paper. Lossless: `decode` restores the exact text."""
 
-    file_name: ClassVar[str] = "tokenizer.json"
     # A smaller vocabulary is not possible, because each of the 256 byte values needs a symbol.
-    smallest_vocab_size: ClassVar[int] = 256
+    smallest_vocab_size = 256
     # No limit is needed, because the trainer stores equal words only once (with their number of occurrences).
-    max_training_words: ClassVar[int | None] = None
+    max_training_words: int | None = None
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
@@ -271,37 +214,38 @@ class ByteBPE(AnyTokenizer):
 
     def __init__(self, file: Path):
         super().__init__(file)
-        self._known = _KnownWords()
+        self._known: dict[bytes, bytes] = {}  # the token ids of words, int32. They make `encode` several times as fast
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32.
-
-        The token ids of words are cached, which makes this method several times as fast.
-        """
-        known = self._known
         words = split_words(texts)
-        numbers = np.fromiter(map(known.__getitem__, words.different), np.int64, len(words.different))
-        new = known.take_new()
-        known.add_ids(self._ids_of([word.decode("utf-8") for word in new]))
-        ids, num_ids = known.ids_of(numbers[words.numbers])
-        ends_of_words = np.concatenate([[0], np.cumsum(num_ids)])
-        known.forget([word for word in new if len(word) > MAX_KNOWN_BYTES])
-        return np.split(ids, ends_of_words[words.ends[:-1]]) if texts else []
+        new = [word for word in words.different if word not in self._known]
+        self._known.update(zip(new, self._ids_of([word.decode("utf-8") for word in new]), strict=True))
+        ids_of_words = [self._known[word] for word in words.different]
+        num_ids = np.fromiter(map(len, ids_of_words), np.int64, len(ids_of_words)) // 4
+        starts = (np.cumsum(num_ids) - num_ids)[words.numbers]
+        num_ids = num_ids[words.numbers]
+        ends = np.cumsum(num_ids)
+        # Position i of the result belongs to the word that begins at `ends` - `num_ids`. Its id is at `starts`, plus i,
+        # minus this beginning.
+        places = np.repeat(starts - ends + num_ids, num_ids) + np.arange(num_ids.sum())
+        ids = np.frombuffer(b"".join(ids_of_words), np.int32)[places]
+        for word in new:
+            if len(word) > MAX_KNOWN_BYTES:
+                del self._known[word]
+        if len(self._known) > MAX_KNOWN_WORDS:
+            self._known.clear()
+        return np.split(ids, np.append(0, ends)[words.ends[:-1]]) if texts else []
 
-    def _ids_of(self, words: list[str]) -> list[Sequence[int] | np.ndarray]:
-        """Return the token ids of each word. Words of more than MAX_WORD_LETTERS letters are encoded in pieces."""
+    def _ids_of(self, words: list[str]) -> Iterator[bytes]:
+        """Yield the token ids of each word, int32. Words of more than MAX_WORD_LETTERS letters are divided."""
         short = [word if len(word) <= MAX_WORD_LETTERS else "" for word in words]
-        encodings = self._tokenizer.encode_batch_fast(short, add_special_tokens=False)
-        ids: list[Sequence[int] | np.ndarray] = [encoding.ids for encoding in encodings]
-        for number, word in enumerate(words):
-            if len(word) > MAX_WORD_LETTERS:
-                starts = range(0, len(word), MAX_WORD_LETTERS)
-                pieces = [super(ByteBPE, self).encode([word[start : start + MAX_WORD_LETTERS]])[0] for start in starts]
-                ids[number] = np.concatenate(pieces)
-        return ids
+        for word, ids in zip(words, super().encode(short), strict=True):
+            starts = range(0, len(word), MAX_WORD_LETTERS) if len(word) > MAX_WORD_LETTERS else ()
+            pieces = [super(ByteBPE, self).encode([word[start : start + MAX_WORD_LETTERS]])[0] for start in starts]
+            yield b"".join(piece.tobytes() for piece in pieces or [ids])
 
 
-class SentencePiece:
+class SentencePiece(Tokenizer):
     """A sentencepiece BPE tokenizer with byte fallback, so there are no unknown tokens. It keeps spaces and line ends.
 
     The tokenizer is not quite lossless: `decode` turns the character U+2581 into a space, because sentencepiece uses
@@ -309,13 +253,12 @@ class SentencePiece:
     """
 
     file_name: ClassVar[str] = "sentencepiece.model"
-    is_lossless: ClassVar[bool] = False
-    unknown_in_text: ClassVar[str] = ""
+    is_lossless = False
     # A smaller vocabulary is not possible, because <unk>, the line end, each of the 256 byte values, and at least one
     # character of the text need a symbol.
-    smallest_vocab_size: ClassVar[int] = 259
+    smallest_vocab_size = 259
     # The number is limited, because the trainer keeps the complete training text in memory.
-    max_training_words: ClassVar[int | None] = 50_000_000
+    max_training_words: int | None = 50_000_000
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
@@ -369,30 +312,25 @@ class SentencePiece:
 
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
         self.unknown_id = self._processor.unk_id()
-        """Id of the symbol for unknown text."""
 
     def symbols(self) -> list[str]:
-        """Return all symbols of the vocabulary, sorted by id."""
         return [self._processor.id_to_piece(index) for index in range(self._processor.vocab_size())]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32."""
         return self._processor.encode(texts, return_type="numpy", num_threads=1)
 
-    def decode(self, ids: list[int]) -> str:
-        """Decode token ids and return the text."""
-        return self._processor.decode(ids)
-
     def decode_all(self, ids: list[list[int]]) -> list[str]:
-        """Decode the token ids of several texts."""
         return self._processor.decode(ids) if ids else []
 
 
-TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
-"""Mapping from a value of --tokenizer to the class of the tokenizer, for all tokenizers that alma-prep can train."""
+TOKENIZERS: dict[str, type[ByteBPE] | type[SentencePiece]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
+"""Mapping from a value of --tokenizer to the class of the tokenizer, for all tokenizers that alma-prep can train.
+
+Each has `smallest_vocab_size`, and `max_training_words`: if the training text has more words, `make_tokenizer` uses a
+random sample of passages."""
 
 
-def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
+def load_tokenizer(file: Path) -> Tokenizer:
     """Load a stream's tokenizer from its file. The class depends on the name and content of the file."""
     if file.name == SentencePiece.file_name:
         return SentencePiece(file)
@@ -419,12 +357,6 @@ def _is_byte_bpe(described: dict) -> bool:
 
 
 @functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer
-def cached_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
-    """Load a tokenizer, or return it from the cache.
-
-    Args:
-        file: the tokenizer file.
-        sha256: digest of the file. Only the cache uses this argument: if the digest has changed, the file is loaded
-            again.
-    """
+def cached_tokenizer(file: str, sha256: str) -> Tokenizer:
+    """Load a tokenizer from a file, or return it from the cache if the file with this digest was loaded last."""
     return load_tokenizer(Path(file))

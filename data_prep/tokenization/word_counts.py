@@ -53,21 +53,21 @@ def split_words(texts: Sequence[str]) -> Words:
     encoded = [text.encode("utf-8") for text in texts]
     ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
     data = b"".join(encoded)
-    starts = _starts(np.frombuffer(data, np.uint8), ends)
+    starts = _starts(data, ends)
     offsets = np.append(starts, len(data)).astype(np.int32)
     buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
     words = pyarrow.BinaryArray.from_buffers(pyarrow.binary(), len(starts), buffers).dictionary_encode()
     return Words(words.dictionary.to_pylist(), words.indices.to_numpy(), np.searchsorted(starts, ends))
 
 
-def _starts(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _starts(content: bytes, ends: np.ndarray) -> np.ndarray:
     """Return the positions at which words start."""
-    if not len(data):
+    if not content:
         return np.empty(0, np.int64)
-    is_space = _ascii_space()[data]
-    for position, length in _other_spaces(data):
-        for following in range(length):
-            is_space[position + following] = True
+    data = np.frombuffer(content, np.uint8)
+    for wide in _WIDE_SPACES:
+        content = content.replace(wide, b"\t" * len(wide))
+    is_space = _IS_ASCII_SPACE[np.frombuffer(content, np.uint8)]
     # Where each run of white space begins and ends. A run ends at the end of its text.
     is_start, is_last = is_space.copy(), is_space.copy()
     is_start[1:] &= ~is_space[:-1]
@@ -83,35 +83,9 @@ def _starts(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return np.flatnonzero(is_start)
 
 
-def _other_spaces(data: np.ndarray) -> list[tuple[np.ndarray, int]]:
-    """Return the positions of the white space characters of more than one byte, and the number of bytes they have."""
-    first, codes = _other_codes()
-    found = np.flatnonzero(first[data])
-    padded = np.append(data, np.zeros(2, np.uint8))
-    result = []
-    for length, known in codes.items():
-        value = np.zeros(len(found), np.uint32)
-        for following in range(length):
-            value = (value << 8) + padded[found + following]
-        result.append((found[np.isin(value, known)], length))
-    return result
-
-
-@functools.cache
-def _ascii_space() -> np.ndarray:
-    """bool [256]: whether a byte is a white space character."""
-    return np.array([byte < 128 and bool(re.match(_SPACE, chr(byte))) for byte in range(256)])
-
-
-@functools.cache
-def _other_codes() -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Return the white space characters of more than one byte."""
-    letters = [chr(code).encode("utf-8") for code in range(128, 1 << 16) if re.match(_SPACE, chr(code))]
-    first = np.isin(np.arange(256), [letter[0] for letter in letters])
-    lengths = {len(letter) for letter in letters}
-    codes = {size: [int.from_bytes(one) for one in letters if len(one) == size] for size in sorted(lengths)}
-    return first, {size: np.array(known, np.uint32) for size, known in codes.items()}
-
+_IS_ASCII_SPACE = np.array([code < 128 and bool(re.match(_SPACE, chr(code))) for code in range(256)])
+_WIDE_SPACES = [space.encode("utf-8") for space in re.findall(_SPACE, "".join(map(chr, range(128, 0x3001))))]
+"""The white space characters of more than one byte."""
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import ByteLevel
@@ -153,6 +127,7 @@ class WordCounts(Counter[str]):
             self[word[start : start + MAX_TRAINING_WORD_BYTES]] += count
 
 
+@functools.cache
 def gpt2_words() -> "ByteLevel":
     """Return the part of the tokenizers library that splits text into GPT-2's words."""
     from tokenizers.pre_tokenizers import ByteLevel
@@ -190,18 +165,13 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def _words_of(part: str) -> Iterator[str]:
     """Yield GPT-2's words of a part of a text that `split_words` has split off."""
     for start in range(0, len(part), _PART_LETTERS):
-        for word, _ in _splitter().pre_tokenize_str(part[start : start + _PART_LETTERS]):
+        for word, _ in gpt2_words().pre_tokenize_str(part[start : start + _PART_LETTERS]):
             yield word
 
 
 @functools.lru_cache(maxsize=1 << 17)  # cached, because a worker counts the words of many texts
 def _known_words_of(part: str) -> list[str]:
     return list(_words_of(part))
-
-
-@functools.cache
-def _splitter() -> "ByteLevel":
-    return gpt2_words()
 
 
 def write_table(counts: Counter[str], path: Path) -> None:

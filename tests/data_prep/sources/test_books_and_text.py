@@ -92,7 +92,7 @@ def test_a_book_with_a_byte_order_mark_is_read_in_its_encoding(tmp_path, encodin
     [
         (
             "Call me".encode("utf-16-le"),
-            "the text looks like UTF-16LE without a byte order mark. Replace the file by the output of: "
+            "the file looks like UTF-16LE without a byte order mark, not UTF-8. Replace the file by the output of: "
             "iconv -f UTF-16LE -t UTF-8 FILE",
         ),
         (

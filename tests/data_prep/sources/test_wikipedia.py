@@ -340,7 +340,7 @@ def test_real_dumps(shared_data):
 def test_damage_in_a_page_spoils_no_other_page(tmp_path, monkeypatch, damage):
     xml = DUMP_HEAD + page("A", "First.") + page("B", f"Sec{damage}ond.") + page("C", "[[File:x.jpg|y]]Third.") + END
     for chunk in (1 << 18, 7):  # the next page begins in the same piece of the file, or in a later one
-        monkeypatch.setattr("data_prep.sources.wikipedia.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("data_prep.sources.wikipedia._PIECE_BYTES", chunk)
         assert read_xml(tmp_path, xml) == (["A\n\nFirst.", "C\n\nThird."], {"not readable as XML": 1})
 
 
