@@ -45,7 +45,7 @@ ORDER = (
 
 FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria", "fairseq_alma.data",
            "fairseq_alma.optim", "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_config",
-           "fairseq_alma.lm.train_member")  # fmt: skip
+           "fairseq_alma.lm.train_member", "fairseq_alma.lm.training_loop", "fairseq_alma.lm.updates")  # fmt: skip
 """Packages and modules that may import fairseq."""
 
 TORCH = (*FAIRSEQ, "fairseq_alma.modules", "fairseq_alma.growth", "fairseq_alma.checkpoints", "fairseq_alma.evaluation",

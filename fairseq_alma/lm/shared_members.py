@@ -22,7 +22,8 @@ from fairseq_alma.core.store import Store
 
 TRAINING_CODE = (
     "criteria", "data", "models", "modules", "optim", "tasks",
-    "core/averaging.py", "lm/average.py", "lm/train_member.py", "lm/training_loop.py", "lm/updates.py",
+    "core/averaging.py", "lm/average.py", "lm/compilation.py", "lm/train_member.py", "lm/training_loop.py",
+    "lm/updates.py",
     "evaluation/flops.py",  # computes the training FLOPs in done.json, which is copied with a trained member
 )  # fmt: skip
 """Packages and files of `fairseq_alma` whose code determines the files of a trained member.

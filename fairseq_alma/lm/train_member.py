@@ -18,6 +18,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+# Before the rest of fairseq, which also configures the log. This module gives it the format of fairseq-train.
+import fairseq_cli.train  # noqa: F401
+
+# isort: split
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, tasks, utils
@@ -97,11 +101,6 @@ def train(
         # This is one of several processes, which the main process has started. If the main process is killed, the
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
         killed_with(os.getppid())()
-    # The format of fairseq-train.
-    logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(name)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S",
-        level=os.environ.get("LOGLEVEL", "INFO").upper(), stream=sys.stdout, force=True,
-    )  # fmt: skip
     fairseq_alma.register()
     if config.model.get("compile_batch", 0):
         keep_compiled_code()

@@ -149,6 +149,8 @@ def test_a_hostile_value_of_any_option_is_refused_by_its_name(small, stream, ent
         value = payload if value == "payload" else value
         if option == "expert_parallel" and value in (10**12, 10**30):
             continue  # valid numbers, and experts are never spread to evaluate a checkpoint
+        if option == "compile_batch" and value in (10**12, 10**30):
+            continue  # valid numbers, and nothing is compiled to evaluate a checkpoint
         torch.save(with_model(small, **{option: value}), entries.path)
         with pytest.raises(SettingError, match=f"given.pt.*{option.replace('_', '[-_]')}"):
             load_member(entries.path, folder, torch.device("cpu"))

@@ -350,7 +350,7 @@ def test_a_file_with_sketches_is_opened_once_for_many_pairs(tmp_path, monkeypatc
     found, opened = [], []
     for chunk, num_mapped in ((1, 256), (1 << 15, 256), (1 << 15, 1)):
         monkeypatch.setattr(candidates, "_CHUNK_PAIRS", chunk)
-        monkeypatch.setattr("data_prep.reading.signatures._MAPPED_FILES", num_mapped)
+        monkeypatch.setattr(candidates, "_MAPPED_FILES", num_mapped)
         mapped.clear()
         save_corpus(tmp_path / "corpus", files, 0, numbers, numbers)
         with Heartbeat(tmp_path / "alive") as heartbeat:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.tokenizers import EOS
 from fairseq_alma.core.files import read_json, sealed, sha256_of, write_json
 from tests.data_prep.encoding.test_documents import prose, write_lines
@@ -130,13 +131,16 @@ def test_tokens_that_a_killed_call_collected_with_another_tokenizer_are_not_used
     class Killed(BaseException):
         """Stands for kill -9."""
 
-    def killed(*_):
-        raise Killed
+    def killed(work, step, title, *arguments, **keywords):
+        if title == "encode":
+            raise Killed
+        return finish(work, step, title, *arguments, **keywords)
 
+    finish = WorkFolder.finish
     more = write_lines(tmp_path / "more.jsonl", [{"text": prose(120, seed)} for seed in range(1000, 1600)])
     cached = ["--cache", tmp_path / "cache"]
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("data_prep.encoding.encode.Bar", killed)
+        patch.setattr(WorkFolder, "finish", killed)
         alma_prep(tmp_path / "out", corpus, num_mega_batches=2, more=cached)
     assert list((tmp_path / "out/.alma-prep/tokens").glob("*.tokens"))
     assert alma_prep(tmp_path / "out", corpus, f"text:{more}", num_mega_batches=2, more=cached) == 0

@@ -102,7 +102,7 @@ THE_CATALOGUE = {"fairseq_alma/core/catalogue.py", "fairseq_alma/core/learner_se
 MAY_NAME = {
     "fairseq_alma/core/settings.py": {"split_by"},  # alma-lm has another setting instead
     "fairseq_alma/lm/learners.py": {"combine"},  # a key of predictor.json
-    "vision/learners/files.py": {"combine"},  # a key of predictor.json
+    "vision/learners/base.py": {"combine"},  # a key of predictor.json
     "vision/predictor.py": {"combine"},  # the same
     "fairseq_alma/report/tables.py": {"experts"},  # a column of the paper's tables
 }
