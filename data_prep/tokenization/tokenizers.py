@@ -6,6 +6,7 @@ On the same text, training gives a file with the same bytes on every machine, re
 import functools
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """Maps text to token ids. An instance is loaded from the file of the tokenizer."""
 
     file_name: ClassVar[str]
@@ -77,24 +78,24 @@ class Tokenizer:
     unknown_in_text: str = ""
     """Name of this symbol, if the tokenizer also uses the symbol where a text contains its name; else ""."""
 
-    def __init__(self, file: Path):
-        raise NotImplementedError
+    @abstractmethod
+    def __init__(self, file: Path): ...
 
+    @abstractmethod
     def symbols(self) -> list[str]:
         """Return all symbols of the vocabulary, sorted by id. An id without a symbol has the name `unused-id-N`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int32."""
-        raise NotImplementedError
 
     def decode(self, ids: list[int]) -> str:
         """Decode token ids and return the text."""
         return self.decode_all([ids])[0]
 
+    @abstractmethod
     def decode_all(self, ids: list[list[int]]) -> list[str]:
         """Decode the token ids of several texts."""
-        raise NotImplementedError
 
 
 MAX_KNOWN_WORDS = 1 << 18

@@ -457,7 +457,7 @@ class TrainingConfigs:
 
 
 def _check_expert_parallel(config: DictConfig) -> None:
-    """Raise SettingError if the experts are to be spread over devices, but other options do not allow it."""
+    """Raise SettingError if an option cannot be combined with experts on several devices (`expert_parallel`)."""
     size, distributed = config.model.expert_parallel, config.distributed_training
     if size == 1:
         return
