@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_alma.checkpoints import BEST, require_checkpoint
+from fairseq_alma.checkpoints import BEST, repair_stage_folder, require_checkpoint
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.lm import train_member
 from fairseq_alma.lm.member import CONFIG
@@ -43,6 +43,7 @@ def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     def train(out):
         config.checkpoint.save_dir = str(out)
         out.mkdir(exist_ok=True)
+        repair_stage_folder(out)  # as alma-lm does before it starts the process
         OmegaConf.save(config, tmp_path / "config.yaml")
         assert train_member.main([str(tmp_path / "config.yaml")]) == 0
 
