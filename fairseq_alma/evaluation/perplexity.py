@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import fairseq_alma
+from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
 from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
@@ -74,7 +75,10 @@ class PerplexityScore:
 
 
 def load_member(
-    checkpoint: Path, stream: StreamFolder | TrainingView, device: torch.device, user_dir: Path | None = None
+    checkpoint: Path,
+    stream: StreamFolder | TrainingView,
+    device: torch.device,
+    arch: str | None = None,
 ) -> tuple[Any, Any]:
     """Load a checkpoint. Return its model, in evaluation mode, and the fairseq task that reads the data of `stream`.
 
@@ -84,8 +88,7 @@ def load_member(
         checkpoint: a checkpoint of a switch_lm model.
         stream: the stream to evaluate on. It must have the dictionary with which the model was trained.
         device: device for the model.
-        user_dir: a folder with code of the user that registers architectures of switch_lm, as for fairseq's option
-            `--user-dir`. By default, only our architectures are known.
+        arch: the architecture of the checkpoint, if it is another language model of fairseq, or one of the user.
 
     Raises:
         StreamError: if the checkpoint is missing or damaged, or has another architecture or dictionary.
@@ -93,7 +96,7 @@ def load_member(
     """
     path = Path(checkpoint)
     state = _whole_checkpoint(path)
-    name, options = _checked_options(state, path, user_dir)
+    name, options = _checked_options(state, path, arch)
     _check_dictionary(state, path, stream)
     from omegaconf import OmegaConf
 
@@ -103,34 +106,46 @@ def load_member(
     task = AlmaLanguageModelingTask.setup_task(task_options)
     options._name = name
     try:
-        model = task.build_model(OmegaConf.structured(options), from_checkpoint=True)
+        config = OmegaConf.structured(options)
+        if not hasattr(options, "num_experts"):  # of switch_lm models, the sizes are checked already
+            _check_shapes(task, config, state["model"])
+        model = task.build_model(config, from_checkpoint=True)
         model.load_state_dict(state["model"], strict=True)
     except (SettingError, RuntimeError) as error:
         raise SettingError(f"{path} cannot be loaded: {error}") from error
     return model.to(device).eval(), task
 
 
-def _checked_options(state: Mapping[str, Any], path: Path, user_dir: Path | None) -> tuple[str, Any]:
+def _checked_options(state: Mapping[str, Any], path: Path, arch: str | None) -> tuple[str, Any]:
     """Return the name of the model in a checkpoint, and its checked options. See `load_member`."""
     # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-    from fairseq.utils import import_user_module
 
     fairseq_alma.register()
-    from fairseq_alma.models.stored import stored_entry, stored_model
+    from fairseq_alma.models.stored import stored_entry, stored_model, stored_options
     from fairseq_alma.models.switch_lm import SwitchLanguageModel
 
-    if user_dir is not None:
-        import_user_module(argparse.Namespace(user_dir=str(user_dir)))
     architecture = stored_entry(state, path, "cfg", "model").get("_name")
     name = ARCH_MODEL_NAME_REGISTRY.get(architecture) if isinstance(architecture, str) else None
+    if name is not None and architecture == arch and not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
+        return name, stored_options(state, path, MODEL_DATACLASS_REGISTRY[name])
     if name is None or not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
         shown = shortened(architecture).strip("'")
         raise StreamError(
-            f"{path} is a checkpoint of {shown}, and alma-eval scores switch_lm models: use fairseq-eval-lm. If code "
-            f"of yours registers {shown} as an architecture of switch_lm, give its folder: --user-dir FOLDER"
+            f"{path} is a checkpoint of {shown}, which is not one of our architectures: give --arch {shown} if you "
+            f"expect it, and --plugin MODULE if code of yours registers it"
         )
     return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
+
+
+def _check_shapes(task: Any, config: Any, weights: Mapping[str, Any]) -> None:
+    """Raise SettingError if a model does not have the shapes of these weights. So none larger than the file is made."""
+    with torch.device("meta"):  # takes no memory
+        model = task.build_model(config, from_checkpoint=True)
+    own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    if differing := sorted(name for name in own.keys() | weights.keys() if own.get(name) != found.get(name)):
+        raise SettingError(f"the weights {differing[0]} do not have the shape that its configuration says")
 
 
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
@@ -228,7 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
-    parser.add_argument("--user-dir", type=Path, help="folder with code of yours that registers architectures; it runs")
+    parser.add_argument("--arch", help="architecture of the checkpoints, if it is not one of ours")
+    parser.add_argument("--plugin", metavar="MODULE", help="module of yours that registers the architecture; it runs")
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
@@ -236,13 +252,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
+        if arguments.plugin:
+            load_plugin(arguments.plugin)
         checkpoints, stream_path = _resolve(arguments.path, arguments.stream, arguments.stage)
         stream = StreamFolder.open(stream_path)
         _check_split(arguments.split, stream)
         devices = parse_devices(arguments.device)
         members = []
         for checkpoint in checkpoints:  # load one model after the other, to limit the memory use
-            model, task = load_member(checkpoint, stream, devices[0], arguments.user_dir)
+            model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
             members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])
