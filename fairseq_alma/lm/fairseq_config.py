@@ -154,8 +154,8 @@ def member_config(values: Mapping[str, Any], fairseq: str = "", own: Mapping[str
     for group in ("criterion", "optimizer", "lr_scheduler"):
         if not isinstance(config[group], DictConfig):
             raise SettingError(
-                f"fairseq={fairseq!r}: the chosen {group} has no dataclass of options, so a checkpoint that can be read "
-                f"without pickled code cannot contain them: choose another one"
+                f"fairseq={fairseq!r}: the chosen {group} has no dataclass of options, so a checkpoint that is "
+                f"read without running code cannot contain them: choose another one"
             )
     # Set the values that vary here and not in `namespace`, so that the configurations of all stages and members of a
     # run come from one conversion, which takes most of a second.

@@ -254,7 +254,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return loss, sample_size, _with_counts(logging_output, sample)
 
     def _validation_criterion(self, criterion: Any) -> Any:
-        """Return the criterion for validation: ours, also if another one trains, so that perplexities are comparable."""
+        """Return the criterion for validation: ours, whichever trains, so that perplexities can be compared."""
         own = CRITERION_REGISTRY["switch_lm"]
         if isinstance(criterion, own):
             return criterion
