@@ -119,7 +119,12 @@ def load_member(
 def _checked_options(state: Mapping[str, Any], path: Path, arch: str | None) -> tuple[str, Any]:
     """Return the name of the model in a checkpoint, and its checked options. See `load_member`."""
     # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+    from fairseq.models import (
+        ARCH_MODEL_NAME_REGISTRY,
+        MODEL_DATACLASS_REGISTRY,
+        MODEL_REGISTRY,
+        FairseqLanguageModel,
+    )
 
     fairseq_alma.register()
     from fairseq_alma.models.stored import stored_entry, stored_model, stored_options
@@ -127,9 +132,12 @@ def _checked_options(state: Mapping[str, Any], path: Path, arch: str | None) -> 
 
     architecture = stored_entry(state, path, "cfg", "model").get("_name")
     name = ARCH_MODEL_NAME_REGISTRY.get(architecture) if isinstance(architecture, str) else None
-    if name is not None and architecture == arch and not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
-        return name, stored_options(state, path, MODEL_DATACLASS_REGISTRY[name])
-    if name is None or not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
+    is_ours = name is not None and issubclass(MODEL_REGISTRY[name], SwitchLanguageModel)
+    if not is_ours and name is not None and architecture == arch:
+        options = MODEL_DATACLASS_REGISTRY.get(name)
+        if options is not None and issubclass(MODEL_REGISTRY[name], FairseqLanguageModel):
+            return name, stored_options(state, path, options)
+    if not is_ours:
         shown = shortened(architecture).strip("'")
         raise StreamError(
             f"{path} is a checkpoint of {shown}, which is not one of our architectures: give --arch {shown} if you "

@@ -114,7 +114,7 @@ def test_the_reported_checkpoint_runs_no_code(small, entries, canary, payload):
     said = entries.messages(state)
     assert not canary.exists()
     for name in ("alma-eval CHECKPOINT", "alma-eval RUN"):
-        assert f"{entries.path.name} is a checkpoint of fconv_lm, and alma-eval scores switch_lm models" in said[name]
+        assert f"{entries.path.name} is a checkpoint of fconv_lm, which is not one of our architectures" in said[name]
     assert 'given.pt has decoder_layers="__import__(' in said["alma-grow --experts"]
     assert "expected an integer, 1 or more" in said["alma-grow --layers"]
 
@@ -130,6 +130,8 @@ def test_no_architecture_of_fairseq_is_made(small, stream, tmp_path, canary, pay
         torch.save(state, entries.path)
         with pytest.raises(StreamError, match=f"given.pt is a checkpoint of {name[:12]}"):
             load_member(entries.path, folder, torch.device("cpu"))
+        with pytest.raises((StreamError, SettingError)):  # also if the user names it
+            load_member(entries.path, folder, torch.device("cpu"), name)
         assert not canary.exists(), name
     for name in ours:
         torch.save(with_model(small, _name=name), entries.path)
