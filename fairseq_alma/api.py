@@ -213,6 +213,8 @@ class LanguagePredictor:
 
     def _choice(self, max_tokens: int, options: dict[str, Any]) -> Choice:
         """Return the options of `generate`, checked. Raise SettingError if the models cannot continue a text."""
+        from fairseq_alma.models.switch_lm import SwitchDecoder  # imports fairseq, which takes seconds
+
         if not all(isinstance(member.decoder, SwitchDecoder) for member in self.members):
             raise SettingError("only switch_lm models continue texts here: use fairseq-interactive for other models")
         return Choice(max_tokens, **options)

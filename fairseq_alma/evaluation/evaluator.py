@@ -194,7 +194,7 @@ class PerplexityEvaluator:
 
     def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:
         """Compute the scores of a checkpoint, without reading or writing stored scores."""
-        model, task = load_member(checkpoint, self._stream, self._devices[0], arch=self._arch)
+        model, task = load_member(checkpoint, self._stream, self._devices[0], self._arch)
         scores = {split: self._score_split(model, task, split, max_tokens) for split in self._splits}
         facts = MemberFacts(
             num_params=sum(p.numel() for p in model.parameters()),

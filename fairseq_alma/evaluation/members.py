@@ -91,9 +91,7 @@ class Dictionary(Protocol):
         """SHA-256 digest of dict.txt."""
 
 
-def load_model(
-    checkpoint: Path, stream: Dictionary, device: torch.device, arch: str | None = None
-) -> tuple[Any, int]:
+def load_model(checkpoint: Path, stream: Dictionary, device: torch.device, arch: str | None = None) -> tuple[Any, int]:
     """Load a checkpoint. Return its model, in evaluation mode, and the number of tokens of the blocks of its training.
 
     The checkpoint may come from somebody else: no code that it names is run (see `fairseq_alma.models.stored`).

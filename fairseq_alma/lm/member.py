@@ -319,7 +319,7 @@ class MemberTraining:
         # A learner of the user may choose another size for each stage.
         size = (member.num_experts, member.added_layers, stage_index if self._configs.own_options else 0)
         if size not in self._flops:
-            model, _ = load_member(folder / BEST, self._stream, torch.device("cpu"), arch=self.settings.arch)
+            model, _ = load_member(folder / BEST, self._stream, torch.device("cpu"), self.settings.arch)
             self._flops[size] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[size]
         processed = last["extra_state"]["AlmaLanguageModelingTask"]["processed"]

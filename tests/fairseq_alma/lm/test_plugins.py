@@ -10,7 +10,7 @@ from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.flops import count_training_flops
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.models.any_network import with_targets
 from fairseq_alma.models.stored import stored_options
