@@ -57,3 +57,14 @@ def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     statuses = Counter(late_writers(train, runs, same, every, first=every // 2))
     print(dict(statuses))
     assert statuses.total() > (5 if every == 1 else 0)
+
+
+def test_a_training_that_starts_after_its_run_was_taken_over_changes_nothing(stream, tmp_path, capfd):
+    """Its driver slept just before it started the training, and another one has finished the run since then."""
+    run = tmp_path / "run"
+    alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(run)}))
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    (config,) = run.glob(f"stages/stage_002/member_1/{CONFIG}")
+    assert train_member.main([str(config), "--run-fence", str(run / ".lease.0123456789abcdef")]) == 2
+    assert "was removed, or taken over by another process" in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
