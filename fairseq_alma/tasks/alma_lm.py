@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import torch
 from fairseq.data import ConcatDataset, TokenBlockDataset, data_utils
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
@@ -150,6 +151,15 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         model = super().build_model(args, from_checkpoint)
         self._says_padding = "has_padding" in inspect.signature(model.forward).parameters
         return model
+
+    def build_generator(self, models: Any, args: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Return fairseq's generator. It never chooses symbols that no text has: special and unused ones."""
+        generator = super().build_generator(models, args, *arguments, **keywords)
+        if isinstance(generator, SequenceGenerator):
+            special = [self.dictionary.bos(), self.dictionary.unk()]
+            used = self.dictionary.nspecial + self.stream.description.get("vocab_size", len(self.dictionary))
+            generator.token_indices_to_suppress = torch.tensor([*special, *range(used, len(self.dictionary))])
+        return generator
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split and store the dataset in `self.datasets[split]`. `epoch`, `combine` and `kwargs` are ignored.
