@@ -8,8 +8,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from fairseq.data import ConcatDataset, TokenBlockDataset, data_utils
 from fairseq.sequence_generator import SequenceGenerator
@@ -27,6 +29,10 @@ from fairseq_alma.data.sequence_iterator import SequenceIterator
 from fairseq_alma.tasks.loss_check import LossCheck
 
 logger = logging.getLogger(__name__)
+
+# fairseq's commands that generate text make their batches with np.compat.long, which numpy 2 no longer has.
+if not hasattr(np, "compat"):
+    np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 UNUSED_OPTIONS = {
     "add_bos_token": False,
