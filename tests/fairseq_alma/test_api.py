@@ -335,7 +335,10 @@ def test_fairseqs_commands_read_and_write_text(members, stream, tmp_path):
     target = {line[0][2:]: line[1] for line in lines if line[0].startswith("T-")}
     written = {line[0][2:]: line[2] for line in lines if line[0].startswith("D-")}
     assert target.keys() == written.keys() and len(target) > 20
-    assert all(text.split()[:3] == target[key].split()[:3] for key, text in written.items())
+    # The first 5 tokens are those of the target. fairseq ends a text at </s>, also within them.
+    whole = [key for key, text in written.items() if len(text.split()) >= 5]
+    assert len(whole) > 10
+    assert all(written[key].split()[:4] == target[key].split()[:4] for key in whole)
 
 
 def test_fairseqs_hub_samples_and_scores(members, stream):
