@@ -31,7 +31,9 @@ def model_card(
         (False, False): "A decoder-only language model with the architecture of OPT.",
         (True, False): "A decoder-only language model, in which every second layer is a mixture of experts with top-1 "
         "routing (Switch Transformer).",
-    }.get((needs_code, num_members > 1), f"The mean of the probabilities of {num_members} decoder-only language models.")
+    }.get(
+        (needs_code, num_members > 1), f"The mean of the probabilities of {num_members} decoder-only language models."
+    )
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- alma\n---",
         "# Language model",

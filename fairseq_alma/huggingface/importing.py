@@ -4,7 +4,7 @@ alma-import FOLDER OUT
 alma-prep STREAM --tokenizer OUT/tokenizer.json --source ...       a stream with the ids of the model
 alma-lm stream=STREAM init_from=OUT/checkpoint.pt experts=1 ...    continue its training
 
-Before that, `alma-grow OUT/checkpoint.pt GROWN.pt --experts 3` makes mixtures of 4 experts of its feed-forward networks.
+Before that, `alma-grow OUT/checkpoint.pt GROWN.pt --experts 3` makes each second layer a mixture of 4 experts.
 
 Only models that switch_lm computes exactly are imported: OPT with ReLU, layer norms before the attention, biases and
 tied embeddings. The files are read as numbers and text. No code that they name is run.
@@ -96,23 +96,25 @@ def _config(source: Path) -> dict[str, Any]:
     kind = found.get("model_type") if isinstance(found, dict) else None
     if kind != "opt":
         reason = f", because {_NO_GPT2}" if kind == "gpt2" else ""
-        raise SettingError(f"{path} has model_type {shortened(kind)}, expected 'opt': no other model is imported{reason}")
+        raise SettingError(
+            f"{path} has model_type {shortened(kind)}, expected 'opt': no other model is imported{reason}"
+        )
     if "auto_map" in found:
         raise SettingError(f"{path} names code of its own (auto_map), which is not run: give a model without it")
     config = {**OPTConfig().to_dict(), **found}
     for name, value in _EXACT.items():
         if type(config[name]) is not type(value) or config[name] != value:
             raise SettingError(
-                f"{path} has {name}={shortened(config[name])}, but switch_lm computes only {name}={value!r}: this model "
-                f"cannot be imported"
+                f"{path} has {name}={shortened(config[name])}, but switch_lm computes only {name}={value!r}: this "
+                f"model cannot be imported"
             )
     for name in _SIZES:
         if type(config[name]) is not int or config[name] < 1:
             raise SettingError(f"{path} has {name}={shortened(config[name])}, expected an integer, 1 or more")
     if found.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
         raise SettingError(
-            f"{path} has word_embed_proj_dim={shortened(found['word_embed_proj_dim'])}, but switch_lm has embeddings of "
-            f"the model width, {config['hidden_size']}: this model cannot be imported"
+            f"{path} has word_embed_proj_dim={shortened(found['word_embed_proj_dim'])}, but switch_lm has embeddings "
+            f"of the model width, {config['hidden_size']}: this model cannot be imported"
         )
     if config["hidden_size"] % config["num_attention_heads"]:
         raise SettingError(f"{path}: hidden_size must be a multiple of num_attention_heads")
@@ -151,7 +153,10 @@ def _weights(source: Path, config: Mapping[str, Any]) -> "dict[str, Tensor]":
         raise SettingError(f"{path} is not a file of safetensors ({error}): download it again") from error
     if config["num_hidden_layers"] > len(opened):  # before a list of all layers is made
         raise SettingError(f"{source} has fewer weights than layers (num_hidden_layers): download it again")
-    sizes = (config[name] for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size", "ffn_dim"))
+    sizes = (
+        config[name]
+        for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size", "ffn_dim")
+    )
     expected = opt_shapes(*sizes)
     if "lm_head.weight" in opened:
         expected["lm_head.weight"] = expected["decoder.embed_tokens.weight"]
@@ -201,9 +206,9 @@ def _checkpoint(weights: "Mapping[str, Tensor]", config: Mapping[str, Any], toke
     import torch
     from omegaconf import OmegaConf
 
-    from fairseq_alma.core.files import sha256_of
     from fairseq_alma.huggingface.weights import switch_weights
     from fairseq_alma.lm.fairseq_config import member_config
+    from fairseq_alma.lm.init_from import VOCABULARY_DIGEST, vocabulary_digest
 
     state = switch_weights(weights)
     for number in range(1, config["num_hidden_layers"], 2):
@@ -236,7 +241,7 @@ def _checkpoint(weights: "Mapping[str, Tensor]", config: Mapping[str, Any], toke
         "task_state": {},
         "extra_state": {
             "train_iterator": {"epoch": 1}, "val_loss": None, "previous_training_time": 0.0,
-            TOKENIZER_DIGEST: sha256_of(tokenizer),
+            VOCABULARY_DIGEST: vocabulary_digest(tokenizer),
         },
     }  # fmt: skip
 

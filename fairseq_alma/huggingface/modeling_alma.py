@@ -90,7 +90,7 @@ class AlmaRouter(nn.Module):
         self.splits = [(parent, new) for new, parent in enumerate(split_from or []) if parent >= 0]
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logits [T, E], the weight [T, 1] and the index [T, 1] of each token's expert, for inputs [T, D]."""
+        """Return the logits [T, E], and weight and index of each token's expert, [T, 1], for inputs [T, D]."""
         with torch.autocast(hidden_states.device.type, enabled=False):
             logits = F.linear(hidden_states.float(), self.weight.float())
             candidates = logits

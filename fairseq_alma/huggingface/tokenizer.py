@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, AnyTokenizer, load_tokenizer
 from fairseq_alma.core.errors import SettingError, StreamError
 
@@ -85,19 +87,17 @@ def stream_tokenizer(content: bytes, file: Path) -> tuple[bytes, int]:
     names = tuple(by_id.get(number) for number in range(NUM_SPECIAL))
     if names not in (SPECIAL, _OTHER_SPECIAL):
         raise SettingError(
-            f"{file} has the symbols {', '.join(map(str, names))} with the ids 0 to 3, expected {', '.join(SPECIAL)}, as "
-            f"in OPT: the model cannot be used with a stream of alma-prep"
+            f"{file} has the symbols {', '.join(map(str, names))} with the ids 0 to 3, expected {', '.join(SPECIAL)}, "
+            f"as in OPT: the model cannot be used with a stream of alma-prep"
         )
-    model["vocab"] = {
-        symbol: number - NUM_SPECIAL for symbol, number in vocabulary.items() if number >= NUM_SPECIAL
-    }
-    described["added_tokens"] = [
-        {**one, "id": one["id"] - NUM_SPECIAL} for one in added if one["id"] >= NUM_SPECIAL
-    ]
+    model["vocab"] = {symbol: number - NUM_SPECIAL for symbol, number in vocabulary.items() if number >= NUM_SPECIAL}
+    described["added_tokens"] = [{**one, "id": one["id"] - NUM_SPECIAL} for one in added if one["id"] >= NUM_SPECIAL]
     if model.get("unk_token") in names:
         model["unk_token"] = None
     described["post_processor"] = described["truncation"] = described["padding"] = None
-    return json.dumps(described, ensure_ascii=False).encode(), max(by_id) + 1 - NUM_SPECIAL
+    # The form in which the library writes it, and alma-prep too.
+    content = Tokenizer.from_str(json.dumps(described)).to_str(pretty=False).encode()
+    return content, max(by_id) + 1 - NUM_SPECIAL
 
 
 def file_of(stream: Path, description: Mapping[str, Any]) -> Path:

@@ -33,6 +33,7 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.compilation import pays
+from fairseq_alma.lm.init_from import initial_sizes
 from fairseq_alma.lm.settings import CLIP_NORM, LanguageModelSettings
 from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig
 
@@ -204,12 +205,15 @@ def identity_of_config(config: DictConfig) -> dict[str, Any]:
     return identity
 
 
-def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
+def write_untrained_checkpoint(
+    config: DictConfig, path: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Write the checkpoint of an untrained model. Its weights are the initial weights of a training from scratch.
 
     Args:
         config: the return value of member_config. It is changed, so that fairseq uses one process and the CPU.
         path: the checkpoint to write. Its folder is created if it is missing.
+        weights: other weights to write, of a model of the same sizes.
     """
     # Set one process and the CPU, because fairseq would otherwise use one process for each GPU.
     config.distributed_training.distributed_world_size, config.common.cpu = 1, True
@@ -218,6 +222,8 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
     model = task.build_model(config.model)
+    if weights is not None:
+        model.load_state_dict(weights)
     # Write the keys that fairseq's Trainer writes, but no state of the optimizer. Do not use the Trainer, because it
     # creates an optimizer. To create an optimizer, torch imports its compiler, which takes more than a second.
     checkpoint = {
@@ -393,6 +399,8 @@ class TrainingConfigs:
             **self._distributed(num_devices),
         }
         config = member_config(values, s.fairseq)
+        if s.init_from:
+            config.model.update(initial_sizes(s, self.stream))
         config.model.decoder_layers += member.added_layers
         self._divide_update(config, num_devices)
         num_tokens = updates * s.sequences_per_update * s.tokens_per_sample

@@ -123,6 +123,7 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
     return {
         **settings.to_json(),
         "stream": str(Path(settings.stream).absolute()),  # for alma-eval, which may be called in another folder
+        **({"init_from": str(Path(settings.init_from).absolute())} if settings.init_from else {}),
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
     }
