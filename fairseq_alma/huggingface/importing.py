@@ -4,7 +4,8 @@ alma-import FOLDER OUT
 alma-prep STREAM --tokenizer OUT/tokenizer.json --source ...       a stream with the ids of the model
 alma-lm stream=STREAM init_from=OUT/checkpoint.pt experts=1 ...    continue its training
 
-Before that, `alma-grow OUT/checkpoint.pt GROWN.pt --experts 3` makes each second layer a mixture of 4 experts.
+With learner=gmoe grow_experts=3 grow_router=tree, every second feed-forward network becomes a mixture of 4 experts
+after the first stage.
 
 Only models that switch_lm computes exactly are imported: OPT with ReLU, layer norms before the attention, biases and
 tied embeddings. The files are read as numbers and text. No code that they name is run.
