@@ -45,7 +45,7 @@ _NO_GPT2 = "GPT-2 has the activation gelu_new, and switch_lm has ReLU"
 
 
 def import_model(source: Path, out: Path) -> None:
-    """Write a checkpoint and the tokenizer of a stream for it to the new folder `out`.
+    """Write a checkpoint, and the tokenizer and the dictionary that a stream for it has, to the new folder `out`.
 
     Args:
         source: folder with config.json, tokenizer.json and weights in the format safetensors.
@@ -58,7 +58,7 @@ def import_model(source: Path, out: Path) -> None:
     require_libraries("alma-import")
     from data_prep.errors import PrepError
     from data_prep.tokenization.given import given_tokenizer
-    from data_prep.tokenization.tokenizers import dictionary_size
+    from data_prep.tokenization.tokenizers import dictionary_names, dictionary_size, dictionary_text, load_tokenizer
     from fairseq_alma.checkpoints import write_checkpoint
     from fairseq_alma.huggingface.tokenizer import stream_tokenizer
 
@@ -70,18 +70,22 @@ def import_model(source: Path, out: Path) -> None:
         _, content = given_tokenizer(str(path))
     except PrepError as error:
         raise SettingError(str(error)) from error
-    tokenizer, num_symbols = stream_tokenizer(content, path)
-    if dictionary_size(num_symbols) != config["vocab_size"]:
-        raise SettingError(
-            f"{source} has vocab_size {config['vocab_size']:,}, but with {path} a stream has a dictionary of "
-            f"{dictionary_size(num_symbols):,} entries: give the tokenizer of the model"
-        )
-    weights = _weights(source, config)
+    tokenizer = stream_tokenizer(content, path)
     for leftover in unfinished_files(out.absolute().parent, out.name):
         remove(leftover)
     with written_aside(out) as folder:
         folder.mkdir()
         (folder / TOKENIZER).write_bytes(tokenizer)
+        symbols = load_tokenizer(folder / TOKENIZER).symbols()
+        if dictionary_size(len(symbols)) != config["vocab_size"]:
+            raise SettingError(
+                f"{source} has vocab_size {config['vocab_size']:,}, but with {path} a stream has a dictionary of "
+                f"{dictionary_size(len(symbols)):,} entries: give the tokenizer of the model"
+            )
+        # As in a stream, so that the model can be used before there is a stream. Nothing has been counted.
+        names = dictionary_names(symbols)
+        (folder / "dict.txt").write_text(dictionary_text(names, [0] * len(names)), encoding="utf-8", newline="")
+        weights = _weights(source, config)
         write_checkpoint(_checkpoint(weights, config, folder / TOKENIZER), folder / CHECKPOINT)
 
 

@@ -67,8 +67,8 @@ def exported_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return described, config
 
 
-def stream_tokenizer(content: bytes, file: Path) -> tuple[bytes, int]:
-    """Return the tokenizer.json with which a stream has the ids of a model, and its number of symbols.
+def stream_tokenizer(content: bytes, file: Path) -> bytes:
+    """Return the tokenizer.json with which a stream has the ids of a model.
 
     It is the inverse of `exported_tokenizer`: fairseq's four special symbols are removed.
 
@@ -96,8 +96,7 @@ def stream_tokenizer(content: bytes, file: Path) -> tuple[bytes, int]:
         model["unk_token"] = None
     described["post_processor"] = described["truncation"] = described["padding"] = None
     # The form in which the library writes it, and alma-prep too.
-    content = Tokenizer.from_str(json.dumps(described)).to_str(pretty=False).encode()
-    return content, max(by_id) + 1 - NUM_SPECIAL
+    return Tokenizer.from_str(json.dumps(described)).to_str(pretty=False).encode()
 
 
 def file_of(stream: Path, description: Mapping[str, Any]) -> Path:
