@@ -42,7 +42,7 @@ def model_card(
         "```python\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'folder = "."\n'
-        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})\n"
         f"model = AutoModelForCausalLM.from_pretrained(folder{trust})\n"
         'inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)\n'
         "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.9)\n"

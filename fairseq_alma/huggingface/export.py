@@ -10,7 +10,6 @@ Models with one expert in each mixture are written as OPT models, which need no 
 
 import argparse
 import importlib.util
-import logging
 import shutil
 import sys
 import warnings
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, message_of
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, unfinished_files, write_json, written_aside
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.printing import log_to_stderr, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,20 +138,20 @@ def _write_model(path: Path, stream: Any, folder: Path) -> dict[str, Any]:
             sys.stderr,
         )
     length = min(options.tokens_per_sample, options.learned_positions)  # later positions were not trained
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": stream.dictionary_size, "hidden_size": options.decoder_embed_dim,
         "num_hidden_layers": options.decoder_layers, "num_attention_heads": options.decoder_attention_heads,
         "max_position_embeddings": length, "dropout": options.dropout, "attention_dropout": options.attention_dropout,
         "bos_token_id": 2, "pad_token_id": 1, "eos_token_id": 2, "dtype": "float32",
     }  # fmt: skip
     if options.num_experts == 1:
-        config = OPTConfig(**common, ffn_dim=options.decoder_ffn_embed_dim, architectures=["OPTForCausalLM"])
+        config: Any = OPTConfig(**common, ffn_dim=options.decoder_ffn_embed_dim, architectures=["OPTForCausalLM"])
         weights = opt_weights(state, length)
     else:
         config = AlmaConfig(
             **common, intermediate_size=options.decoder_ffn_embed_dim, num_experts=options.num_experts,
             activation_dropout=options.activation_dropout, router_splits=router_splits(state),
-            architectures=["AlmaForCausalLM"], auto_map=_auto_map("Alma"),
+            architectures=["AlmaForCausalLM"], **_auto_map("Alma"),
         )  # fmt: skip
         weights = alma_weights(state, length)
     _write_files(config, folder, weights)
@@ -169,16 +168,15 @@ def _write_ensemble(members: Sequence[Mapping[str, Any]], folder: Path) -> None:
         hidden_size=first["hidden_size"], num_attention_heads=first["num_attention_heads"],
         num_hidden_layers=sum(member["num_hidden_layers"] for member in members),
         max_position_embeddings=min(member["max_position_embeddings"] for member in members), dtype="float32",
-        architectures=["AlmaEnsembleForCausalLM"], auto_map=_auto_map("AlmaEnsemble"),
+        architectures=["AlmaEnsembleForCausalLM"], **_auto_map("AlmaEnsemble"),
     )  # fmt: skip
     _write_files(config, folder)
 
 
-def _auto_map(name: str) -> dict[str, str]:
-    return {
-        "AutoConfig": f"configuration_alma.{name}Config",
-        "AutoModelForCausalLM": f"modeling_alma.{name}ForCausalLM",
-    }
+def _auto_map(name: str) -> dict[str, Any]:
+    """Return the entry of config.json that says in which files the classes are."""
+    configuration, model = f"configuration_alma.{name}Config", f"modeling_alma.{name}ForCausalLM"
+    return {"auto_map": {"AutoConfig": configuration, "AutoModelForCausalLM": model}}
 
 
 def _write_files(config: Any, folder: Path, weights: "Mapping[str, Tensor] | None" = None) -> None:
@@ -192,7 +190,9 @@ def _write_files(config: Any, folder: Path, weights: "Mapping[str, Tensor] | Non
         bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id
     ).save_pretrained(folder)
     if weights is not None:
-        save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+        path = folder / "model.safetensors"
+        save_file(dict(weights), path, metadata={"format": "pt"})
+        shutil.copymode(folder / "config.json", path)  # safetensors lets only its owner read it
     if config.model_type != "opt":
         for name in CODE:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
@@ -210,8 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stage", type=int, metavar="K", help="export RUN after stage K (default: the last stage)")
     parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
     arguments = parser.parse_args(argv)
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
+    # Libraries that fairseq imports print such messages. Their user can do nothing about them.
+    log_to_stderr("WARNING", force=True)
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         is_new = export(arguments.path, arguments.out, arguments.stream, arguments.stage)

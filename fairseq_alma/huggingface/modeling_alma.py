@@ -7,10 +7,11 @@ limit on the number of tokens of an expert, so an output depends neither on the 
 AlmaEnsembleForCausalLM predicts the mean of the probabilities of several such models.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,9 @@ class AlmaAttention(nn.Module):
         self.head_dim = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
         self.is_causal = True
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            setattr(self, name, nn.Linear(config.hidden_size, config.hidden_size))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(config.hidden_size, config.hidden_size) for _ in range(4)
+        )
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None, **kwargs: Any
@@ -188,12 +190,12 @@ class AlmaPreTrainedModel(PreTrainedModel):
     config_class = AlmaConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["AlmaDecoderLayer"]
+    _no_split_modules = ["AlmaDecoderLayer"]  # noqa: RUF012
     _supports_attention_backend = True
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {  # noqa: RUF012
         "hidden_states": AlmaDecoderLayer,
         "attentions": AlmaAttention,
         "router_logits": OutputRecorder(AlmaRouter, index=0),
@@ -277,7 +279,7 @@ class AlmaModel(AlmaPreTrainedModel):
 class AlmaForCausalLM(AlmaPreTrainedModel, GenerationMixin):
     """The model with an output layer, whose weights are shared with the input embedding."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: AlmaConfig):
         super().__init__(config)
@@ -362,7 +364,7 @@ class AlmaEnsembleForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding of the first member. Each member has its own."""
-        return self.members[0].get_input_embeddings()
+        return self.members[0].get_input_embeddings()  # type: ignore[operator]
 
     @can_return_tuple
     def forward(
@@ -380,18 +382,19 @@ class AlmaEnsembleForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        logits, first = None, 0
+        parts: list[Tensor] = []
+        first = 0
         for member in self.members:
             # The cache has the layers of all members, one member after the other.
-            end = first + member.config.num_hidden_layers
+            end: int = first + member.config.num_hidden_layers  # type: ignore[operator, union-attr, assignment]
             own = None if cache is None else Cache(layers=cache.layers[first:end])
             first = end
-            part = member(
+            output = member(
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, cache=own,
                 use_cache=use_cache, logits_to_keep=logits_to_keep, **kwargs,
-            ).logits.log_softmax(dim=-1, dtype=torch.float32)  # fmt: skip
-            logits = part if logits is None else torch.logaddexp(logits, part)
-        logits = logits - math.log(len(self.members))
+            )  # fmt: skip
+            parts.append(output.logits.log_softmax(dim=-1, dtype=torch.float32))
+        logits = functools.reduce(torch.logaddexp, parts) - math.log(len(parts))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
