@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, AnyTokenizer, load_tokenizer
 from fairseq_alma.core.errors import SettingError, StreamError
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """fairseq's special symbols. Their ids are 0 to 3."""
+SPACE = "\u2581"
+"""Character that sentencepiece shows instead of a space."""
 _OTHER_SPECIAL = ("<alma_s>", "<alma_pad>", "<alma_/s>", "<alma_unk>")
 """Their names in a tokenizer that has a symbol with one of these names, or that could make one of a text."""
 
@@ -29,12 +31,7 @@ def exported_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises StreamError for a tokenizer that cannot be translated.
     """
     tokenizer = load_tokenizer(file)
-    if not isinstance(tokenizer, AnyTokenizer):
-        raise StreamError(
-            f"{file} is a sentencepiece model, which transformers does not read in the form in which alma-prep uses "
-            f"it: make the stream with --tokenizer byte-bpe, or with a tokenizer.json"
-        )
-    described = tokenizer.described()
+    described = tokenizer.described() if isinstance(tokenizer, AnyTokenizer) else _of_sentencepiece(file)
     model, added = described["model"], described["added_tokens"]
     # Only a BPE without ignore_merges makes no symbol that is not the result of a merge.
     is_safe = model["type"] == "BPE" and not model.get("ignore_merges") and not set(SPECIAL) & set(tokenizer.symbols())
@@ -65,6 +62,43 @@ def exported_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         "clean_up_tokenization_spaces": False,
     }  # fmt: skip
     return described, config
+
+
+def _of_sentencepiece(file: Path) -> dict[str, Any]:
+    """Return the content of a tokenizer.json that is equal to a sentencepiece model of alma-prep.
+
+    Raise StreamError for another kind of model.
+    """
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    size, probe = model.vocab_size(), "  \ufb01 A\u030a "
+    pieces = [model.id_to_piece(number) for number in range(size)]
+    normal = [n for n in range(size) if not (model.is_byte(n) or model.is_unknown(n) or pieces[n] == "\n")]
+    # The scores of BPE are those of an order, and text is not changed, but that spaces are shown as U+2581.
+    is_bpe = [model.get_score(number) for number in normal] == [-float(rank) for rank in range(len(normal))]
+    if not (
+        is_bpe and model.is_byte(model.piece_to_id("<0x00>")) and model.normalize(probe) == probe.replace(" ", SPACE)
+    ):
+        raise StreamError(
+            f"{file} is not a sentencepiece model as alma-prep trains it, and other ones are not exported: make the "
+            f"stream with the tokenizer.json of the same model"
+        )
+    known = {pieces[number] for number in normal}
+    # Of two neighbours, those are merged first that make the piece with the smallest id.
+    merges = [
+        [pieces[number][:cut], pieces[number][cut:]]
+        for number in normal
+        for cut in range(1, len(pieces[number]))
+        if pieces[number][:cut] in known and pieces[number][cut:] in known
+    ]
+    tokenizer = Tokenizer(
+        models.BPE({piece: number for number, piece in enumerate(pieces)}, list(map(tuple, merges)), byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return json.loads(tokenizer.to_str())
 
 
 def stream_tokenizer(content: bytes, file: Path) -> bytes:

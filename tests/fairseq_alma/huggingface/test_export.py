@@ -2,14 +2,16 @@
 
 import json
 import os
+import random
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from data_prep.tokenization.tokenizers import NUM_SPECIAL, load_tokenizer
-from fairseq_alma.core.errors import RunError
+from data_prep.tokenization.tokenizers import NUM_SPECIAL, SentencePiece, load_tokenizer
+from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.huggingface.export import RECORD, export, main
@@ -81,7 +83,7 @@ def test_logits_of_the_base_model(checkpoint, stream, tmp_path, experts):
     export([path], tmp_path / "out", stream)
     for attention in ("sdpa", "eager"):
         theirs = from_pretrained(tmp_path / "out", attn_implementation=attention)
-        check_logits(loaded(path, stream), theirs, StreamFolder.open(stream).dictionary_size, atol=2e-5)
+        check_logits(loaded(path, stream), theirs, StreamFolder.open(stream).dictionary_size)
 
 
 @pytest.mark.parametrize("experts", [1, 2, 12])
@@ -231,6 +233,30 @@ def test_given_tokenizers_have_the_ids_of_the_stream(tmp_path, name):
     given = tmp_path / "given.json"
     GIVEN[name]().save(str(given))
     check_tokenizer(written(tmp_path, given), given)
+
+
+def test_a_sentencepiece_tokenizer_has_the_ids_of_the_stream(tmp_path):
+    file = tmp_path / "sentencepiece.model"
+    runs = "a  b   c    d     --- ---- ------ ====== \u2581\u2581 x\n\n\n   y <0x0A> <unk>\t\x00 \U0001f642\U0001f642"
+    file.write_bytes(SentencePiece.train(iter([SENTENCE, runs, Path(__file__).read_text()] * 3), 500))
+    theirs, ours = written(tmp_path, file), load_tokenizer(file)
+    check_tokenizer(theirs, file)
+    generator = random.Random(0)
+    texts = [runs, Path(__file__).read_text(), *("".join(generator.choices("ab -=.\n", k=200)) for _ in range(300))]
+    for text, ids in zip(texts, ours.encode(texts), strict=True):
+        assert theirs(text).input_ids == [2, *(ids + NUM_SPECIAL).tolist()], text
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == ours.decode(ids.tolist())
+
+
+def test_another_sentencepiece_model_is_refused(tmp_path):
+    import sentencepiece
+
+    file = tmp_path / "sentencepiece.model"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([SENTENCE] * 9), model_prefix=str(file.with_suffix("")), vocab_size=45, minloglevel=2
+    )
+    with pytest.raises(StreamError, match="not a sentencepiece model as alma-prep trains it"):
+        exported_tokenizer(file)
 
 
 def test_a_run_and_its_stages_are_exported_with_a_card(run, stream, tmp_path, capsys):
