@@ -37,7 +37,7 @@ from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, LAST, require_chec
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.errors import RunError, StageError
-from fairseq_alma.core.fence import Fence, hold
+from fairseq_alma.core.fence import Fence, LeaseLostError, hold
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.average import Average
 from fairseq_alma.lm.compilation import keep_compiled_code
@@ -152,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--keep-optimizer", action="store_true", help="continue the state of the optimizer from the previous stage"
     )
     parser.add_argument(
+        "--run-fence", type=Path, help="the fence of alma-lm: without it, alma-lm has lost the run (default: not asked)"
+    )
+    parser.add_argument(
         "--address",
         help="HOST:PORT at which the machines meet; HOST is node 0 (default: one machine trains the member)",
     )
@@ -170,6 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         is_first = config.distributed_training.distributed_rank == 0
         with Lease(config.checkpoint.save_dir) if is_first else nullcontext() as lease:
+            # Ask after the lease was taken: who has taken over the run from now on finds the folder in use. Before,
+            # alma-lm may have slept between its last write and the start of this process.
+            if is_first and arguments.run_fence is not None and not arguments.run_fence.is_dir():
+                raise LeaseLostError(arguments.run_fence.parent)
             distributed_utils.call_main(
                 config, train, checkpoint_minutes=arguments.checkpoint_minutes,
                 average=arguments.average, keeps_optimizer=arguments.keep_optimizer,
