@@ -42,6 +42,7 @@ ORDER = (
     ("data_prep.encoding",),
     ("data_prep.leakage",),
     ("data_prep",),  # the modules beside these packages
+    ("fairseq_alma.huggingface",),
     ("fairseq_alma.demo",),
 )
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
@@ -53,7 +54,7 @@ FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria",
 """Packages and modules that may import fairseq."""
 
 TORCH = (*FAIRSEQ, "fairseq_alma.modules", "fairseq_alma.growth", "fairseq_alma.checkpoints", "fairseq_alma.evaluation",
-         "fairseq_alma.lm", "vision")  # fmt: skip
+         "fairseq_alma.lm", "fairseq_alma.huggingface", "vision")  # fmt: skip
 """Packages and modules that may import torch."""
 
 

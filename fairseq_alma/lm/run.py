@@ -129,6 +129,7 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
         **settings.to_json(),
         **({"plugin_digest": plugin_digest(settings.plugin)} if settings.plugin else {}),
         "stream": str(Path(settings.stream).absolute()),  # for alma-eval, which may be called in another folder
+        **({"init_from": str(Path(settings.init_from).absolute())} if settings.init_from else {}),
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
     }
