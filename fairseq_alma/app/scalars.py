@@ -2,7 +2,7 @@
 
 Language models and vision use the same names. For most scalars, the TensorBoard step is the arrival t:
 
-test/error_rate or test/perplexity, validation/...     scores after the arrival
+test/error_rate or test/perplexity, test/bits_per_byte, validation/...    scores after the arrival
 stream/cer or stream/average_perplexity                metric of the stream up to this arrival
 cost/train_tflops, cost/updates, cost/train_seconds    total cost up to this arrival
 model/parameters, model/experts, model/members         number of parameters, of experts, and of members (networks)
@@ -144,6 +144,7 @@ def values_at(row: LedgerRow, quality: float, spent: Spent) -> dict[str, float]:
         "test/error_rate": scores.error_rate,
         "test/perplexity": scores.perplexity,
         "test/word_perplexity": scores.word_perplexity,
+        "test/bits_per_byte": scores.bits_per_byte,
         "validation/loss": scores.validation_loss,
         "validation/error_rate": scores.validation_error_rate,
         "validation/perplexity": scores.validation_perplexity,

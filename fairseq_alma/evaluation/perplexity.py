@@ -46,6 +46,8 @@ class PerplexityScore:
     """Number of tokens that were scored."""
     num_words: int
     """Number of words in the text of the split. `alma-prep` counts them (see docs/corpora.md)."""
+    num_bytes: int | None = None
+    """Number of UTF-8 bytes of the same text; None if it is not known."""
 
     @property
     def loss(self) -> float:
@@ -62,15 +64,23 @@ class PerplexityScore:
         """Perplexity per word. Unlike the perplexity per token, it can be compared across different tokenizers."""
         return _exp(self.nll_sum / self.num_words)
 
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits per UTF-8 byte of the text. It depends neither on the tokenizer nor on what counts as a word."""
+        return self.nll_sum / math.log(2) / self.num_bytes if self.num_bytes else None
+
     def to_json(self) -> dict[str, float]:
-        """Return the score as a JSON object."""
-        return {
+        """Return the score as a JSON object, without what is not known."""
+        values = {
             "num_tokens": self.num_tokens,
             "num_words": self.num_words,
+            "num_bytes": self.num_bytes,
             "loss": self.loss,
             "perplexity": self.perplexity,
             "word_perplexity": self.word_perplexity,
+            "bits_per_byte": self.bits_per_byte,
         }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def load_member(
@@ -133,14 +143,15 @@ def _checked_options(state: Mapping[str, Any], path: Path, user_dir: Path | None
     return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
 
 
-def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
-    """Return the score of an ensemble on a split with `num_words` words.
+def combine(log_probability_N: Sequence[np.ndarray], num_words: int, num_bytes: int | None = None) -> PerplexityScore:
+    """Return the score of an ensemble on a split.
 
     The ensemble predicts the mean of the probabilities of its members, computed in float64.
 
     Args:
         log_probability_N: for each of the N members, the float32 log-probabilities [T] of all tokens of one split.
         num_words: number of words in the split.
+        num_bytes: number of UTF-8 bytes of the split's text; None if it is not known.
     """
     num_tokens, nll_sum = len(log_probability_N[0]), 0.0
     for start in range(0, num_tokens, TOKENS_PER_CHUNK):
@@ -148,7 +159,7 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
             [np.asarray(member_T[start : start + TOKENS_PER_CHUNK], np.float64) for member_T in log_probability_N]
         )
         nll_sum -= float((np.logaddexp.reduce(chunk_NT, axis=0) - math.log(len(chunk_NT))).sum())
-    return PerplexityScore(nll_sum, num_tokens, num_words)
+    return PerplexityScore(nll_sum, num_tokens, num_words, num_bytes)
 
 
 def _whole_checkpoint(path: Path) -> dict[str, Any]:
@@ -245,7 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             model, task = load_member(checkpoint, stream, devices[0], arguments.user_dir)
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
             members.append(scores.log_probability_T)
-        result = combine(members, stream.counts(arguments.split)["words"])
+        counts = stream.counts(arguments.split)
+        result = combine(members, counts["words"], counts.get("bytes"))
         by_source = _by_source(members, stream, arguments.split) if arguments.by_source else {}
     except (AlmaError, OSError) as error:
         say(f"alma-eval: {message_of(error)}", sys.stderr)
@@ -267,18 +279,21 @@ def _by_source(members: Sequence[np.ndarray], stream: StreamFolder, split: str) 
     if not path.is_file():
         raise StreamError(f"{path} is missing: make the stream again with this release, which writes this file")
     stream.verify_file(f"documents/{split}.parquet")
-    table = pyarrow.parquet.read_table(path, columns=["source", "words"])
+    # Earlier versions did not write the bytes.
+    units = [unit for unit in ("words", "bytes") if unit in pyarrow.parquet.read_schema(path).names]
+    table = pyarrow.parquet.read_table(path, columns=["source", *units])
     num_sequences = stream.counts(split)["sequences"]
     if len(table) != num_sequences:
         raise StreamError(f"{path} has {len(table):,} rows, expected {num_sequences:,}: restore the file")
     sizes = np.fromfile(stream.prefix(split).with_suffix(".idx"), np.int32, num_sequences, offset=IDX_HEADER_BYTES)
     sources = table.column("source").combine_chunks().dictionary_encode()
-    source_of, words = sources.indices.to_numpy(), table.column("words").to_numpy()
+    source_of = sources.indices.to_numpy()
     source_T = np.repeat(source_of, sizes)
     scores = {}
     for name, number in sorted((name, number) for number, name in enumerate(sources.dictionary.to_pylist())):
-        num_words = int(words[source_of == number].sum(dtype=np.int64))
-        scores[name] = combine([member_T[source_T == number] for member_T in members], num_words)
+        sums = [int(table.column(unit).to_numpy()[source_of == number].sum(dtype=np.int64)) for unit in units]
+        members_T = [member_T[source_T == number] for member_T in members]
+        scores[name] = combine(members_T, *sums)
     return scores
 
 
@@ -296,9 +311,13 @@ def _print_score(
     say(f"{members} on {stream.path}, {split} split")
     print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
     print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
-    print(f"loss              {result.loss:.6f} nats per token")
+    print(f"loss              {result.loss:.6f} nats per token{_bits_text(result)}")
     for name, score in by_source.items():
-        say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens")
+        say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens{_bits_text(score)}")
+
+
+def _bits_text(score: PerplexityScore) -> str:
+    return "" if score.bits_per_byte is None else f", {score.bits_per_byte:.6f} bits per byte"
 
 
 def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> tuple[list[Path], Path]:

@@ -24,7 +24,7 @@ from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
-OPTIONAL_COLUMNS = ("validation", "prequential", "num_members", "num_experts", "overflow")
+OPTIONAL_COLUMNS = ("validation", "prequential", "bits_per_byte", "num_members", "num_experts", "overflow")
 """Attributes of `Run` that may be missing in a row of the ledger."""
 
 
@@ -161,7 +161,10 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     sources: dict[str, tuple[Sequence[Any], str]] = {
         "quality": (scores, quality),
         "validation": (scores, f"validation_{quality}"),
-        **{name: (scores, name) for name in ("num_params", "forward_flops", "num_members", "num_experts", "overflow")},
+        **{
+            name: (scores, name)
+            for name in ("num_params", "forward_flops", "bits_per_byte", "num_members", "num_experts", "overflow")
+        },
         **{name: (spent, name) for name in ("train_flops", "train_seconds")},
     }
     values = {column: (name, list(map(attrgetter(name), objects))) for column, (objects, name) in sources.items()}

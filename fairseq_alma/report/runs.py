@@ -50,6 +50,8 @@ class Run:
     prequential: Array
     """Vision: error rate on the validation data of mega-batch t, of the predictor from before its arrival. NaN where
     the ledger has no value, and for language models."""
+    bits_per_byte: Array
+    """Language models: test loss in bits per byte of text. NaN where the ledger has no value."""
     num_params: Array
     """Number of parameters of the predictor: all networks that are used for a prediction."""
     forward_flops: Array
