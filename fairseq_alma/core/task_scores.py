@@ -1,9 +1,12 @@
 """The file task_scores.jsonl of a run: results of lm-evaluation-harness after some stages, written by `alma-eval`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from fairseq_alma.core.files import sha256_once
 from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.predictors import read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import NonNegative
@@ -29,9 +32,23 @@ class TaskScore(TypedDict):
     """Version of lm-evaluation-harness."""
 
 
-def write_task_scores(run: Path, scores: list[dict[str, Any]]) -> None:
-    """Add the results of a stage to the file of a run."""
-    JsonLines(RunFolder(run).task_scores).append(*scores)
+def record_task_scores(run: Path, stage: int | None, scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add results of the predictor of a run to its file, and return them with `stage` and `checkpoints`.
+
+    Args:
+        run: the run folder.
+        stage: the stage; None: the last one.
+        scores: the results, see TaskScore.
+
+    Raises:
+        RunError: if a file of the run is damaged.
+    """
+    folder = RunFolder(run)
+    number = Ledger(folder.ledger).rows()[-1].stage if stage is None else stage
+    digests = [one.get("sha256") or sha256_once(run / one["path"]) for one in read_predictor(run, stage)["checkpoints"]]
+    found = [{"stage": number, "checkpoints": digests, **score} for score in scores]
+    JsonLines(folder.task_scores).append(*found)
+    return found
 
 
 def read_task_scores(run: Path) -> list[TaskScore]:

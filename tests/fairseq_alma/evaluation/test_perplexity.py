@@ -12,9 +12,11 @@ import torch
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.cli import main
 from fairseq_alma.evaluation.devices import default_devices, default_tokens_per_batch, parse_devices
 from fairseq_alma.evaluation.members import load_member
-from fairseq_alma.evaluation.perplexity import combine, main, score_tokens
+from fairseq_alma.evaluation.perplexity import combine
+from fairseq_alma.evaluation.scoring import score_tokens
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 

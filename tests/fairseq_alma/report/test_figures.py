@@ -7,7 +7,7 @@ import pytest
 from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.task_scores import write_task_scores
+from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.report.cli import save
 from fairseq_alma.report.figures import FIGURES, figures_or_errors
 from fairseq_alma.report.figures.curves import (
@@ -480,7 +480,7 @@ def test_scores_on_tasks_are_drawn_beside_the_perplexity(tmp_path):
         (run / "predictors/stage_002.json").write_text('{"checkpoints": [{"path": "x.pt", "sha256": "new"}]}')
         lines = [task_line(1, "a", 0.5 + 0.1 * seed), task_line(3, "a", 0.1), task_line(3, "a", 0.7 + 0.1 * seed)]
         lines += [task_line(2, "old", 0.2), task_line(1, "a", 0.3, "boolq")]
-        write_task_scores(run, lines)
+        JsonLines(run / "task_scores.jsonl").append(*lines)
     perplexity, arc, boolq = panels = visible(on_tasks(*compare(tmp_path / "some")))
     assert [axes.get_title() for axes in panels] == ["test perplexity", "arc_easy: acc", "boolq: acc"]
     marked = {axes: [line for line in axes.lines if line.get_marker() == "o"] for axes in panels}
