@@ -95,6 +95,14 @@ class AlmaLM(TemplateLM):
             ids += [self.eot_token_id, *self.predictor.tokenizer.encode(document)]
         return ids[1:] if add_special_tokens is False else ids
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a context and of its continuation. A token that belongs to both counts as context.
+
+        If the last token of the context contains the whole continuation, the continuation is encoded alone.
+        """
+        before, after = super()._encode_pair(context, continuation)
+        return before, after or self.tok_encode(continuation, add_special_tokens=False)
+
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability of each text, in nats. Every token is scored once."""
         texts = [request.args[0] for request in requests]
@@ -175,9 +183,9 @@ class AlmaLM(TemplateLM):
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
         """Return continuations of some contexts with the same options of generation."""
         options = dict(normalize_gen_kwargs(options, default_max_gen_toks=256))
-        until = handle_stop_sequences(options["until"], eos=END_OF_DOCUMENT)
+        until = handle_stop_sequences(options.get("until"), eos=END_OF_DOCUMENT)
         written = self.predictor.generate(
-            contexts, max_tokens=options["max_gen_toks"], temperature=options["temperature"]
+            contexts, max_tokens=options["max_gen_toks"], temperature=options.get("temperature", 0.0)
         )
         found = [postprocess_generated_text(one.text, until, think_end_token=None) for one in written]
         for context, text in zip(contexts, found, strict=True):

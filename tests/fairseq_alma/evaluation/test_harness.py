@@ -82,22 +82,32 @@ def test_the_rolling_log_likelihood_of_the_test_set_is_that_of_the_ledger(run, s
 
 def test_log_likelihoods_are_those_of_a_plain_loop_in_any_batch(model, run):
     texts, _ = documents_of(run, "valid")
-    pairs = [(text[:20], text[20 : 20 + 6 * number]) for number, text in enumerate(texts[:6], start=1)]
-    pairs += [("", texts[0][:40]), ("the value of ", "the"), (texts[1][:20] + "</s>", texts[2][:10])]
-    encode = model.predictor.tokenizer.encode
-    expected = []
+    pairs = [(text.split()[:3], text.split()[3 : 3 + number]) for number, text in enumerate(texts[:4], start=1)]
+    pairs = [(" ".join(before), " " + " ".join(after)) for before, after in pairs]
+    pairs += [("", texts[0][:40]), ("the value of ", "the"), ("An object</s>", "A class")]
+    encode, expected = model.predictor.tokenizer.encode, []
     for before, after in pairs:
-        context = [2, *encode(before)] if "</s>" not in before else [2, *encode(before[:-4]), 2]
-        if before != before.rstrip():  # spaces belong to the continuation, which the tokenizer joins with the next word
-            context = [2, *encode(before.rstrip())]
-        whole = [2, *encode(before + after)] if "</s>" not in before else [*context, *encode(after)]
-        assert len(whole) <= 33
+        # Spaces belong to the continuation, whose first word the tokenizer joins with them.
+        context = [2, *encode(before.removesuffix("</s>").rstrip())]
+        whole = [*context, 2, *encode(after)] if "</s>" in before else [2, *encode(before + after)]
+        context += [2] if "</s>" in before else []
+        assert whole[: len(context)] == context and len(whole) <= 33
         expected.append(by_hand(model, context, whole[len(context) :]))
     for batch_size in (1, 4, "auto"):
         other = AlmaLM(model.predictor, batch_size=batch_size)
         found = other.loglikelihood(requests("loglikelihood", *pairs), disable_tqdm=True)
         assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-3)
         assert [likeliest for _, likeliest in found] == [likeliest for _, likeliest in expected]
+
+
+def test_a_continuation_that_is_a_part_of_a_token_is_scored_alone(model):
+    tokenizer = model.predictor.tokenizer
+    words = [tokenizer.decode([index]) for index in tokenizer.token_ids]
+    is_token = {word: len(tokenizer.encode(word)) == 1 for word in words if word.isalpha()}
+    before, after = next((word[:-1], word[-1]) for word in is_token if is_token[word] and is_token.get(word[:-1]))
+    [(found, _)] = model.loglikelihood(requests("loglikelihood", (before, after)), disable_tqdm=True)
+    expected = by_hand(model, [2, *tokenizer.encode(before)], tokenizer.encode(after))
+    assert found == pytest.approx(expected[0], abs=1e-4)
 
 
 def test_the_likeliest_continuation_is_said_to_be_the_likeliest(model):
@@ -220,7 +230,7 @@ def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offl
     # The command of lm-evaluation-harness knows no models but its own; its function knows ours by name.
     found = lm_eval.simple_evaluate(
         "alma", f"run={run},stage=1,device=cpu", ["next_word"], log_samples=False,
-        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks)),
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False),
     )  # fmt: skip
     assert found["results"]["next_word"]["acc,none"] == printed[0]["metrics"]["acc"]
 
@@ -241,5 +251,6 @@ def test_bad_input_gives_one_message(run, tasks, capsys, monkeypatch):
     (tasks / "gone.yaml").write_text(TASK.format(name="gone", data=tasks / "gone.jsonl", body=CHOICE))
     assert "gone cannot be evaluated (FileNotFoundError: " in said("--tasks", "gone", "--include-path", tasks)
     monkeypatch.delitem(sys.modules, "fairseq_alma.evaluation.harness")
+    monkeypatch.delattr("fairseq_alma.evaluation.harness")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert "--tasks needs lm-evaluation-harness, which is not installed" in said("--tasks", "next_word")
