@@ -14,7 +14,8 @@ from fairseq_alma.core.store import Store
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.devices import default_devices
 from fairseq_alma.evaluation.flops import count_forward_flops
-from fairseq_alma.evaluation.perplexity import combine, load_member
+from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.perplexity import combine
 from fairseq_alma.evaluation.scoring import TokenScores, score_tokens
 from fairseq_alma.evaluation.stored_scores import (
     MemberFacts,

@@ -28,7 +28,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message

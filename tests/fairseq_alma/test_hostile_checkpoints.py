@@ -20,7 +20,7 @@ from fairseq.tasks import TASK_REGISTRY
 from fairseq_alma.checkpoints import BEST, LAST, num_updates, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.lm.fairseq_config import member_config, write_untrained_checkpoint
@@ -114,7 +114,7 @@ def test_the_reported_checkpoint_runs_no_code(small, entries, canary, payload):
     said = entries.messages(state)
     assert not canary.exists()
     for name in ("alma-eval CHECKPOINT", "alma-eval RUN"):
-        assert f"{entries.path.name} is a checkpoint of fconv_lm, and alma-eval scores switch_lm models" in said[name]
+        assert f"{entries.path.name} is a checkpoint of fconv_lm, not of a switch_lm model" in said[name]
     assert 'given.pt has decoder_layers="__import__(' in said["alma-grow --experts"]
     assert "expected an integer, 1 or more" in said["alma-grow --layers"]
 
@@ -242,7 +242,7 @@ def test_an_architecture_that_code_of_the_user_registers_needs_user_dir(small, e
     expected = capsys.readouterr().out
     write(with_model(small, _name="my_switch"), entries.path)
     assert alma_eval([str(entries.path), *named]) == 2
-    assert "is a checkpoint of my_switch, and alma-eval scores switch_lm models" in (printed := capsys.readouterr().err)
+    assert "is a checkpoint of my_switch, not of a switch_lm model" in (printed := capsys.readouterr().err)
     assert "--user-dir FOLDER" in printed
     assert alma_eval([str(entries.path), *named, "--user-dir", str(folder)]) == 0
     assert capsys.readouterr().out == expected

@@ -15,7 +15,8 @@ from fairseq_alma.core.errors import RunError, StageError, StreamError
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.metrics import read_summary
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import _resolve, combine, load_member
+from fairseq_alma.evaluation.members import find_members, load_member
+from fairseq_alma.evaluation.perplexity import combine
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.report.numbers import all_numbers
@@ -25,7 +26,7 @@ from tests.fairseq_alma.lm.test_learners import ForkedProcesses, settings_of
 from tests.rotten import defects
 from tests.vision.tiny_runs import small_settings
 from vision.datasets import load_dataset
-from vision.predictor import load_predictor
+from vision.predictor import load
 from vision.runs import run_learner
 
 SECONDS = ("train_seconds", "wall_seconds")
@@ -62,7 +63,7 @@ def content_of(run: Path) -> list:
 
 
 def predict(run: Path):
-    return load_predictor(run)(load_dataset("digits").test.images[:50]).tolist()
+    return load(run)(load_dataset("digits").test.images[:50]).tolist()
 
 
 def continued(run: Path, **changes) -> list:
@@ -84,7 +85,7 @@ def vision_run(tmp_path_factory) -> Path:
 PLAUSIBLE = [
     *(("summary.json", f"{name} -1") for name in ("forgetting", "backward_transfer", "forward_transfer")),
     ("summary.json", "wall_seconds None"),
-    ("settings.json", "plugin x"),  # load_predictor says that there is no such plugin
+    ("settings.json", "plugin x"),  # load says that there is no such plugin
 ]
 """Values that are possible, so that nobody could notice them."""
 VISION_READERS = {"report": report, "status": shown_status, "predict": predict}
@@ -148,9 +149,9 @@ def lm_run(stream: Path, run: Path, processes=ForkedProcesses) -> list:
 
 
 def evaluate(run: Path, stream: Path) -> float:
-    (checkpoint,), path = _resolve([run], None, None)
-    folder = StreamFolder.open(path)
-    model, task = load_member(checkpoint, folder, torch.device("cpu"))
+    found = find_members([run])
+    folder = StreamFolder.open(found.stream)
+    model, task = load_member(found.checkpoints[0], folder, torch.device("cpu"))
     scores = score_tokens(model, task, "test", [torch.device("cpu")])
     return combine([scores.log_probability_T], folder.counts("test")["words"]).word_perplexity
 

@@ -11,7 +11,7 @@ from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.lm import fairseq_config
 from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
