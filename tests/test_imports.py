@@ -24,7 +24,8 @@ ORDER = (
         "fairseq_alma.checkpoints",
         "fairseq_alma.data",
     ),
-    ("fairseq_alma.models", "fairseq_alma.tasks"),
+    ("fairseq_alma.models",),
+    ("fairseq_alma.tasks",),
     ("fairseq_alma.criteria", "fairseq_alma.optim"),
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import AlmaError, StreamError, message_of
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder
@@ -129,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
-    parser.add_argument("--user-dir", type=Path, help="folder with code of yours that registers architectures; it runs")
+    parser.add_argument("--arch", help="architecture of the checkpoints, if it is not one of ours")
+    parser.add_argument("--plugin", metavar="MODULE", help="module of yours that registers the architecture; it runs")
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
@@ -137,13 +139,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
+        if arguments.plugin:
+            load_plugin(arguments.plugin)
         found = find_members(arguments.path, arguments.stream, arguments.stage)
         stream = _open_stream(found)
         _check_split(arguments.split, stream)
         devices = parse_devices(arguments.device)
         members = []
         for checkpoint in found.checkpoints:  # load one model after the other, to limit the memory use
-            model, task = load_member(checkpoint, stream, devices[0], arguments.user_dir)
+            model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
             members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])

@@ -131,8 +131,9 @@ def _write_model(path: Path, dictionary: "StreamTokenizer", folder: Path) -> dic
     from fairseq_alma.huggingface.weights import alma_weights, opt_weights, router_splits
     from fairseq_alma.models.stored import stored_model
 
+    options = stored_model(require_checkpoint(path), path)
     model, _ = load_model(path, dictionary, torch.device("cpu"))
-    state, options = model.state_dict(), stored_model(require_checkpoint(path), path)
+    state = model.state_dict()
     if options.eval_capacity_factor:
         say(
             f"note: {path} was evaluated with a limit on the tokens of an expert (eval_capacity_factor="

@@ -56,6 +56,8 @@ def training_command(config: Path, settings: LanguageModelSettings) -> list[str]
         command += ["--run-fence", str(fence.place)]
     if settings.average is not None:
         command += ["--average", settings.average]
+    if settings.plugin is not None:
+        command += ["--plugin", settings.plugin]
     return [*command, "--keep-optimizer"] if settings.keeps_optimizer else command
 
 

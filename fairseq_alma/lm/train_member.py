@@ -33,6 +33,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.multiprocessing.spawn import ProcessExitedException
 
 import fairseq_alma
+from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, LAST, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageWeights
@@ -84,6 +85,7 @@ def train(
     checkpoint_minutes: float,
     average: AverageWeights | None = None,
     keeps_optimizer: bool = False,
+    plugin: str | None = None,
     fence: Fence | None = None,
 ) -> None:
     """Train a member in this process. If several processes train the member, each of them calls this function.
@@ -93,6 +95,7 @@ def train(
         checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
         average: how the model's weights are averaged. By default they are not.
         keeps_optimizer: whether the optimizer continues with its state in the checkpoint from which the stage starts.
+        plugin: a module of the user that is imported first.
         fence: the fence of the lease of the member's folder, which the main process holds.
     """
     if fence is not None:
@@ -102,6 +105,8 @@ def train(
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
         killed_with(os.getppid())()
     fairseq_alma.register()
+    if plugin is not None:
+        load_plugin(plugin)
     if config.model.get("compile_batch", 0):
         keep_compiled_code()
     if config.model.get("expert_parallel", 1) > 1:
@@ -151,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep-optimizer", action="store_true", help="continue the state of the optimizer from the previous stage"
     )
+    parser.add_argument("--plugin", help="the setting `plugin` of alma-lm (default: none)")
     parser.add_argument(
         "--run-fence", type=Path, help="the fence of alma-lm: without it, alma-lm has lost the run (default: not asked)"
     )
@@ -179,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise LeaseLostError(arguments.run_fence.parent)
             distributed_utils.call_main(
                 config, train, checkpoint_minutes=arguments.checkpoint_minutes,
-                average=arguments.average, keeps_optimizer=arguments.keep_optimizer,
+                average=arguments.average, keeps_optimizer=arguments.keep_optimizer, plugin=arguments.plugin,
                 fence=lease.fence if lease else None,
             )  # fmt: skip
     except RunError as error:
