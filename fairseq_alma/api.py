@@ -175,7 +175,7 @@ class LanguagePredictor:
             SettingError: if an option is invalid, or if with `beam` a prompt and its continuation may be longer than
                 `window`.
         """
-        choice = Choice(max_tokens, **options)
+        choice = self._choice(max_tokens, options)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
         new: list[list[int]] = [[] for _ in prompts]
@@ -206,10 +206,18 @@ class LanguagePredictor:
         Together, the pieces are the text that `generate` returns for the same options. A piece ends where a character
         ends, so it may come from several tokens. For the arguments and the errors, see `generate`; `beam` is refused.
         """
-        choice = Choice(max_tokens, **options)
+        choice = self._choice(max_tokens, options)
         if choice.beam > 1:
             raise SettingError("a beam search knows its text only at the end: call generate, or leave out beam=")
         return self._pieces(self.tokenizer.encode(prompt), choice)
+
+    def _choice(self, max_tokens: int, options: dict[str, Any]) -> Choice:
+        """Return the options of `generate`, checked. Raise SettingError if the models cannot continue a text."""
+        from fairseq_alma.models.switch_lm import SwitchDecoder  # imports fairseq, which takes seconds
+
+        if not all(isinstance(member.decoder, SwitchDecoder) for member in self.members):
+            raise SettingError("only switch_lm models continue texts here: use fairseq-interactive for other models")
+        return Choice(max_tokens, **options)
 
     def _pieces(self, ids: list[int], choice: Choice) -> Iterator[str]:
         """See `generate_pieces`."""
@@ -312,7 +320,7 @@ class LanguagePredictor:
 
     def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> Tensor:
         """Return rows of ids as a tensor [B, L], padded on the left or on the right."""
-        padded = np.full((len(rows), max(map(len, rows))), self.members[0].decoder.pad)
+        padded = np.full((len(rows), max(map(len, rows))), self.members[0].decoder.dictionary.pad())
         for target, ids in zip(padded, rows, strict=True):
             target[len(target) - len(ids) if left else 0 :][: len(ids)] = ids
         return torch.from_numpy(padded).to(self.device)
@@ -323,7 +331,7 @@ def load(
     stage: int | None = None,
     device: str | torch.device = "cpu",
     stream: str | Path | None = None,
-    user_dir: str | Path | None = None,
+    arch: str | None = None,
 ) -> LanguagePredictor:
     """Return a predictor with the models of a run after its last finished stage, or after an earlier stage.
 
@@ -336,7 +344,8 @@ def load(
         stream: the stream folder with which the models were trained, or another folder with its dict.txt and the file
             of its tokenizer; the text is not needed. By default the stream that the run recorded. Checkpoint files
             need it.
-        user_dir: folder with code of yours that registers architectures of switch_lm. The code is run.
+        arch: the architecture, if it is not one of ours: another language model of fairseq, or one that a module of
+            yours registers, which you have imported. Such models score texts, but do not continue them here.
 
     Raises:
         StreamError: if a file is missing or damaged, or if the models were trained with another dictionary.
@@ -352,8 +361,7 @@ def load(
         if not found.settings:
             raise
         raise StreamError(f"{error}; if the stream was moved, give --stream (in Python: stream=)") from error
-    code = None if user_dir is None else Path(user_dir)
-    loaded = [load_model(checkpoint, tokenizer, place, code) for checkpoint in found.checkpoints]
+    loaded = [load_model(checkpoint, tokenizer, place, arch) for checkpoint in found.checkpoints]
     return LanguagePredictor([model for model, _ in loaded], tokenizer, min(length for _, length in loaded))
 
 

@@ -54,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     parser.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
-    parser.add_argument("--user-dir", type=Path, help="folder with code of yours that registers architectures; it runs")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each continuation instead of text")
     arguments = parser.parse_args(argv)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = {name: getattr(arguments, name) for name in vars(_DEFAULT)}
         Choice(**options)  # checks the options, before the models are loaded
         given = _given_prompts(arguments.prompt, arguments.prompts)
-        predictor = load(arguments.path, arguments.stage, arguments.device, arguments.stream, arguments.user_dir)
+        predictor = load(arguments.path, arguments.stage, arguments.device, arguments.stream)
         if given is None and sys.stdin.isatty():
             for prompt in _typed_prompts():
                 _print(predictor, [prompt], arguments.num, options, arguments.json)

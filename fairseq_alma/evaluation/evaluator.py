@@ -68,6 +68,7 @@ class PerplexityEvaluator:
         keep_in: folder for the stored scores of this run. Scores that are not needed again are removed from it.
         devices: devices that compute the scores at the same time. By default all GPUs, or the CPU if there is none.
         shared: folder for the scores that runs share; None for none.
+        arch: architecture of the models, if they are not switch_lm models.
         untrained_tokens: number of tokens of each split on which an untrained learner is scored; None for all. See
             `score_tokens`.
     """
@@ -79,8 +80,9 @@ class PerplexityEvaluator:
         devices: Sequence[torch.device] | None = None,
         shared: Path | None = None,
         untrained_tokens: int | None = None,
+        arch: str | None = None,
     ):
-        self._stream = stream
+        self._stream, self._arch = stream, arch
         # The test set contains the test text of most periods, so it need not be scored again. Only the text of periods
         # that were added to the stream later is not in it.
         periods = range(1, stream.num_periods + 1)
@@ -108,7 +110,8 @@ class PerplexityEvaluator:
         results = {}
         for split in self._splits:
             arrays = [member.log_probability_T[split] for member in members]
-            results[split] = combine(arrays, self._stream.counts(split)["words"])
+            counts = self._stream.counts(split)
+            results[split] = combine(arrays, counts["words"], counts.get("bytes"))
         num_scored = {split: result.num_tokens for split, result in results.items()}
         is_sample = any(num_scored[split] < self._stream.counts(split)["tokens"] for split in SPLITS)
         num_experts = [one.num_experts for one in facts if one.num_experts is not None]
@@ -116,9 +119,10 @@ class PerplexityEvaluator:
             num_params=sum(one.num_params for one in facts),
             forward_flops=sum(one.forward_flops for one in facts),
             perplexity=results["test"].perplexity,
-            # If only the first tokens of the test set (a sample) were scored, there is no perplexity per word, because
-            # the number of words in these tokens is not known.
+            # If only the first tokens of the test set (a sample) were scored, there is no score per word or per byte,
+            # because the numbers of words and bytes in these tokens are not known.
             word_perplexity=None if is_sample else results["test"].word_perplexity,
+            bits_per_byte=None if is_sample else results["test"].bits_per_byte,
             validation_loss=results["valid"].loss,
             validation_perplexity=results["valid"].perplexity,
             num_experts=max(num_experts, default=None),
@@ -192,7 +196,7 @@ class PerplexityEvaluator:
 
     def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:
         """Compute the scores of a checkpoint, without reading or writing stored scores."""
-        model, task = load_member(checkpoint, self._stream, self._devices[0])
+        model, task = load_member(checkpoint, self._stream, self._devices[0], self._arch)
         scores = {split: self._score_split(model, task, split, max_tokens) for split in self._splits}
         facts = MemberFacts(
             num_params=sum(p.numel() for p in model.parameters()),

@@ -1,8 +1,9 @@
 """The models of a run or of checkpoint files: which they are, and how they are loaded."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Protocol
@@ -90,9 +91,7 @@ class Dictionary(Protocol):
         """SHA-256 digest of dict.txt."""
 
 
-def load_model(
-    checkpoint: Path, stream: Dictionary, device: torch.device, user_dir: Path | None = None
-) -> tuple[Any, int]:
+def load_model(checkpoint: Path, stream: Dictionary, device: torch.device, arch: str | None = None) -> tuple[Any, int]:
     """Load a checkpoint. Return its model, in evaluation mode, and the number of tokens of the blocks of its training.
 
     The checkpoint may come from somebody else: no code that it names is run (see `fairseq_alma.models.stored`).
@@ -101,8 +100,7 @@ def load_model(
         checkpoint: a checkpoint of a switch_lm model.
         stream: the stream, or its tokenizer. It must have the dictionary with which the model was trained.
         device: device for the model.
-        user_dir: a folder with code of the user that registers architectures of switch_lm, as for fairseq's option
-            `--user-dir`. By default, only our architectures are known.
+        arch: the architecture of the checkpoint, if it is another language model of fairseq, or one of the user.
 
     Raises:
         StreamError: if the checkpoint is missing or damaged, or has another architecture or dictionary.
@@ -110,18 +108,25 @@ def load_model(
     """
     path = Path(checkpoint)
     state = _whole_checkpoint(path)
-    name, options = _checked_options(state, path, user_dir)
+    name, options = _checked_options(state, path, arch)
     _check_dictionary(state, path, stream)
     from fairseq.data import Dictionary as FairseqDictionary
     from fairseq.models import MODEL_REGISTRY
     from omegaconf import OmegaConf
 
+    from fairseq_alma.models.any_network import with_targets
+
     options._name = name
-    options.expert_parallel = 1  # this process has all experts
+    is_ours = hasattr(options, "num_experts")
+    if is_ours:
+        options.expert_parallel = 1  # this process has all experts
     dictionary = FairseqDictionary.load(str(stream.path / "dict.txt"))
     task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    build = partial(MODEL_REGISTRY[name].build_model, OmegaConf.structured(options), task)
     try:
-        model = MODEL_REGISTRY[name].build_model(OmegaConf.structured(options), task)
+        if not is_ours:  # of ours, the sizes are checked already
+            _check_shapes(build, state["model"])
+        model = with_targets(build())
         model.load_state_dict(state["model"], strict=True)
     except (SettingError, RuntimeError) as error:
         raise SettingError(f"{path} cannot be loaded: {error}") from error
@@ -129,40 +134,57 @@ def load_model(
 
 
 def load_member(
-    checkpoint: Path, stream: StreamFolder | TrainingView, device: torch.device, user_dir: Path | None = None
+    checkpoint: Path, stream: StreamFolder | TrainingView, device: torch.device, arch: str | None = None
 ) -> tuple[Any, Any]:
     """Load a checkpoint. Return its model, in evaluation mode, and the fairseq task that reads the data of `stream`.
 
     For the arguments and the errors, see `load_model`.
     """
-    model, tokens_per_sample = load_model(checkpoint, stream, device, user_dir)
+    model, tokens_per_sample = load_model(checkpoint, stream, device, arch)
     from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig, AlmaLanguageModelingTask
 
     task_options = AlmaLanguageModelingConfig(data=str(stream.path), tokens_per_sample=tokens_per_sample)
     return model, AlmaLanguageModelingTask.setup_task(task_options)
 
 
-def _checked_options(state: Mapping[str, Any], path: Path, user_dir: Path | None) -> tuple[str, Any]:
+def _checked_options(state: Mapping[str, Any], path: Path, arch: str | None) -> tuple[str, Any]:
     """Return the name of the model in a checkpoint, and its checked options. See `load_model`."""
     # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-    from fairseq.utils import import_user_module
+    from fairseq.models import (
+        ARCH_MODEL_NAME_REGISTRY,
+        MODEL_DATACLASS_REGISTRY,
+        MODEL_REGISTRY,
+        FairseqLanguageModel,
+    )
 
     fairseq_alma.register()
-    from fairseq_alma.models.stored import stored_entry, stored_model
+    from fairseq_alma.models.stored import stored_entry, stored_model, stored_options
     from fairseq_alma.models.switch_lm import SwitchLanguageModel
 
-    if user_dir is not None:
-        import_user_module(argparse.Namespace(user_dir=str(user_dir)))
     architecture = stored_entry(state, path, "cfg", "model").get("_name")
     name = ARCH_MODEL_NAME_REGISTRY.get(architecture) if isinstance(architecture, str) else None
-    if name is None or not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
+    is_ours = name is not None and issubclass(MODEL_REGISTRY[name], SwitchLanguageModel)
+    if not is_ours and name is not None and architecture == arch:
+        options = MODEL_DATACLASS_REGISTRY.get(name)
+        if options is not None and issubclass(MODEL_REGISTRY[name], FairseqLanguageModel):
+            return name, stored_options(state, path, options)
+    if not is_ours:
         shown = shortened(architecture).strip("'")
         raise StreamError(
-            f"{path} is a checkpoint of {shown}, not of a switch_lm model: use fairseq's own commands. If code of "
-            f"yours registers {shown} as an architecture of switch_lm, give its folder: --user-dir FOLDER"
+            f"{path} is a checkpoint of {shown}, which is not one of our architectures: give --arch {shown} if you "
+            f"expect it, and --plugin MODULE if code of yours registers it"
         )
     return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
+
+
+def _check_shapes(build: Callable[[], Any], weights: Mapping[str, Any]) -> None:
+    """Raise SettingError if a model does not have the shapes of these weights. So none larger than the file is made."""
+    with torch.device("meta"):  # takes no memory
+        model = build()
+    own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    if differing := sorted(name for name in own.keys() | weights.keys() if own.get(name) != found.get(name)):
+        raise SettingError(f"the weights {differing[0]} do not have the shape that its configuration says")
 
 
 def _whole_checkpoint(path: Path) -> dict[str, Any]:

@@ -52,10 +52,11 @@ class LanguageModelSettings(RunSettings):
     mega_batches: Count | None = setting(None, free=True)
     """Number of mega-batches that arrive, B. By default all mega-batches of the stream."""
     arch: str = setting("switch_lm_base", size=True)
-    """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It also sets defaults for tokens_per_sample,
-    sequences_per_update and lr."""
+    """Architecture: switch_lm_tiny, switch_lm_base or switch_lm_large, which also set defaults for tokens_per_sample,
+    sequences_per_update and lr; or another language model of fairseq, for example transformer_lm_gpt, or of your
+    plugin, which is computed in float32."""
     experts: Count = setting(4, size=True)
-    """Number of experts in each mixture. For gmoe, the number before the first growth."""
+    """Number of experts in each mixture. For gmoe, the number before the first growth. Only for switch_lm models."""
     parallel: Count | None = setting(None, free=True)
     """Number of members that train at the same time. By default the number of GPUs, or of cores if there is no GPU."""
     expert_parallel: Count = setting(1, free=True)
@@ -95,6 +96,10 @@ class LanguageModelSettings(RunSettings):
     schedule: Literal["per_stage", "constant"] = setting("per_stage", off="per_stage")
     """Learning rate over the stream: `per_stage` (warm-up, then decay to 0 in each stage; the paper) or `constant`
     (warm-up, then constant)."""
+    init_from: str | None = setting(None, off=None)
+    """Checkpoint with the weights from which the first stage starts, instead of random ones: of another run, or one
+    that alma-import or alma-grow wrote. Its sizes take the place of those of `arch`. All members of an ensemble start
+    from it."""
     from_scratch: bool = False
     """Whether each stage starts from newly initialised weights."""
     warmup_updates: NonNegative | None = setting(None, forkable=True)
@@ -118,15 +123,21 @@ class LanguageModelSettings(RunSettings):
     last checkpoint and the one with the best validation perplexity are kept."""
     checkpoint_minutes: float = setting(10.0, free=True)
     """Longest time between two checkpoints, in minutes. A killed run loses at most the work of this time."""
+    wandb: str | None = setting(None, free=True)
+    """Project of Weights & Biases to which the numbers of the run are sent while it trains."""
     seed: NonNegative = setting(0, seed=True)
     """Seed of the initialisation and of the order of the data. The division of the data into mega-batches depends on a
     separate seed, which was chosen when the stream was made."""
     fairseq: str = setting("", forkable=True)
-    """Further options for fairseq-train, written as on its command line."""
+    """Further options for fairseq-train, written as on its command line. `--criterion`, `--optimizer` and
+    `--lr-scheduler` replace ours by another of fairseq or of your plugin."""
     preset: str = setting("paper", free=True)
     """Name of the preset: a YAML file of settings."""
     seeds: Count = setting(1, free=True)
     """Number of runs, with the seeds `seed`, `seed` + 1, ..."""
+    plugin: str | None = None
+    """Name of a Python module of yours that is imported first, for example one that registers a learner or, with
+    fairseq, a model, a criterion, an optimizer or a learning-rate scheduler."""
     fork: bool = setting(False, free=True)
     """Whether to continue the run in `out` with other values of those settings that may change at a fork, as it says
     beside them: they control how a stage is trained. They are used from the first unfinished stage on, which is started
@@ -182,6 +193,12 @@ class LanguageModelSettings(RunSettings):
         check_wait(self.wait)
         if self.reuse_from and Path(self.reuse_from).absolute() == Path(self.out).absolute():
             raise SettingError(f"reuse_from={self.reuse_from} is the folder of the run (out=): choose another folder")
+        if self.init_from and (self.from_scratch or self.learner == "gens"):
+            raise SettingError(
+                f"init_from={self.init_from} cannot be combined with "
+                f"{'from_scratch=true' if self.from_scratch else 'learner=gens'}, whose stages start from new weights: "
+                f"leave one of them out"
+            )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:

@@ -174,8 +174,6 @@ def test_an_error_that_follows_a_loss_that_is_not_finite_does_not_hide_it(tmp_pa
     ("options", "message"),
     [
         ("--cpu", "--cpu is refused"),
-        ("--optimizer nag", "--optimizer is refused, because alma-lm selects the components of fairseq itself"),
-        ("--lr-scheduler cosine", "--lr-scheduler is refused, because alma-lm sets the learning rates .*schedule="),
         ("--store-ema --ema-decay 0.9", "--ema-decay, --store-ema is refused, .*average="),
         ("-a switch_lm_base", "--arch is set by"),
         ("--max-valid-steps 1", "--max-valid-steps is refused"),
@@ -200,9 +198,10 @@ def test_options_that_would_change_the_protocol_are_refused(stream, tmp_path, op
     assert not (tmp_path / "run").exists()
 
 
-def test_another_architecture_of_fairseq_is_refused(stream, tmp_path):
-    given = settings(stream, tmp_path / "run", arch="transformer_lm")
-    with pytest.raises(SettingError, match="arch=transformer_lm is not one of switch_lm_tiny, switch_lm_base, "):
+@pytest.mark.parametrize("arch", ["wav2vec2", "lstm_lm", "unknown"])
+def test_what_is_no_language_model_with_a_dataclass_is_refused(stream, tmp_path, arch):
+    given = settings(stream, tmp_path / "run", arch=arch, precision="float32")
+    with pytest.raises(SettingError, match=f"arch={arch} is not a language model that fairseq or plugin= has"):
         make_learner(given, StreamFolder.open(stream).without_test(), NoProcesses())
 
 
