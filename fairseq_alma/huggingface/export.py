@@ -64,12 +64,12 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
     """
     require_libraries("alma-export")
     from fairseq_alma.core.stream_folder import StreamFolder
-    from fairseq_alma.evaluation.perplexity import _resolve
+    from fairseq_alma.evaluation.members import find_members
     from fairseq_alma.huggingface.card import model_card
     from fairseq_alma.huggingface.tokenizer import exported_tokenizer, file_of
 
-    checkpoints, stream_path = _resolve(paths, stream, stage)
-    stream_folder = StreamFolder.open(stream_path)
+    found = find_members(paths, stream, stage)
+    checkpoints, stream_folder = found.checkpoints, StreamFolder.open(found.stream)
     tokenizer = file_of(stream_folder.path, stream_folder.description)
     if out.exists() and _is_there(out, [sha256_of(path) for path in checkpoints], sha256_of(tokenizer)):
         return False
@@ -124,7 +124,7 @@ def _write_model(path: Path, stream: Any, folder: Path) -> dict[str, Any]:
     from transformers import OPTConfig
 
     from fairseq_alma.checkpoints import require_checkpoint
-    from fairseq_alma.evaluation.perplexity import load_member
+    from fairseq_alma.evaluation.members import load_member
     from fairseq_alma.huggingface.configuration_alma import AlmaConfig
     from fairseq_alma.huggingface.weights import alma_weights, opt_weights, router_splits
     from fairseq_alma.models.stored import stored_model

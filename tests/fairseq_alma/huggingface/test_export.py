@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, SentencePiece, load_tokenizer
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.huggingface.export import RECORD, export, main
 from fairseq_alma.huggingface.tokenizer import exported_tokenizer
 from tests.fairseq_alma.huggingface.conftest import SENTENCE

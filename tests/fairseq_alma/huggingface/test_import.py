@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.huggingface.export import export
 from fairseq_alma.huggingface.importing import import_model, main
 from tests.commands import RUN, run_command
