@@ -34,7 +34,8 @@ FAST = ["--optimizer", "fused_adam", "--precision", "bfloat16"]
 PATHS = {
     "old": ["--optimizer", "adam"],
     "new": FAST,
-    "compiled": [*FAST, "--compile-batch", OPTIONS[OPTIONS.index("--batch-size") + 1]],
+    "plain": [*FAST, "--batch-size", "4"],
+    "compiled": [*FAST, "--batch-size", "4", "--compile-batch", "4"],
 }
 """Path -> further options. The name of a path is also the first part of the names of its logs."""
 
@@ -60,10 +61,11 @@ COMPARISONS = {
         " --before FOLDER",
     ),
     "Compiled and plain layers": Comparison(
-        ("new", "compiled"),
         ("plain", "compiled"),
-        "Both: the fast path, commit {commits[1]}. Compiled: each layer by torch.compile (--compile-batch), here with "
-        "inductor's code for the CPU, which computes the experts in slots as on a GPU.",
+        ("plain", "compiled"),
+        "Both: the fast path, commit {commits[1]}, 512 tokens an update. Compiled: the layers and the loss, by "
+        "torch.compile (--compile-batch), here with inductor's code for the CPU. The experts are then computed in slots, "
+        "as on a GPU.",
     ),
 }
 """Part of the report -> what it compares."""

@@ -46,6 +46,22 @@ def test_loss_and_gradients_equal_the_plain_steps(kind, tolerance, autocast):
         assert (p.grad - gradient).abs().max() < tolerance * gradient.abs().max()
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_compiled_loss_and_gradients_are_the_same_but_for_rounding(kind):
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(3)
+        x, weight, target = draw(kind)
+        loss = summed_nll(x, weight, target, PAD, compiled=compiled)
+        loss.backward()
+        found.append((loss.detach(), x.grad, weight.grad))
+    assert not torch.equal(found[0][2], found[1][2])  # it was compiled
+    tolerance = 1e-5 if kind == torch.float32 else 1e-2
+    for plain, compiled in zip(*found, strict=True):
+        assert (plain - compiled).abs().max() <= tolerance * plain.abs().max()
+    assert found[0][0].item() == pytest.approx(found[1][0].item(), rel=1e-6)
+
+
 def test_the_sum_is_exact_for_the_logits_that_bfloat16_gives():
     x, weight, target = draw(torch.bfloat16)
     logits = (x @ weight.t()).detach().double()
