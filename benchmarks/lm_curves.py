@@ -64,8 +64,8 @@ COMPARISONS = {
         ("plain", "compiled"),
         ("plain", "compiled"),
         "Both: the fast path, commit {commits[1]}, 512 tokens an update. Compiled: the layers and the loss, by "
-        "torch.compile (--compile-batch), here with inductor's code for the CPU. The experts are then computed in slots, "
-        "as on a GPU.",
+        "torch.compile (--compile-batch), here with inductor's code for the CPU. The experts are then computed in "
+        "slots, as on a GPU.",
     ),
 }
 """Part of the report -> what it compares."""
