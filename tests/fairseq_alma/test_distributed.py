@@ -212,7 +212,7 @@ def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, 
 
 
 def test_an_average_and_a_kept_optimizer_of_spread_experts_go_on_as_on_each_rank(stream, untrained, tmp_path):
-    """Two stages, in which each rank has half of the experts, or all of them. The second stage is also interrupted."""
+    """Two stages, in which each rank has half of the experts, or all of them. With half, the second is interrupted."""
     settings = LanguageModelSettings(
         stream=str(stream), out=str(tmp_path), updates=8, average="decay:0.8", optimizer_state="keep",
         schedule="constant",
@@ -220,7 +220,7 @@ def test_an_average_and_a_kept_optimizer_of_spread_experts_go_on_as_on_each_rank
     found = {}
     for expert_parallel in (1, 2):
         start, stages = untrained, []
-        for stage, stops in ((1, (8,)), (2, (5, 8))):
+        for stage, stops in ((1, (8,)), (2, (5, 8) if expert_parallel == 2 else (8,))):
             folder = tmp_path / f"stage_{stage}_of_{expert_parallel}"
             for updates in stops:
                 options = (*SAME[:4], "--expert-parallel", expert_parallel, "--max-update", updates)
