@@ -1,7 +1,8 @@
 """Measure on a GPU what the other pages call "Not measured", the most important first, in at most 30 minutes.
 
-.venv/bin/python benchmarks/gpu.py --out FOLDER --data-root DATA           DATA has CIFAR-10; without, images are left out
-.venv/bin/python benchmarks/gpu.py --out FOLDER --data-root DATA --write   the tables in benchmarks/*.md are written, too
+.venv/bin/python benchmarks/gpu.py --out FOLDER --data-root DATA           DATA has CIFAR-10; without, images are left
+                                                                           out
+.venv/bin/python benchmarks/gpu.py --out FOLDER --data-root DATA --write   also written to benchmarks/*.md
 .venv/bin/python benchmarks/gpu.py --out FOLDER --only lm_layer lm_eval    some of the commands
 .venv/bin/python benchmarks/gpu.py --out FOLDER --device cpu --quick       whether the commands work, at tiny sizes
 
@@ -36,26 +37,27 @@ class Command:
     """Whether it has the option --write."""
 
 
+TINY_MODEL = "--arch switch_lm_tiny --sequences 1"
 COMMANDS = [
-    Command("lm_train_base", 5, "lm_train.py --arch switch_lm_base", "--arch switch_lm_tiny --sequences 1 --repeats 1"),
-    Command("lm_train_large", 6, "lm_train.py --arch switch_lm_large", "--arch switch_lm_tiny --sequences 1 --repeats 1"),
+    Command("lm_train_base", 3, "lm_train.py --arch switch_lm_base --compiled", f"{TINY_MODEL} --repeats 1"),
+    Command("lm_train_large", 4, "lm_train.py --arch switch_lm_large --compiled", f"{TINY_MODEL} --repeats 1"),
     Command(
         "lm_layer", 3, "lm_layer.py --precisions bfloat16 --dims 512 768 --repeats 5",
         "--dims 32 --experts 2 --tokens 512 --repeats 1",
     ),
-    # Updates of 8 x 512 tokens, as in small studies. They are not a part of the page.
+    # Updates of 8 x 512 tokens, as in small studies. The page has no part for them.
     Command(
-        "lm_train_small_updates", 3, "lm_train.py --arch switch_lm_base --sequences 8",
-        "--arch switch_lm_tiny --sequences 1 --repeats 1", writes=False,
+        "lm_train_small_updates", 2, "lm_train.py --arch switch_lm_base --compiled --sequences 8",
+        f"{TINY_MODEL} --repeats 1", writes=False,
     ),
     Command("vision_cifar", 3, "vision_cifar.py --bfloat16 --repeats 5 --data-root {data}", "--widths 4 --repeats 1"),
     Command("lm_eval", 2, "lm_eval.py --repeats 3", "--archs switch_lm_tiny --tokens 512 --repeats 1"),
-    Command("lm_profile_base", 2, "lm_profile.py --arch switch_lm_base", "--arch switch_lm_tiny --sequences 1 --only-profile"),
-    Command("lm_profile_large", 2, "lm_profile.py --arch switch_lm_large --only-profile", "--arch switch_lm_tiny --sequences 1"),
+    Command("lm_profile_base", 2, "lm_profile.py --arch switch_lm_base", f"{TINY_MODEL} --only-profile"),
+    Command("lm_profile_large", 1, "lm_profile.py --arch switch_lm_large --only-profile", TINY_MODEL),
     Command("tests", 4, "-m pytest -q -m gpu", "tests/vision/test_cuda_graphs.py", writes=False),
     # alma-lm as a whole, with evaluation and checkpoints.
     Command(
-        "lm_table2_base", 3, "lm_table2.py --arch switch_lm_base --updates 200",
+        "lm_table2_base", 2, "lm_table2.py --arch switch_lm_base --updates 200",
         "--arch switch_lm_tiny --updates 2 --sequences 1",
     ),
     Command(

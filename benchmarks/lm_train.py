@@ -2,7 +2,8 @@
 
 .venv/bin/python benchmarks/lm_train.py                    on the CPU, printed, in about fifteen minutes
 .venv/bin/python benchmarks/lm_train.py --peers FOLDER     with transformers from FOLDER (pip install --target FOLDER)
-.venv/bin/python benchmarks/lm_train.py --device cuda --arch switch_lm_large   with compiled layers, too
+.venv/bin/python benchmarks/lm_train.py --device cuda --arch switch_lm_large
+.venv/bin/python benchmarks/lm_train.py --compiled         only ours with compiled layers, and a compiled plain loop
 .venv/bin/python benchmarks/lm_train.py --write            also written to benchmarks/lm_train.md
 
 All alternatives are whole processes that train on sequences of 512 tokens. Ours are the processes that alma-lm starts
@@ -46,8 +47,9 @@ ROUNDS = 2
 SIZES = {"switch_lm_tiny": (4, 128, 4), "switch_lm_base": (6, 512, 8), "switch_lm_large": (12, 768, 12)}
 """Architecture -> number of layers, width and number of heads, for fairseq's model of the same active size."""
 PARTS = {
-    f"{arch} on {device}": f"benchmarks/lm_train.py --device {device} --arch {arch} --peers FOLDER"
+    f"{arch} on {device}{part}": f"benchmarks/lm_train.py --device {device} --arch {arch} {option}"
     for arch, device in (("switch_lm_base", "cpu"), ("switch_lm_base", "cuda"), ("switch_lm_large", "cuda"))
+    for part, option in (("", "--peers FOLDER"), *([(", compiled", "--compiled")] if device == "cuda" else []))
 }
 """Part of the report -> the command that fills it."""
 FAIRSEQ, PLAIN, HF = "fairseq transformer_lm", "plain loop, our model, bfloat16", "plain loop, HF Switch, bfloat16"
@@ -60,14 +62,14 @@ def main() -> None:
     parser.add_argument("--device", choices=SEQUENCES, default="cpu", help="device to measure (default: cpu)")
     parser.add_argument("--arch", choices=SIZES, default="switch_lm_base", help="model (default: switch_lm_base)")
     parser.add_argument("--repeats", type=int, help="number of measured updates (default: 10; cuda: 200)")
-    parser.add_argument("--compile", action="store_true", help="measure compiled layers, too (cuda: always)")
+    parser.add_argument("--compiled", action="store_true", help="measure compiled layers, beside a compiled plain loop")
     parser.add_argument("--sequences", type=int, help=f"sequences in an update (default: {SEQUENCES})")
     parser.add_argument("--peers", action="append", default=[], help="folder with transformers; may be repeated")
     parser.add_argument("--write", action="store_true", help="write benchmarks/lm_train.md")
     options = parser.parse_args()
     fairseq_alma.register()
     load_at_start, is_gpu = os.getloadavg()[0], options.device == "cuda"
-    options.compile, options.repeats = options.compile or is_gpu, options.repeats or (200 if is_gpu else 10)
+    options.repeats = options.repeats or (200 if is_gpu else 10)
     sequences = options.sequences or SEQUENCES[options.device]
     with tempfile.TemporaryDirectory(prefix="lm_train_") as scratch:
         commands = _commands(options, sequences, Path(scratch))
@@ -76,7 +78,8 @@ def main() -> None:
     print(text)
     if options.write:
         introduction = "# Speed of training\n\nWritten by `benchmarks/lm_train.py --write`."
-        write_part(introduction, PARTS, f"{options.arch} on {options.device}", text.splitlines())
+        part = f"{options.arch} on {options.device}{', compiled' if options.compiled else ''}"
+        write_part(introduction, PARTS, part, text.splitlines())
 
 
 def _commands(options: argparse.Namespace, sequences: int, scratch: Path) -> dict[str, list[str]]:
@@ -120,6 +123,9 @@ def _commands(options: argparse.Namespace, sequences: int, scratch: Path) -> dic
     loop = [sys.executable, ROOT / "benchmarks" / "_plain_loop.py", "--arch", options.arch, "--sequences", sequences]
     loop += ["--device", options.device, "--log-interval", UPDATES_PER_LINE[options.device]]
     loop += [*(word for folder in options.peers for word in ("--peers", folder))]
+    if options.compiled:
+        compiled = train_member(*ours, *bfloat16, 4, "--compile-batch", sequences)
+        return {COMPILED: compiled, PLAIN_COMPILED: [*map(str, loop), "--compile"]}
     commands = {
         FAIRSEQ: fairseq_train(*theirs, *common),
         "ours, float32, dropless": train_member(*ours, "--num-experts", 4, "--capacity-factor", 0),
@@ -128,9 +134,6 @@ def _commands(options: argparse.Namespace, sequences: int, scratch: Path) -> dic
         "ours, bfloat16, capacity 1, 12 experts": train_member(*ours, *bfloat16, 12),
         PLAIN: list(map(str, loop)),
     }
-    if options.compile:
-        commands[COMPILED] = train_member(*ours, *bfloat16, 4, "--compile-batch", sequences)
-        commands[PLAIN_COMPILED] = [*map(str, loop), "--compile"]
     if options.peers:
         commands[HF] = [*map(str, loop), "--model", "hf"]
     return commands
@@ -198,30 +201,30 @@ def _is_update(line: str) -> bool:
 
 def _section(measured: Mapping[str, Measured], options: argparse.Namespace, sequences: int) -> list[str]:
     """Return the lines of the report."""
-    rows = []
+    rows, references = [], [name for name in (FAIRSEQ, PLAIN, PLAIN_COMPILED) if name in measured]
     for name, one in measured.items():
         share = statistics.mean(one.dropped)
         rows.append([
             name, f"{min(one.seconds):.3f}", f"{one.median:.3f}", f"{sequences * LENGTH / one.median:,.0f}",
             "" if share != share else f"{share:.1f}%", "" if one.compile_seconds is None else one.compile_seconds,
-            *(f"{measured[other].median / one.median:.2f}" for other in (FAIRSEQ, PLAIN)),
+            *(f"{measured[other].median / one.median:.2f}" for other in references),
         ])  # fmt: skip
     is_cpu = options.device == "cpu"
     targets = [
         (OURS, FAIRSEQ, 1.9 if is_cpu else 3.0),
         (OURS, PLAIN, 0.95),
-        *([(OURS, HF, 3.0)] if HF in measured and not is_cpu else []),
-        *([(COMPILED, PLAIN_COMPILED, 0.95)] if options.compile else []),
+        *([] if is_cpu else [(OURS, HF, 3.0)]),
+        (COMPILED, PLAIN_COMPILED, 0.95),
     ]
     header = [
-        "", "s an update, smallest", "median", "tokens/s", "dropped", "compiling, s", "of fairseq's rate",
-        "of the plain loop's",
+        "", "s an update, smallest", "median", "tokens/s", "dropped", "compiling, s",
+        *(f"of the rate of {name}" for name in references),
     ]  # fmt: skip
     clock = "CPU time, one thread" if is_cpu else "time that passes"
     lines = [
         f"{sequences} sequences of {LENGTH} tokens in an update, {VOCABULARY:,} words, dropout 0.1, Adam, clipping; "
-        f"{clock}; {options.repeats} updates each after {SKIPPED_UPDATES[options.device]} that are not measured. Ratios "
-        "are those of the medians. transformer_lm has the same active size, in "
+        f"{clock}; {options.repeats} updates each after {SKIPPED_UPDATES[options.device]} that are not measured. "
+        "Ratios are those of the medians. transformer_lm has the same active size, in "
         f"{'float32' if is_cpu else 'fp16'}, the fastest way of fairseq. Adam updates the parameters "
         "of all experts, of which transformer_lm has none. In the first updates, the router is not balanced and drops "
         "many tokens, which makes capacity 1 look cheaper: compare the dropless rows.",
@@ -230,6 +233,8 @@ def _section(measured: Mapping[str, Measured], options: argparse.Namespace, sequ
         "",
     ]
     for name, other, target in targets:
+        if name not in measured or other not in measured:
+            continue
         ratio = measured[other].median / measured[name].median
         lines.append(f"- {name}: {ratio:.2f} of the tokens/s of {other} (target: {target}): "
                      f"{verdict(ratio, target, False)}")  # fmt: skip

@@ -44,9 +44,9 @@ INTRODUCTION = """# Speed of the VGG's steps on CIFAR-10
 
 Written by `benchmarks/vision_cifar.py --write`.
 Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that
-are neighbours in time. A ratio above 1 means that ours is faster. Targets on a GPU, at c = 32: one network at least 5x the
-plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture of ten experts within 3x of a dense
-network of the same FLOPs."""
+are neighbours in time. A ratio above 1 means that ours is faster. Targets on a GPU, at c = 32: one network at least 5x
+the plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture of ten experts within 3x of a
+dense network of the same FLOPs."""
 EXAMPLES, BATCH = 1152, 128
 RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
