@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.criteria.switch_lm import SwitchLanguageModelCriterion
 from fairseq_alma.evaluation.devices import default_tokens_per_batch
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.lm.fairseq_config import member_config, write_untrained_checkpoint
 

@@ -1,7 +1,7 @@
 """Code for the paper "On Anytime Learning at Macroscale", as a fairseq extension.
 
-This package registers a task, a model, a criterion (loss function), an optimizer and a learning-rate scheduler with
-fairseq, so that `fairseq-train --user-dir fairseq_alma` can use them.
+This package registers a task, a model, a criterion (loss function), an optimizer and a tokenizer with fairseq, so that
+`fairseq-train --user-dir fairseq_alma` can use them. `fairseq_alma.load` returns the trained model of a run.
 
 The subpackages, and the libraries that each of them needs:
 
@@ -9,22 +9,26 @@ core                            Algorithm 1 of the paper, run folders, the list 
 app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
 modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
 data, models, tasks, criteria, optim   the parts that fairseq-train uses; need torch and fairseq
-evaluation, lm                  alma-eval and alma-lm; need torch; three of their files import fairseq
+evaluation, lm                  alma-eval and alma-lm; need torch; a few of their files import fairseq
+api, generate                   `fairseq_alma.load` and alma-generate; need torch and fairseq
 """
 
 import importlib
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 REGISTERED = (
     "fairseq_alma.models.switch_lm",
     "fairseq_alma.tasks.alma_lm",
     "fairseq_alma.criteria.switch_lm",
     "fairseq_alma.optim.fused_adam",
+    "fairseq_alma.data.stream_bpe",
 )
 """Modules that register classes with fairseq when they are imported.
 
 In this order, they register the model switch_lm with the architectures switch_lm_tiny, switch_lm_base and
-switch_lm_large, the task alma_lm, the criterion switch_lm, and the optimizer fused_adam.
+switch_lm_large, the task alma_lm, the criterion switch_lm, the optimizer fused_adam, and the tokenizer alma_stream.
 """
 
 
@@ -33,8 +37,24 @@ def register() -> None:
 
     A second call does nothing.
     """
+    import numpy as np
+
+    # fairseq makes the batches of its generation commands with np.compat.long, which numpy 2 no longer has.
+    if not hasattr(np, "compat"):
+        np.compat = SimpleNamespace(long=int)
     for module in REGISTERED:
         importlib.import_module(module)
+
+
+_FROM_API = ("LanguagePredictor", "load")
+"""Names of `fairseq_alma.api` that are also names of this package. It is imported when one is first used, because torch
+is slow to import."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM_API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("fairseq_alma.api"), name)
 
 
 # Call register() here only if fairseq is already imported, for example when fairseq imports this package because of

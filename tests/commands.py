@@ -17,9 +17,12 @@ ROOT = Path(__file__).parents[1]
 
 MODULES = {
     "alma-eval": "fairseq_alma.evaluation.perplexity",
+    "alma-generate": "fairseq_alma.generate",
     "alma-grow": "fairseq_alma.growth.checkpoint",
     "alma-lm": "fairseq_alma.lm.run",
     "fairseq-eval-lm": "fairseq_cli.eval_lm",
+    "fairseq-generate": "fairseq_cli.generate",
+    "fairseq-interactive": "fairseq_cli.interactive",
     "fairseq-train": "fairseq_cli.train",
     "fairseq-validate": "fairseq_cli.validate",
 }

@@ -1,4 +1,4 @@
-"""Small streams for tests. They are written with fairseq's dataset builder, without a tokenizer and data_prep."""
+"""Small streams for tests. They are written with fairseq's dataset builder, without data_prep."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 NUM_SPECIALS = 4
 
@@ -22,7 +23,9 @@ def make_stream(
     transition = random.dirichlet(np.full(num_words, 0.15), size=num_words)
     folder.mkdir(parents=True)
     (folder / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(num_words)))
-    (folder / "tokenizer.json").write_text("{}")
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(num_words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
     splits = {f"mega_batch_{t}": tokens for t in range(1, num_mega_batches + 1)}
     splits |= {"valid": tokens // 4, "test": tokens // 3}
     description = {}

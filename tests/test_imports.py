@@ -14,6 +14,9 @@ OURS = ("fairseq_alma", "vision", "data_prep", "launch")
 ORDER = (
     ("fairseq_alma.core",),  # the standard library only
     ("launch",),
+    ("data_prep.errors", "data_prep.characters"),
+    ("data_prep.tokenization",),
+    ("fairseq_alma.stream_tokenizer",),
     (
         "fairseq_alma.app",
         "fairseq_alma.report",
@@ -21,16 +24,16 @@ ORDER = (
         "fairseq_alma.checkpoints",
         "fairseq_alma.data",
     ),
-    ("fairseq_alma.models", "fairseq_alma.tasks"),
+    ("fairseq_alma.models",),
+    ("fairseq_alma.tasks",),
     ("fairseq_alma.criteria", "fairseq_alma.optim"),
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
-    ("fairseq_alma.growth",),
-    ("fairseq_alma.lm", "vision"),
-    ("data_prep.errors", "data_prep.characters"),
+    ("fairseq_alma.growth", "fairseq_alma.api"),
+    ("fairseq_alma.lm", "fairseq_alma.generate", "vision"),
     ("data_prep.words",),
     ("data_prep.sources",),
-    ("data_prep.cleaning", "data_prep.tokenization"),
+    ("data_prep.cleaning",),
     ("data_prep.settings",),
     ("data_prep.running",),
     ("data_prep.reading",),
@@ -44,8 +47,9 @@ ORDER = (
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
 
 FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria", "fairseq_alma.data",
-           "fairseq_alma.optim", "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_config",
-           "fairseq_alma.lm.train_member", "fairseq_alma.lm.training_loop", "fairseq_alma.lm.updates")  # fmt: skip
+           "fairseq_alma.optim", "fairseq_alma.evaluation.members", "fairseq_alma.lm.fairseq_config",
+           "fairseq_alma.lm.train_member", "fairseq_alma.lm.training_loop", "fairseq_alma.lm.updates",
+           "fairseq_alma.api")  # fmt: skip
 """Packages and modules that may import fairseq."""
 
 TORCH = (*FAIRSEQ, "fairseq_alma.modules", "fairseq_alma.growth", "fairseq_alma.checkpoints", "fairseq_alma.evaluation",

@@ -4,7 +4,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING
 from functools import partial
@@ -70,6 +70,8 @@ class Command:
         other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
         when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
         data_setting: name of the setting that names the data. The default of `out=` contains its value.
+        other_choices: by the name of a config group, a function that returns choices for which there is no YAML file,
+            each with its content. It is called only if the user gives a choice without a file.
     """
 
     def __init__(
@@ -82,10 +84,11 @@ class Command:
         other_keys: Sequence[str] = (),
         when_stopped: str = "",
         data_setting: str = "dataset",
+        other_choices: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
-        self._data_setting = data_setting
+        self._data_setting, self._other_choices = data_setting, other_choices or {}
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
         self._folder: Path | None = None
@@ -190,6 +193,11 @@ class Command:
         known = _files_in(*(folder / name for folder in (self.configs, *config_folders(words))))
         for one in values_in(value):
             if one.removesuffix(".yaml") not in known:
+                others = self._other_choices[name]() if name in self._other_choices else {}
+                if one in others:
+                    ConfigStore.instance().store(group=name, name=one, node=others[one], package="_global_")
+                    continue
+                known = [*known, *others]
                 hint = f"did you mean {near}? They are" if (near := nearest_key(one, known)) else "it must be one of"
                 raise SettingError(f"{name}={one} does not exist: {hint} {', '.join(known)}")
 

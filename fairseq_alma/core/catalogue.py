@@ -4,11 +4,11 @@ Commands, reports, documentation and tests read the catalogue. The classes that 
 `vision/learners` and `fairseq_alma/lm/learners.py`. A plugin, a Python module of the user, adds its learners.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import (
@@ -77,6 +77,60 @@ def add_learner(entry: LearnerEntry) -> None:
     _clear_caches()
 
 
+Learner = TypeVar("Learner", bound=type)
+
+
+def register_learner(
+    program: Program,
+    classes: dict[str, Any],
+    name: str,
+    *,
+    label: str | None = None,
+    summary: str = "",
+    settings: type[LearnerSettings] | None = None,
+) -> Callable[[Learner], Learner]:
+    """Return a class decorator that makes a learner available as `learner=NAME`.
+
+    `vision.learners.register_learner` and `fairseq_alma.lm.learners.register_learner` are this function with the first
+    two arguments given.
+
+    Args:
+        program: the program that gets the learner.
+        classes: the classes of the program's learners, by name. The learner is added.
+        name: the value of `learner=`.
+        label: name of the learner in figures and tables. By default it is `name`, or the label in the catalogue if the
+            learner is listed there.
+        summary: one sentence for `--help`. By default it is the first line of the learner class's docstring.
+        settings: class of the settings that only this learner has. By default there are no such settings.
+
+    Raises:
+        ValueError: if a setting of the learner has the same name as a setting that all runs have, or if there is a
+            built-in learner with this name.
+    """
+    own = settings or LearnerSettings
+    run_settings = _settings_class(program)
+    if taken := {one.name for one in describe(own)} & {one.name for one in describe(run_settings)}:
+        raise ValueError(
+            f"learner {name!r} declares settings with names that every run already has: {', '.join(sorted(taken))}. "
+            f"Give these settings other names in the learner"
+        )
+
+    def register(cls: Learner) -> Learner:
+        package = run_settings.__module__.partition(".")[0]
+        if name in classes and classes[name].__module__.startswith(f"{package}.") and cls is not classes[name]:
+            # A run of the built-in learner would continue with this one.
+            raise ValueError(f"there is a built-in learner {name!r}: give your learner another name")
+        classes[name] = cls
+        known = _ENTRIES.get(name)
+        if known is None or known.settings(program) is None or label is not None or settings is not None:
+            entry = known or LearnerEntry(name, name, summary or (cls.__doc__ or "").strip().partition("\n")[0])
+            entry = replace(entry, label=label or entry.label)
+            add_learner(replace(entry, vision=own) if program == "vision" else replace(entry, language_model=own))
+        return cls
+
+    return register
+
+
 def remove_learner(name: str) -> None:
     """Remove a learner from the catalogue. Do nothing if the catalogue does not contain it."""
     _ENTRIES.pop(name, None)
@@ -104,8 +158,10 @@ def find_learner(name: str, program: Program) -> LearnerEntry:
     if name not in known:
         near = nearest_key(name, list(known))
         meant = f" (did you mean {near}?)" if near else ""
-        plugin = "; for a learner of a plugin, also give plugin=MODULE" if program == "vision" else ""
-        raise SettingError(f"learner={name!r} is not one of {', '.join(known)}{meant}{plugin}")
+        raise SettingError(
+            f"learner={name!r} is not one of {', '.join(known)}{meant}; for a learner of a plugin, also give "
+            f"plugin=MODULE"
+        )
     return known[name]
 
 
@@ -133,9 +189,14 @@ def all_settings(program: Program) -> tuple[SettingDescription, ...]:
 
     A setting that several learners declare occurs several times.
     """
-    module, _, name = _SETTINGS[program].partition(":")
-    kinds = [getattr(import_module(module), name), *(entry.settings(program) for entry in learners(program))]
+    kinds = [_settings_class(program), *(entry.settings(program) for entry in learners(program))]
     return tuple(one for kind in kinds if kind is not None for one in describe(kind))
+
+
+def _settings_class(program: Program) -> type[Settings]:
+    """Return the class with the settings of each run in a program."""
+    module, _, name = _SETTINGS[program].partition(":")
+    return getattr(import_module(module), name)
 
 
 @cache

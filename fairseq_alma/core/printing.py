@@ -18,11 +18,11 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def say(text: object, file: TextIO | None = None) -> None:
+def say(text: object, file: TextIO | None = None, end: str = "\n") -> None:
     """Print a text and a line feed, by default on stdout. Characters that cannot be printed are shown as escapes."""
     file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"
-    print(printable(str(text)).encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+    print(printable(str(text)).encode(encoding, "backslashreplace").decode(encoding), file=file, end=end, flush=True)
 
 
 def log_to_stderr(level: str, force: bool = False) -> None:

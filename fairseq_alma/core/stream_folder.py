@@ -82,6 +82,22 @@ def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
     }
 
 
+def check_tokenizer_files(folder: Path, description: Mapping[str, Any]) -> None:
+    """Raise StreamError if dict.txt or the file of the tokenizer is missing, or is not that of stream.json."""
+    tokenizer = description["tokenizer"]
+    digests = {"dict.txt": tokenizer["dict_sha256"], tokenizer["file"]: tokenizer.get("sha256")}
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file():
+            raise StreamError(f"{path} is missing: {ADVICE}")
+        if digest and sha256_of(path) != digest:
+            kind = "dictionary" if name == "dict.txt" else "tokenizer"
+            raise StreamError(
+                f"{path} is not the {kind} that this stream was encoded with: restore the file that `alma-prep` wrote "
+                f"(sha256 {digest[:12]}...), or remove the stream folder and run `alma-prep` again"
+            )
+
+
 @dataclass(frozen=True)
 class TrainingView:
     """The part of a stream folder that a learner can use: the training and validation data, but not the test set."""
@@ -132,7 +148,7 @@ class StreamFolder:
                 missing or truncated, or if the data were encoded with another dictionary or tokenizer.
         """
         folder = cls(Path(path).absolute(), read_description(Path(path)))
-        folder._check_dictionary()
+        check_tokenizer_files(folder.path, folder.description)
         for split in [*folder.splits, *folder.period_splits]:
             folder._check_split(split)
         return folder
@@ -239,21 +255,6 @@ class StreamFolder:
             raise StreamError(f"{error}; {ADVICE}") from error
         if known is not None and sha256_once(self.path / name) != known["sha256"]:
             raise StreamError(f"{self.path / name} has changed since alma-prep wrote it: {ADVICE}")
-
-    def _check_dictionary(self) -> None:
-        tokenizer = self.description["tokenizer"]
-        digests = {"dict.txt": tokenizer["dict_sha256"], tokenizer["file"]: tokenizer.get("sha256")}
-        for name, digest in digests.items():
-            path = self.path / name
-            if not path.is_file():
-                raise StreamError(f"{path} is missing: {ADVICE}")
-            if digest and sha256_of(path) != digest:
-                kind = "dictionary" if name == "dict.txt" else "tokenizer"
-                raise StreamError(
-                    f"{path} is not the {kind} that this stream was encoded with: restore the file that "
-                    f"`alma-prep` wrote (sha256 {digest[:12]}...), or remove the stream folder and run `alma-prep` "
-                    f"again"
-                )
 
     def _check_split(self, split: str) -> None:
         for suffix, num_bytes in file_sizes(self.description, split).items():

@@ -89,10 +89,6 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             "ntokens": num_tokens,
             "nsentences": target.size(0),
             "sample_size": num_tokens,
-            # The FLOPs for a sequence of L tokens are a * L + b * L^2, where a and b depend only on the model. So the
-            # sum of L and the sum of L^2 over all sequences are enough to compute the FLOPs.
-            "processed_tokens": target.numel(),
-            "processed_token_pairs": target.numel() * target.size(1),
         }
         loss = nll
         mixtures = extra.get("mixtures", [])

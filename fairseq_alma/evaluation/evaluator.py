@@ -14,7 +14,8 @@ from fairseq_alma.core.store import Store
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.devices import default_devices
 from fairseq_alma.evaluation.flops import count_forward_flops
-from fairseq_alma.evaluation.perplexity import combine, load_member
+from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.perplexity import combine
 from fairseq_alma.evaluation.scoring import TokenScores, score_tokens
 from fairseq_alma.evaluation.stored_scores import (
     MemberFacts,
@@ -67,6 +68,7 @@ class PerplexityEvaluator:
         keep_in: folder for the stored scores of this run. Scores that are not needed again are removed from it.
         devices: devices that compute the scores at the same time. By default all GPUs, or the CPU if there is none.
         shared: folder for the scores that runs share; None for none.
+        arch: architecture of the models, if they are not switch_lm models.
         untrained_tokens: number of tokens of each split on which an untrained learner is scored; None for all. See
             `score_tokens`.
     """
@@ -78,8 +80,9 @@ class PerplexityEvaluator:
         devices: Sequence[torch.device] | None = None,
         shared: Path | None = None,
         untrained_tokens: int | None = None,
+        arch: str | None = None,
     ):
-        self._stream = stream
+        self._stream, self._arch = stream, arch
         # The test set contains the test text of most periods, so it need not be scored again. Only the text of periods
         # that were added to the stream later is not in it.
         periods = range(1, stream.num_periods + 1)
@@ -191,7 +194,7 @@ class PerplexityEvaluator:
 
     def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:
         """Compute the scores of a checkpoint, without reading or writing stored scores."""
-        model, task = load_member(checkpoint, self._stream, self._devices[0])
+        model, task = load_member(checkpoint, self._stream, self._devices[0], self._arch)
         scores = {split: self._score_split(model, task, split, max_tokens) for split in self._splits}
         facts = MemberFacts(
             num_params=sum(p.numel() for p in model.parameters()),

@@ -10,7 +10,7 @@ from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.devices import default_devices
 from fairseq_alma.evaluation.flops import count_training_flops
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.evaluation.scoring import batches_of
 from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS, SwitchFeedForward
 

@@ -78,7 +78,7 @@ def _count(model: Any, length: int, backward: bool) -> int:
     was_training = model.training
     limits = [(m, m.capacity_factor, m.eval_capacity_factor, m.way) for m in model.mixtures]
     gradients = [(p, p.grad) for p in model.parameters()]
-    recompute = model.decoder.checkpoint_activations
+    recompute = getattr(model.decoder, "checkpoint_activations", False)
     try:
         for mixture, *_ in limits:
             mixture.capacity_factor = mixture.eval_capacity_factor = 0.0

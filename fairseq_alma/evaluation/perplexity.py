@@ -10,24 +10,18 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as shortened
-from typing import Any
 
 import numpy as np
-import torch
 
-import fairseq_alma
-from fairseq_alma.checkpoints import read_checkpoint
-from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
-from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
+from fairseq_alma.app.plugins import load_plugin
+from fairseq_alma.core.errors import AlmaError, StreamError, message_of
 from fairseq_alma.core.printing import say
-from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder, TrainingView
+from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder
 from fairseq_alma.evaluation.devices import parse_devices
+from fairseq_alma.evaluation.members import Members, find_members, load_member
 from fairseq_alma.evaluation.scoring import score_tokens
 
 # Names of array dimensions: N members, T tokens in a split. A name that ends in _NT belongs to an array [N, T].
@@ -73,66 +67,6 @@ class PerplexityScore:
         }
 
 
-def load_member(
-    checkpoint: Path, stream: StreamFolder | TrainingView, device: torch.device, user_dir: Path | None = None
-) -> tuple[Any, Any]:
-    """Load a checkpoint. Return its model, in evaluation mode, and the fairseq task that reads the data of `stream`.
-
-    The checkpoint may come from somebody else: no code that it names is run (see `fairseq_alma.models.stored`).
-
-    Args:
-        checkpoint: a checkpoint of a switch_lm model.
-        stream: the stream to evaluate on. It must have the dictionary with which the model was trained.
-        device: device for the model.
-        user_dir: a folder with code of the user that registers architectures of switch_lm, as for fairseq's option
-            `--user-dir`. By default, only our architectures are known.
-
-    Raises:
-        StreamError: if the checkpoint is missing or damaged, or has another architecture or dictionary.
-        SettingError: if its configuration or its weights are not those of a switch_lm model.
-    """
-    path = Path(checkpoint)
-    state = _whole_checkpoint(path)
-    name, options = _checked_options(state, path, user_dir)
-    _check_dictionary(state, path, stream)
-    from omegaconf import OmegaConf
-
-    from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig, AlmaLanguageModelingTask
-
-    task_options = AlmaLanguageModelingConfig(data=str(stream.path), tokens_per_sample=options.tokens_per_sample)
-    task = AlmaLanguageModelingTask.setup_task(task_options)
-    options._name = name
-    try:
-        model = task.build_model(OmegaConf.structured(options), from_checkpoint=True)
-        model.load_state_dict(state["model"], strict=True)
-    except (SettingError, RuntimeError) as error:
-        raise SettingError(f"{path} cannot be loaded: {error}") from error
-    return model.to(device).eval(), task
-
-
-def _checked_options(state: Mapping[str, Any], path: Path, user_dir: Path | None) -> tuple[str, Any]:
-    """Return the name of the model in a checkpoint, and its checked options. See `load_member`."""
-    # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-    from fairseq.utils import import_user_module
-
-    fairseq_alma.register()
-    from fairseq_alma.models.stored import stored_entry, stored_model
-    from fairseq_alma.models.switch_lm import SwitchLanguageModel
-
-    if user_dir is not None:
-        import_user_module(argparse.Namespace(user_dir=str(user_dir)))
-    architecture = stored_entry(state, path, "cfg", "model").get("_name")
-    name = ARCH_MODEL_NAME_REGISTRY.get(architecture) if isinstance(architecture, str) else None
-    if name is None or not issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
-        shown = shortened(architecture).strip("'")
-        raise StreamError(
-            f"{path} is a checkpoint of {shown}, and alma-eval scores switch_lm models: use fairseq-eval-lm. If code "
-            f"of yours registers {shown} as an architecture of switch_lm, give its folder: --user-dir FOLDER"
-        )
-    return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
-
-
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
     """Return the score of an ensemble on a split with `num_words` words.
 
@@ -149,38 +83,6 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
         )
         nll_sum -= float((np.logaddexp.reduce(chunk_NT, axis=0) - math.log(len(chunk_NT))).sum())
     return PerplexityScore(nll_sum, num_tokens, num_words)
-
-
-def _whole_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint file. Raise StreamError if the file is missing or damaged."""
-    state = read_checkpoint(path)
-    if state is None:
-        hint = "train a stage first (alma-lm, or fairseq-train)"
-        if path.is_file():
-            hint = "the file is damaged: restore it from a backup, or score another stage (--stage)"
-        elif path.is_dir():
-            hint = "give a single run folder, or the checkpoint files that are listed in the predictor.json of each run"
-        raise StreamError(f"no complete checkpoint at {path}: {hint}")
-    return state
-
-
-def _check_dictionary(state: Mapping[str, Any], path: Path, stream: StreamFolder | TrainingView) -> None:
-    """Raise StreamError if the model in a checkpoint was trained with another dictionary than that of the stream."""
-    num_words = len(state["model"]["decoder.embed_tokens.weight"])
-    if num_words != stream.dictionary_size:
-        raise StreamError(
-            f"{path} was trained with a dictionary of {num_words} entries, but the dictionary of "
-            f"{stream.path} has {stream.dictionary_size}: give the stream with which the model was trained, or a "
-            f"stream made with the same tokenizer"
-        )
-    extra_state = state.get("extra_state")
-    entry = extra_state.get("AlmaLanguageModelingTask") if isinstance(extra_state, dict) else None
-    saved = entry.get("dict_sha256") if isinstance(entry, dict) else None
-    if saved not in (None, stream.dictionary_digest):
-        raise StreamError(
-            f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream with which the "
-            f"model was trained"
-        )
 
 
 def _positive_int(text: str) -> int:
@@ -228,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
-    parser.add_argument("--user-dir", type=Path, help="folder with code of yours that registers architectures; it runs")
+    parser.add_argument("--arch", help="architecture of the checkpoints, if it is not one of ours")
+    parser.add_argument("--plugin", metavar="MODULE", help="module of yours that registers the architecture; it runs")
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
@@ -236,13 +139,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        checkpoints, stream_path = _resolve(arguments.path, arguments.stream, arguments.stage)
-        stream = StreamFolder.open(stream_path)
+        if arguments.plugin:
+            load_plugin(arguments.plugin)
+        found = find_members(arguments.path, arguments.stream, arguments.stage)
+        stream = _open_stream(found)
         _check_split(arguments.split, stream)
         devices = parse_devices(arguments.device)
         members = []
-        for checkpoint in checkpoints:  # load one model after the other, to limit the memory use
-            model, task = load_member(checkpoint, stream, devices[0], arguments.user_dir)
+        for checkpoint in found.checkpoints:  # load one model after the other, to limit the memory use
+            model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
             members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])
@@ -301,60 +206,20 @@ def _print_score(
         say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens")
 
 
-def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> tuple[list[Path], Path]:
-    """Return the checkpoint files and the stream folder that alma-eval uses.
-
-    They are those of a run, if `paths` contains only its folder. For checkpoint files, `stream` must be given. Raise
-    StreamError if a path does not exist, if the run has no finished stage, or if there is no stream.
-    """
-    if len(paths) == 1 and paths[0].is_dir():
-        run = paths[0]
-        if not RunFolder(run).predictor().is_file():
-            runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
-            if runs:
-                raise StreamError(f"{run} contains several runs. Score one of them: {', '.join(runs)}")
-            raise StreamError(
-                f"{run} has no predictor.json, so it is not a run with a finished stage: "
-                f"give another folder, or let alma-lm finish a stage of this run"
-            )
-        if not RunFolder(run).predictor(stage).is_file():
-            raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
-        checkpoints = [checked_file(run, entry) for entry in read_predictor(run, stage)["checkpoints"]]
-        if not (run / "settings.json").is_file():
-            files = ", ".join(str(path) for path in checkpoints)
-            raise StreamError(
-                f"{run} has no settings.json, so it is not a run folder: give the checkpoint files ({files}) and "
-                f"--stream"
-            )
-        settings = read_settings(run)
-        if "stream" not in settings:
-            raise StreamError(
-                f"{run} is not an alma-lm run, because its settings contain no stream: alma-eval scores only language "
-                f"models"
-            )
-        return checkpoints, stream or _stream_of_run(run, settings)
-    if stage is not None:
-        raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")
-    if missing := [str(path) for path in paths if not path.exists()]:
-        raise StreamError(f"there is no run and no checkpoint at {', '.join(missing)}: check the path")
-    if stream is None:
-        raise StreamError("give --stream STREAM, the stream folder on which to score the checkpoints")
-    return list(paths), stream
-
-
-def _stream_of_run(run: Path, settings: Mapping[str, Any]) -> Path:
-    """Return the stream folder that a run recorded. Raise StreamError if it has no stream, or other held-out text."""
-    path = Path(settings["stream"])
+def _open_stream(found: Members) -> StreamFolder:
+    """Return the stream of models. Raise StreamError if it is missing, or has other held-out text than the run's."""
     try:
-        stream = StreamFolder.open(path)
+        stream = StreamFolder.open(found.stream)
     except StreamError as error:
+        if not found.settings:
+            raise
         raise StreamError(f"{error}; if the stream was moved, give --stream") from error
-    if settings.get("evaluated_on") not in (None, [stream.digest(split) for split in ("valid", "test")]):
+    if found.settings.get("evaluated_on") not in (None, [stream.digest(split) for split in ("valid", "test")]):
         raise StreamError(
-            f"the held-out text of {path} is not that of the stream with which {run} was trained: give that stream "
-            f"with --stream"
+            f"the held-out text of {stream.path} is not that of the stream with which the run was trained: give that "
+            f"stream with --stream"
         )
-    return path
+    return stream
 
 
 if __name__ == "__main__":

@@ -80,8 +80,13 @@ def grow_checkpoint(
         raise SettingError(f"cannot grow {source}: {error}") from error
     model_config["num_experts"] += num_new
     model_config["decoder_layers"] += num_layers
+    write_with_new_weights(checkpoint, target)
+
+
+def write_with_new_weights(checkpoint: dict[str, Any], target: Path) -> None:
+    """Atomically write a checkpoint whose weights were changed, without the states that belong to the old weights."""
     # Restart the average of the weights (fairseq's --store-ema) from the grown weights, because the average in the
-    # checkpoint does not contain the new experts.
+    # checkpoint does not contain the new weights.
     if "ema" in checkpoint["extra_state"]:
         checkpoint["extra_state"]["ema"] = checkpoint["model"]
         checkpoint["extra_state"].pop("ema_fp32_params", None)

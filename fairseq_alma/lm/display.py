@@ -175,7 +175,9 @@ class _MemberDisplay:
         if found.name == "validation_perplexity":
             self._validation = f"valid ppl {found.perplexity:.2f}"
         else:
-            self._training = f"loss {float(found.values['nll_loss']):.3f} bits  ppl {found.perplexity:.2f}"
+            # A criterion of the user may log only "loss".
+            loss = float(found.values.get("nll_loss", found.values["loss"]))
+            self._training = f"loss {loss:.3f} bits  ppl {found.perplexity:.2f}"
         if self._record:
             self._record(found)
         self._show(found.update, found.values)

@@ -9,7 +9,7 @@ import copy
 import io
 import shlex
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,13 @@ import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, EMAConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import (
+    ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    FairseqLanguageModel,
+)
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
@@ -34,6 +40,7 @@ from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.compilation import pays
 from fairseq_alma.lm.settings import CLIP_NORM, LanguageModelSettings
+from fairseq_alma.models.switch_lm import SwitchLanguageModel
 from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig
 
 USER_DIR = str(Path(__file__).parents[1].absolute())
@@ -67,10 +74,7 @@ All other options that are in REFUSED or that alma-lm sets cause an error. The o
 they do not change which data a run reads, which checkpoints it writes or how many sequences an update has."""
 
 REFUSED = {
-    **dict.fromkeys(
-        ("arch", "task", "criterion", "optimizer", "user_dir"), "alma-lm selects the components of fairseq itself"
-    ),
-    "lr_scheduler": "alma-lm sets the learning rates itself (see schedule=)",
+    **dict.fromkeys(("arch", "task", "user_dir"), "alma-lm has settings for it (arch=, plugin=)"),
     **dict.fromkeys(
         (field.name for field in fields(EMAConfig)),
         "its average of the weights would not predict (average= does)",
@@ -105,24 +109,24 @@ With some of these options, a resumed training would differ from an uninterrupte
 saves only weights that are rounded to 16 bits. With alma-lm's setting `precision`, the saved weights are float32."""
 
 
-def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
+def member_config(values: Mapping[str, Any], fairseq: str = "", own: Mapping[str, Any] | None = None) -> DictConfig:
     """Return the configuration of a training, typed and checked by fairseq.
 
     Args:
         values: name of an option of fairseq-train -> value. The names have underscores, for example `max_update`. The
             options `arch` and `data` must be included.
         fairseq: more options, as on the command line of fairseq-train (the setting `fairseq`).
+        own: options that replace the others, by the same names.
 
     Raises:
         SettingError: if fairseq does not know an option or refuses its value, or if `fairseq` contains an option that
             alma-lm sets from its own settings or that is in REFUSED.
     """
     fairseq_alma.register()
-    if ARCH_MODEL_NAME_REGISTRY.get(str(values["arch"])) != "switch_lm":
-        known = [name for name in ARCH_MODEL_INV_REGISTRY["switch_lm"] if name != "switch_lm"]
+    if str(values["arch"]) not in architectures():
         raise SettingError(
-            f"arch={values['arch']} is not one of {', '.join(known)}: alma-lm trains only these. For another "
-            f"architecture, call fairseq-train yourself"
+            f"arch={values['arch']} is not a language model that fairseq or plugin= has registered. They are "
+            f"{', '.join(architectures())}"
         )
     base = [
         "STREAM", "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
@@ -142,10 +146,17 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
         given = {name for name, value in after.items() if name not in before or value != before[name]}
         _refuse(given, set(values), fairseq)
     # `values` has a `ddp_backend` only on CPUs, where no other works.
-    chosen = given & ALLOWED - {"ddp_backend"}
+    chosen = given & ALLOWED - {"ddp_backend", *(own or {})}
+    values = {**values, **(own or {})}
     for name in values.keys() - PATHS.keys() - VARYING - chosen:
         setattr(namespace, name, values[name])
     config = copy.deepcopy(_convert(_Options(**vars(namespace))))
+    for group in ("criterion", "optimizer", "lr_scheduler"):
+        if not isinstance(config[group], DictConfig):
+            raise SettingError(
+                f"fairseq={fairseq!r}: the chosen {group} has no dataclass of options, so a checkpoint that is "
+                f"read without running code cannot contain them: choose another one"
+            )
     # Set the values that vary here and not in `namespace`, so that the configurations of all stages and members of a
     # run come from one conversion, which takes most of a second.
     for name in sorted(values.keys() & VARYING):
@@ -157,6 +168,24 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
             config[group][name] = None if values[name] is None else str(values[name])
     config.common.user_dir = USER_DIR
     return config
+
+
+def architectures() -> list[str]:
+    """Return the names of all architectures of language models, ours first, and then fairseq's and the user's."""
+    fairseq_alma.register()
+    ours = [name for name in ARCH_MODEL_INV_REGISTRY["switch_lm"] if name != "switch_lm"]
+    # Older models of fairseq, which have no dataclass, cannot be configured through Hydra.
+    with_options = {name for name, options in MODEL_DATACLASS_REGISTRY.items() if options is not None}
+    others = {
+        name for name, cls in ARCH_MODEL_REGISTRY.items()
+        if issubclass(cls, FairseqLanguageModel) and ARCH_MODEL_NAME_REGISTRY[name] in with_options
+    }  # fmt: skip
+    return [*ours, *sorted(others - {*ours, "switch_lm"})]
+
+
+def is_switch_lm(architecture: str) -> bool:
+    """Return whether an architecture is one of switch_lm, or of a model that the user has derived from it."""
+    return issubclass(ARCH_MODEL_REGISTRY[architecture], SwitchLanguageModel)
 
 
 def _set_in_all_groups(config: DictConfig, name: str, value: Any) -> None:
@@ -213,7 +242,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     """
     # Set one process and the CPU, because fairseq would otherwise use one process for each GPU.
     config.distributed_training.distributed_world_size, config.common.cpu = 1, True
-    config.model.expert_parallel = 1
+    _set_in_all_groups(config, "expert_parallel", 1)
     np.random.seed(config.common.seed)
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
@@ -243,7 +272,7 @@ def shapes_of_model(config: DictConfig) -> dict[str, torch.Size]:
 
     `config` is changed, so that the model is not spread over devices.
     """
-    config.model.expert_parallel = 1
+    _set_in_all_groups(config, "expert_parallel", 1)
     task = tasks.setup_task(config.task)
     with torch.device("meta"):  # takes no memory
         model = task.build_model(config.model)
@@ -324,6 +353,10 @@ class Member:
         return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts, added_layers)
 
 
+OwnOptions = Callable[[Stage, int], dict[str, Any]]
+"""A function from a stage and its number of updates to options of fairseq-train, which replace those of alma-lm."""
+
+
 @dataclass(frozen=True)
 class TrainingConfigs:
     """Makes the configurations with which the members of a run are trained."""
@@ -336,6 +369,8 @@ class TrainingConfigs:
     """Memory of the smallest GPU in bytes; None if the devices are CPUs."""
     num_nodes: int = 1
     """Number of machines that train a member."""
+    own_options: OwnOptions | None = None
+    """What a learner of the user changes in a stage (see `LanguageModelLearner.training_options`)."""
 
     def of(
         self,
@@ -392,8 +427,19 @@ class TrainingConfigs:
             "load_checkpoint_on_all_dp_ranks": True,
             **self._distributed(num_devices),
         }
-        config = member_config(values, s.fairseq)
+        own = self.own_options(stage, updates) if stage and self.own_options else None
+        config = member_config(values, s.fairseq, own)
+        if s.schedule != "per_stage" and config.lr_scheduler._name != "polynomial_decay":
+            raise SettingError(
+                f"schedule={s.schedule} is for our learning rates, but fairseq={s.fairseq!r} chooses others: leave one "
+                f"of them out"
+            )
+        if not is_switch_lm(s.arch):
+            self._check_other_network()
+            self._divide_update(config, num_devices)
+            return config
         config.model.decoder_layers += member.added_layers
+        _check_expert_parallel(config)
         self._divide_update(config, num_devices)
         num_tokens = updates * s.sequences_per_update * s.tokens_per_sample
         if s.compile is True or (
@@ -442,9 +488,23 @@ class TrainingConfigs:
             }  # fmt: skip
         return values
 
+    def _check_other_network(self) -> None:
+        """Raise SettingError if a setting needs a switch_lm model, and `arch` is another one."""
+        s = self.settings
+        needs_switch = {
+            f"learner={s.learner}": s.learner == "gmoe",
+            f"expert_parallel={s.expert_parallel}": s.expert_parallel > 1,
+            "precision=bfloat16": s.precision == "bfloat16",
+            "compile=true": s.compile is True,
+        }
+        if given := [text for text, is_given in needs_switch.items() if is_given]:
+            how = ". A learner of a plugin can grow it (see docs/extending.md)" if s.learner == "gmoe" else ""
+            raise SettingError(f"{given[0]} needs a switch_lm model, but arch={s.arch}: leave one of them out{how}")
+        if self.memory is not None and s.batch_size is None:
+            raise SettingError(f"arch={s.arch} needs batch_size= on a GPU, because its memory is not known: give it")
+
     def _divide_update(self, config: DictConfig, num_devices: int) -> None:
         """Set the numbers of sequences in a forward pass and of forward passes in an update."""
-        _check_expert_parallel(config)
         if self.settings.keeps_continuation and str(config.distributed_training.ddp_backend) == "fully_sharded":
             raise SettingError(
                 f"{self.settings.continuation_settings} cannot be combined with --ddp-backend fully_sharded, where no "

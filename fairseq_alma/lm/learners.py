@@ -5,17 +5,23 @@ checkpoints make the predictions. The labels and settings of the learners are in
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
+from torch import Tensor
+
+from fairseq_alma.checkpoints import require_checkpoint
+from fairseq_alma.core import catalogue
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
 from fairseq_alma.core.learner_settings import (
     LanguageModelEnsembleSettings,
     LanguageModelGrowingEnsembleSettings,
     LanguageModelGrowingMixtureSettings,
+    LearnerSettings,
 )
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import Checkpoint, checked_file
@@ -24,12 +30,14 @@ from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
-from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
+from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed, write_with_new_weights
 from fairseq_alma.lm.average import remove_old_continuations
 from fairseq_alma.lm.fairseq_config import Member
 from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
+
+__all__ = ["LanguageModelLearner", "LearnerSettings", "SingleModel", "register_learner"]
 
 
 class LanguageModelLearner:
@@ -50,7 +58,12 @@ class LanguageModelLearner:
         self.settings = settings
         self.run_folder = Path(settings.out)
         self._stream = stream
-        self._training = MemberTraining(settings, stream, processes)
+        self.learner_settings: Any = settings.learner_settings
+        """The settings that only this learner has (see `fairseq_alma.core.catalogue`)."""
+        has_options = type(self).training_options is not LanguageModelLearner.training_options
+        self._training = MemberTraining(
+            settings, stream, processes, own_options=self.training_options if has_options else None
+        )
         self._predictor: list[Path] = []
         self._continuations: dict[int, Path] = {}
         self._recorded: dict[Path, Checkpoint] = {}
@@ -94,6 +107,30 @@ class LanguageModelLearner:
         self._check_files(self._continuations.values(), f"stage {stage.index}")
         return [Spent()]
 
+    def training_options(self, stage: Stage, updates: int) -> dict[str, Any]:
+        """Return options of fairseq-train for a stage with `updates` updates, which replace those of alma-lm.
+
+        Names have underscores: `{"lr": [0.001]}`, for example, or `replay_mega_batches` and `replay_share`
+        for a replay policy, or sizes of the model after a growth. The base class returns none.
+        """
+        return {}
+
+    def change_weights(self, stage: Stage, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+        """Let the training of a stage start from other weights. Call this in `grow`.
+
+        The state of the optimizer and an average of the weights begin again.
+
+        Args:
+            stage: the stage.
+            change: a function from the weights of a member to its new weights, by name. If their shapes differ,
+                `training_options` must return the new sizes of the model, for this stage and all later ones.
+        """
+        for number, source in self._continuations.items():
+            checkpoint = require_checkpoint(source)
+            checkpoint["model"] = change(checkpoint["model"])
+            self._continuations[number] = stage.folder / "grow" / f"member_{number}" / "checkpoint_grown.pt"
+            write_with_new_weights(checkpoint, self._continuations[number])
+
     def train(self, stage: Stage) -> list[Spent]:
         """Train the members for one stage and return the total cost. For the errors, see `MemberTraining.train`."""
         continuations = self._starts(stage)
@@ -101,7 +138,7 @@ class LanguageModelLearner:
         self._check_files(continuations.values(), f"stage {stage.index}")
         remove_old_continuations(RunFolder(self.run_folder), stage.index - 1)
         trained = self._training.train(stage, starts)
-        self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
+        self.set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         if stage.replay:
             self.num_stored = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
         return [sum((spent for _, _, spent in trained.values()), Spent())]
@@ -157,8 +194,13 @@ class LanguageModelLearner:
         """Return how many layers the members that are trained in stage `stage_index` have more than at first."""
         return 0
 
-    def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
-        """Store the checkpoints that predict now, and, by member number, those from which the next stage continues."""
+    def set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
+        """Store the checkpoints that predict now, and, by member number, those from which the next stage continues.
+
+        Args:
+            predictor: the checkpoints of the members that the last stage has trained.
+            continuations: by member number, the checkpoint from which the next stage continues.
+        """
         self._predictor, self._continuations = predictor, continuations
 
     def _starts(self, stage: Stage) -> dict[int, Path]:
@@ -239,7 +281,7 @@ class GrowingEnsemble(LanguageModelLearner):
         }
         return [Spent()]
 
-    def _set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
+    def set_trained(self, predictor: list[Path], continuations: dict[int, Path]) -> None:
         self._predictor = [*self._predictor, *predictor]
         self._continuations = {}
 
@@ -303,6 +345,9 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
     "gmoe": GrowingMixture,
 }
 """The class of every language-model learner. The keys are the values of the setting `learner`."""
+
+register_learner = partial(catalogue.register_learner, "language model", LEARNERS)
+"""Class decorator that makes a learner available as `learner=NAME`: see `fairseq_alma.core.catalogue`."""
 
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:

@@ -1,7 +1,7 @@
 """Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -26,14 +26,16 @@ from fairseq_alma.core.files import read_json, remove, unfinished_files, write_j
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream import MegaBatch
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_config import (
     Member,
+    OwnOptions,
     TrainingConfigs,
     identity_of_config,
     updates_of_stage,
@@ -95,15 +97,28 @@ class Processes(Protocol):
 
 
 class MemberTraining:
-    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member."""
+    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member.
 
-    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
+    Args:
+        settings: settings of the run.
+        stream: training and validation data.
+        processes: starts the processes.
+        own_options: what a learner of the user changes in a stage; None: nothing.
+    """
+
+    def __init__(
+        self,
+        settings: LanguageModelSettings,
+        stream: TrainingView,
+        processes: Processes,
+        own_options: OwnOptions | None = None,
+    ):
         self.settings = settings
         self._stream = stream
         self._shared = SharedMembers(settings.reuse_from) if settings.reuse_from else None
         self._processes = processes
-        self._configs = TrainingConfigs(settings, stream, processes.memory, processes.num_nodes)
-        self._flops: dict[tuple[int, int], tuple[RowFlops, RowFlops]] = {}
+        self._configs = TrainingConfigs(settings, stream, processes.memory, processes.num_nodes, own_options)
+        self._flops: dict[tuple[int, ...], tuple[RowFlops, RowFlops]] = {}
 
     def check(self, member: Member, num_members: int) -> None:
         """Let fairseq check the options with which `member` is trained. Nothing is written to the run folder.
@@ -171,7 +186,7 @@ class MemberTraining:
                 jobs[member.number] = job
                 log_sizes[member.number] = job[1].stat().st_size if job[1].exists() else 0
         if jobs:
-            used = [*stage.new, *(stage.past if stage.replay else ())]
+            used = [*stage.new, *self._past(stage)]
             self._stream.verify_bytes(["valid", *(f"mega_batch_{mega_batch.t}" for mega_batch in used)])
         statuses = self._processes.run(stage, jobs, len(starts), updates) if jobs else {}
         trained = {}
@@ -188,7 +203,7 @@ class MemberTraining:
                     failures.append(failure_message(log, log_size, status, self.settings.lr, batch_size, len(starts)))
                     continue
                 finish_stage(folder, self.settings)
-                write_json(done, asdict(self._spent(folder, start, member)))
+                write_json(done, asdict(self._spent(folder, start, member, stage.index)))
             self._publish(folder)
             _remove_leftovers(folder)
             continuation = CONTINUATION if self.settings.keeps_continuation else BEST
@@ -225,6 +240,10 @@ class MemberTraining:
             OmegaConf.save(config, temporary)
         return training_command(folder / CONFIG, self.settings), folder / "log.txt"
 
+    def _past(self, stage: Stage) -> Sequence[MegaBatch]:
+        """Return the earlier mega-batches that the stage may replay."""
+        return stage.past if stage.replay or self._configs.own_options else ()
+
     def _usable_devices(self, num_members: int) -> int:
         """Return the number of devices that train each member of a stage with `num_members` members."""
         return usable_devices(self.settings, self._processes.num_devices(num_members), self._processes.num_nodes)
@@ -236,7 +255,7 @@ class MemberTraining:
         """
         path, num_devices = folder / STARTED, config.distributed_training.distributed_world_size
         now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size,
-               "expert_parallel": config.model.expert_parallel}  # fmt: skip
+               "expert_parallel": self.settings.expert_parallel}  # fmt: skip
         if path.exists() and (folder / LAST).exists():
             before: dict[str, Any] = dict(read_json(path, Started, advice=f"remove {folder} to restart this stage"))
             if {**now, **before} == {**before, **now}:
@@ -275,7 +294,7 @@ class MemberTraining:
             "config": identity_of_config(config),
             "replay": stage.replay,
             "new": [mega_batch.digest for mega_batch in stage.new],
-            "past": [mega_batch.digest for mega_batch in stage.past] if stage.replay else [],
+            "past": [mega_batch.digest for mega_batch in self._past(stage)],
             "valid": self._stream.digest("valid"),
             "dict": self._stream.dictionary_digest,
             "devices": [self._processes.kind, config.distributed_training.distributed_world_size],
@@ -284,7 +303,7 @@ class MemberTraining:
             recipe |= {"average": self.settings.average, "optimizer_state": self.settings.optimizer_state}
         return key_of(recipe, start)
 
-    def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
+    def _spent(self, folder: Path, start: Path, member: Member, stage_index: int) -> Spent:
         """Return the cost of a member's training: from the FLOPs of the model, and the updates and tokens in its
         checkpoint.
 
@@ -297,9 +316,10 @@ class MemberTraining:
         seconds_before = float(require_checkpoint(start)["extra_state"]["previous_training_time"])
         drop_optimizer_state(folder / BEST)
         # Members of the same size need the same FLOPs, so count only once for each size.
-        size = (member.num_experts, member.added_layers)
+        # A learner of the user may choose another size for each stage.
+        size = (member.num_experts, member.added_layers, stage_index if self._configs.own_options else 0)
         if size not in self._flops:
-            model, _ = load_member(folder / BEST, self._stream, torch.device("cpu"))
+            model, _ = load_member(folder / BEST, self._stream, torch.device("cpu"), self.settings.arch)
             self._flops[size] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[size]
         processed = last["extra_state"]["AlmaLanguageModelingTask"]["processed"]

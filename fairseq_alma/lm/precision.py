@@ -16,13 +16,17 @@ def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettin
 
     A new run gets the precision of `precision_of_machine`. If it is one of several seeds (seeds=3), and another seed
     was started before, perhaps on another machine, it gets the precision of that seed. If the run was started before,
-    it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json contains.
+    it keeps its precision and, if `batch_size` is not given, its `batch_size`, which settings.json contains. Models
+    other than switch_lm are computed in float32.
     """
+    from fairseq_alma.lm.fairseq_config import is_switch_lm  # imports fairseq, which takes seconds
+
     out = Path(settings.out)
     recorded = read_settings(out, ("precision", "batch_size")) if (out / "settings.json").exists() else None
     precision, batch_size = settings.precision, settings.batch_size
     if precision == "auto":
-        precision = recorded["precision"] if recorded else _of_other_seed(out) or precision_of_machine()
+        precision = recorded["precision"] if recorded else _of_other_seed(out)
+        precision = precision or (precision_of_machine() if is_switch_lm(settings.arch) else "float32")
     if batch_size is None and recorded:
         batch_size = recorded["batch_size"]
     return replace(settings, precision=precision, batch_size=batch_size)

@@ -22,6 +22,7 @@ import hydra
 from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, slurm_settings, store_settings
+from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.sweep import score_key
@@ -37,6 +38,7 @@ from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
+from fairseq_alma.core.settings import defaults_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -64,6 +66,8 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
+    if settings.plugin:
+        load_plugin(settings.plugin)
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
     more_will_follow = stream_folder.is_extended or len(stream) < stream_folder.num_mega_batches
@@ -105,6 +109,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             Path(settings.out) / "evaluated",
             shared=Path(settings.reuse_from) / "evaluated" if settings.reuse_from else None,
             untrained_tokens=UNTRAINED_TOKENS if stream_settings.arrivals_of_stages[:1] == [1] else None,
+            arch=settings.arch,
         )
         (rows,) = run_stream(
             stream,
@@ -122,6 +127,7 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
     """Return the content of settings.json: the settings, and digests of the evaluation data and the dictionary."""
     return {
         **settings.to_json(),
+        **({"plugin_digest": plugin_digest(settings.plugin)} if settings.plugin else {}),
         "stream": str(Path(settings.stream).absolute()),  # for alma-eval, which may be called in another folder
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
@@ -173,6 +179,15 @@ def _refuse_other_layout(settings: LanguageModelSettings) -> None:
         )
 
 
+def _other_architectures() -> dict[str, dict[str, Any]]:
+    """Return, by name, what the file in `configs/arch` of each architecture that has none would contain."""
+    from fairseq_alma.lm.fairseq_config import architectures  # imports fairseq, which takes seconds
+
+    names = ("tokens_per_sample", "sequences_per_update", "lr")
+    defaults = {name: defaults_of(LanguageModelSettings)[name] for name in names}
+    return {name: {"arch": name, **defaults, "table_updates": None} for name in architectures()}
+
+
 store_settings(LanguageModelSettings)
 COMMAND = Command(
     "alma-lm",
@@ -183,6 +198,7 @@ COMMAND = Command(
     other_keys=OTHER_KEYS,
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
+    other_choices={"arch": _other_architectures},
 )
 
 

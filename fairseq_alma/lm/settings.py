@@ -52,10 +52,11 @@ class LanguageModelSettings(RunSettings):
     mega_batches: Count | None = setting(None, free=True)
     """Number of mega-batches that arrive, B. By default all mega-batches of the stream."""
     arch: str = setting("switch_lm_base", size=True)
-    """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It also sets defaults for tokens_per_sample,
-    sequences_per_update and lr."""
+    """Architecture: switch_lm_tiny, switch_lm_base or switch_lm_large, which also set defaults for tokens_per_sample,
+    sequences_per_update and lr; or another language model of fairseq, for example transformer_lm_gpt, or of your
+    plugin, which is computed in float32."""
     experts: Count = setting(4, size=True)
-    """Number of experts in each mixture. For gmoe, the number before the first growth."""
+    """Number of experts in each mixture. For gmoe, the number before the first growth. Only for switch_lm models."""
     parallel: Count | None = setting(None, free=True)
     """Number of members that train at the same time. By default the number of GPUs, or of cores if there is no GPU."""
     expert_parallel: Count = setting(1, free=True)
@@ -122,11 +123,15 @@ class LanguageModelSettings(RunSettings):
     """Seed of the initialisation and of the order of the data. The division of the data into mega-batches depends on a
     separate seed, which was chosen when the stream was made."""
     fairseq: str = setting("", forkable=True)
-    """Further options for fairseq-train, written as on its command line."""
+    """Further options for fairseq-train, written as on its command line. `--criterion`, `--optimizer` and
+    `--lr-scheduler` replace ours by another of fairseq or of your plugin."""
     preset: str = setting("paper", free=True)
     """Name of the preset: a YAML file of settings."""
     seeds: Count = setting(1, free=True)
     """Number of runs, with the seeds `seed`, `seed` + 1, ..."""
+    plugin: str | None = None
+    """Name of a Python module of yours that is imported first, for example one that registers a learner or, with
+    fairseq, a model, a criterion, an optimizer or a learning-rate scheduler."""
     fork: bool = setting(False, free=True)
     """Whether to continue the run in `out` with other values of those settings that may change at a fork, as it says
     beside them: they control how a stage is trained. They are used from the first unfinished stage on, which is started

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fairseq_alma
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.core.fence import fence_of
 from fairseq_alma.core.holder import JOB_VARIABLE
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
@@ -51,8 +52,12 @@ def training_command(config: Path, settings: LanguageModelSettings) -> list[str]
     """Return the command that trains a member in one stage, whose configuration of fairseq is in the file `config`."""
     command = [sys.executable, "-m", TRAIN_MEMBER, str(config)]
     command += ["--checkpoint-minutes", str(settings.checkpoint_minutes)]
+    if fence := fence_of(config):
+        command += ["--run-fence", str(fence.place)]
     if settings.average is not None:
         command += ["--average", settings.average]
+    if settings.plugin is not None:
+        command += ["--plugin", settings.plugin]
     return [*command, "--keep-optimizer"] if settings.keeps_optimizer else command
 
 

@@ -33,11 +33,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch.multiprocessing.spawn import ProcessExitedException
 
 import fairseq_alma
+from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, LAST, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.errors import RunError, StageError
-from fairseq_alma.core.fence import Fence, hold
+from fairseq_alma.core.fence import Fence, LeaseLostError, hold
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.lm.average import Average
 from fairseq_alma.lm.compilation import keep_compiled_code
@@ -84,6 +85,7 @@ def train(
     checkpoint_minutes: float,
     average: AverageWeights | None = None,
     keeps_optimizer: bool = False,
+    plugin: str | None = None,
     fence: Fence | None = None,
 ) -> None:
     """Train a member in this process. If several processes train the member, each of them calls this function.
@@ -93,6 +95,7 @@ def train(
         checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
         average: how the model's weights are averaged. By default they are not.
         keeps_optimizer: whether the optimizer continues with its state in the checkpoint from which the stage starts.
+        plugin: a module of the user that is imported first.
         fence: the fence of the lease of the member's folder, which the main process holds.
     """
     if fence is not None:
@@ -102,6 +105,8 @@ def train(
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
         killed_with(os.getppid())()
     fairseq_alma.register()
+    if plugin is not None:
+        load_plugin(plugin)
     if config.model.get("compile_batch", 0):
         keep_compiled_code()
     if config.model.get("expert_parallel", 1) > 1:
@@ -151,6 +156,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep-optimizer", action="store_true", help="continue the state of the optimizer from the previous stage"
     )
+    parser.add_argument("--plugin", help="the setting `plugin` of alma-lm (default: none)")
+    parser.add_argument(
+        "--run-fence", type=Path, help="the fence of alma-lm: without it, alma-lm has lost the run (default: not asked)"
+    )
     parser.add_argument(
         "--address",
         help="HOST:PORT at which the machines meet; HOST is node 0 (default: one machine trains the member)",
@@ -170,9 +179,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         is_first = config.distributed_training.distributed_rank == 0
         with Lease(config.checkpoint.save_dir) if is_first else nullcontext() as lease:
+            # Ask after the lease was taken: who has taken over the run from now on finds the folder in use. Before,
+            # alma-lm may have slept between its last write and the start of this process.
+            if is_first and arguments.run_fence is not None and not arguments.run_fence.is_dir():
+                raise LeaseLostError(arguments.run_fence.parent)
             distributed_utils.call_main(
                 config, train, checkpoint_minutes=arguments.checkpoint_minutes,
-                average=arguments.average, keeps_optimizer=arguments.keep_optimizer,
+                average=arguments.average, keeps_optimizer=arguments.keep_optimizer, plugin=arguments.plugin,
                 fence=lease.fence if lease else None,
             )  # fmt: skip
     except RunError as error:

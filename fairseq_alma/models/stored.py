@@ -56,6 +56,35 @@ def stored_model(checkpoint: Any, path: Path, options: type = SwitchLanguageMode
     return found
 
 
+def stored_options(checkpoint: Any, path: Path, options: type) -> Any:
+    """Return the options of a model other than switch_lm in a checkpoint, whose architecture the user has named.
+
+    fairseq passes some texts among them to Python's eval(), and opens files that others name. So a text may contain
+    only letters, digits and the characters ".,-".
+
+    Args:
+        checkpoint: the content of the file.
+        path: the file, for error messages.
+        options: dataclass with the options of the model.
+
+    Raises:
+        SettingError: if an option has another type, or is such a text.
+    """
+    stored = stored_entry(checkpoint, path, "cfg", "model")
+    defaults = {field.name: field.default for field in fields(options)}
+    given = {name: stored[name] for name in defaults if name in stored and stored[name] != defaults[name]}
+    for name, value in given.items():
+        is_plain = value is None or type(value) in (bool, int, float)
+        if not (is_plain or (type(value) is str and all(one.isalnum() or one in "._,-" for one in value))):
+            raise SettingError(
+                f"{path} has {name}={shortened(value)} in its configuration, expected a number or a word: use "
+                f"fairseq-eval-lm if you trust the file"
+            )
+    found = options(**given)
+    found.tokens_per_sample = stored_entry(checkpoint, path, "cfg", "task").get("tokens_per_sample")
+    return found
+
+
 def stored_entry(checkpoint: Any, path: Path, *names: str) -> dict[str, Any]:
     """Return a dictionary in a checkpoint, found by its names, the outermost first. Raise SettingError without it."""
     entry = checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import (
-    FairseqDecoder,
+    FairseqIncrementalDecoder,
     FairseqLanguageModel,
     register_model,
     register_model_architecture,
@@ -21,10 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.modules.expert_parallel import ExpertGroup, keep_own_experts
+from fairseq_alma.modules.key_value_cache import KeyValueCache, LayerCache
 from fairseq_alma.modules.output_loss import summed_nll, token_nll
 from fairseq_alma.modules.switch_feed_forward import EXPERT_WEIGHTS, MixtureOutput, SwitchFeedForward
 
-# Dimensions: B sequences of L tokens, H attention heads, D model width, V words in the vocabulary.
+# Dimensions: B sequences of L tokens, H attention heads, D model width, V words in the vocabulary. With a cache, S is
+# the number of tokens so far, and the L tokens are the new ones.
 
 
 @dataclass
@@ -179,7 +181,7 @@ def refuse_other_sizes(saved: Mapping[str, Tensor], own: Mapping[str, torch.Size
     )
 
 
-class SwitchDecoder(FairseqDecoder):
+class SwitchDecoder(FairseqIncrementalDecoder):
     """The network of the language model: embeddings, layers, final layer norm and output layer.
 
     Args:
@@ -223,6 +225,7 @@ class SwitchDecoder(FairseqDecoder):
         self,
         prev_output_tokens: Tensor,
         encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
         features_only: bool = False,
         nll_of: Tensor | None = None,
         per_token: bool = False,
@@ -232,8 +235,13 @@ class SwitchDecoder(FairseqDecoder):
         """Return the scores (logits) of the next word at each position, and the outputs of the mixtures.
 
         Args:
-            prev_output_tokens: input tokens, int64 [B, L], padded on the right.
+            prev_output_tokens: input tokens, int64 [B, L], padded on the right or on the left. Positions are
+                counted from the first token that is not padding.
             encoder_out, unused: part of fairseq's interface; ignored.
+            incremental_state: a dict in which the decoder keeps the keys and values of earlier calls; empty at the
+                first call. `prev_output_tokens` contains all tokens so far, and only the new ones are computed and
+                returned. Experts have no capacity limit then, so that the scores depend neither on the batch nor on
+                the cache.
             features_only: whether to return features [B, L, D] instead of scores.
             nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
                 in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
@@ -244,12 +252,12 @@ class SwitchDecoder(FairseqDecoder):
                 which makes the host wait for a CUDA device.
 
         Returns:
-            Scores [B, L, V], and a dict with two entries. "mixtures" is a list with the MixtureOutput of each mixture.
-            "token_mask" is bool [B, L], False for padding, and None if there is no padding. The MixtureOutputs
-            contain only the tokens that are not padding.
+            Scores [B, L, V], and a dict with three entries. "mixtures" is a list with the MixtureOutput of each
+            mixture. "token_mask" is bool [B, L], False for padding, and None if there is no padding. The MixtureOutputs
+            contain only the tokens that are not padding. "attn" is None; fairseq's generator needs it.
         """
         with self._autocast(prev_output_tokens.device.type):
-            x, extra = self._forward(prev_output_tokens, has_padding)
+            x, extra = self._forward(prev_output_tokens, has_padding, incremental_state)
             if nll_of is not None:
                 arguments = x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad
                 if per_token:
@@ -269,32 +277,84 @@ class SwitchDecoder(FairseqDecoder):
             return nullcontext()
         return torch.autocast(device_type, dtype=torch.bfloat16)
 
-    def _forward(self, prev_output_tokens: Tensor, has_padding: bool | None) -> tuple[Tensor, dict[str, Any]]:
+    def _forward(
+        self, prev_output_tokens: Tensor, has_padding: bool | None, incremental_state: dict[str, Any] | None
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Return the features [B, L, D] and the dict that `forward` returns, in the current autocast context."""
-        positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
-        x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
-        x = self.dropout(x)
+        cache = None if incremental_state is None else self._cache(incremental_state)
+        past = 0 if cache is None else cache.length
+        prev_output_tokens = prev_output_tokens[:, past:]
         # Do not send padding to the experts, because padding would use up their capacity and count in the balance loss.
         token_mask = None
         if has_padding is None or has_padding:
             token_mask = prev_output_tokens.ne(self.pad)
             if has_padding is None and token_mask.all():
                 token_mask = None
+        positions, attends = self._attended(prev_output_tokens, token_mask, cache)
+        x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
+        x = self.dropout(x)
         is_compiled = self._is_compiled(prev_output_tokens, token_mask)
         if is_compiled:
             for layer in self.layers:
                 if isinstance(layer.mixture, SwitchFeedForward):
                     layer.mixture.router.splits()  # reads a tensor at the first call, which is not compiled
         mixtures: list[MixtureOutput] = []
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             run = layer if is_compiled or self.compiled_shape is None else layer.forward
             if self.checkpoint_activations and self.training:
-                x, mixture = checkpoint(run, x, token_mask, use_reentrant=False)
+                x, mixture = checkpoint(run, x, token_mask, attends, use_reentrant=False)
+            elif cache is not None:
+                x, mixture = run(x, token_mask, attends, cache.layers[number])
             else:
-                x, mixture = run(x, token_mask)
+                x, mixture = run(x, token_mask, attends)
             if mixture is not None:
                 mixtures.append(mixture)
-        return self.layer_norm(x), {"mixtures": mixtures, "token_mask": token_mask}
+        return self.layer_norm(x), {"mixtures": mixtures, "token_mask": token_mask, "attn": None}
+
+    def _cache(self, incremental_state: dict[str, Any]) -> KeyValueCache:
+        """Return the cache that `forward` keeps in `incremental_state`. The first call makes it."""
+        found = self.get_incremental_state(incremental_state, "cache")
+        if found is None:
+            found = KeyValueCache(len(self.layers))
+            self.set_incremental_state(incremental_state, "cache", found)
+        return found
+
+    def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
+        """Replace the sequences in `incremental_state` by those with the indices `new_order`, int64 [B'].
+
+        fairseq calls this method in a beam search. It also removes sequences.
+        """
+        self._cache(incremental_state).select(new_order)
+
+    def _attended(
+        self, tokens: Tensor, token_mask: Tensor | None, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the positions of new tokens, int64 [L] or [B, L], and the tokens to which they attend.
+
+        These are a bool mask [L, S] or [B, 1, L, S], or None: each token attends to itself and to all earlier tokens.
+        With padding on the right, no mask is needed, because no token attends to later ones.
+
+        Args:
+            tokens: the new tokens, int64 [B, L].
+            token_mask: False for padding, bool [B, L]; None if there is none.
+            cache: what is known of earlier tokens; None if there are none.
+        """
+        num_sequences, length = tokens.shape
+        past, is_token = 0, None
+        if cache is not None:
+            past, is_token = cache.length, cache.extend(num_sequences, length, token_mask)
+        elif token_mask is not None and not token_mask[:, 0].all():
+            is_token = token_mask
+        positions = torch.arange(past, past + length, device=tokens.device)
+        if is_token is None and (past == 0 or length == 1):
+            return positions, None
+        every = torch.arange(past + length, device=tokens.device)
+        attends = every <= positions.unsqueeze(1)
+        if is_token is None:
+            return positions, attends
+        # Padding attends to itself, because the softmax of nothing would not be a number.
+        attends = attends & is_token.unsqueeze(1) | (every == positions.unsqueeze(1))
+        return (is_token.cumsum(1) - 1).clamp(min=0)[:, past:], attends.unsqueeze(1)
 
     def _is_compiled(self, tokens: Tensor, token_mask: Tensor | None) -> bool:
         """Return whether the layers and the loss are computed by compiled code.
@@ -350,21 +410,24 @@ class SwitchDecoderLayer(nn.Module):
                 nn.init.xavier_uniform_(linear.weight)
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, x: Tensor, token_mask: Tensor | None) -> tuple[Tensor, MixtureOutput | None]:
+    def forward(
+        self, x: Tensor, token_mask: Tensor | None, attends: Tensor | None = None, cache: LayerCache | None = None
+    ) -> tuple[Tensor, MixtureOutput | None]:
         """Return the output of the layer [B, L, D] and the MixtureOutput (None if the layer has no mixture).
 
-        `token_mask` is bool [B, L], False for padding; None if there is no padding.
+        `token_mask` is bool [B, L], False for padding; None if there is no padding. For `attends` and `cache`, see
+        CausalSelfAttention.
         """
-        x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x)))
+        x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x), attends, cache))
         h = self.final_layer_norm(x)
         if self.mixture is None:
             h = self.fc2(self.activation_dropout(F.relu(self.fc1(h))))
             return x + self.dropout(h), None
         if token_mask is None:
-            output = self.mixture(h.flatten(0, 1))
+            output = self.mixture(h.flatten(0, 1), has_limit=cache is None)
             h = output.y_TD.view_as(h)
         else:
-            output = self.mixture(h[token_mask])
+            output = self.mixture(h[token_mask], has_limit=cache is None)
             h = torch.zeros_like(h, dtype=output.y_TD.dtype).masked_scatter(token_mask.unsqueeze(-1), output.y_TD)
         return x + self.dropout(h), output
 
@@ -384,20 +447,34 @@ class CausalSelfAttention(nn.Module):
         nn.init.zeros_(self.qkv_proj.bias)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the attention output [B, L, D] for the inputs `x` [B, L, D]."""
+    def forward(self, x: Tensor, attends: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """Return the attention output [B, L, D].
+
+        Args:
+            x: inputs of the tokens, [B, L, D].
+            attends: the tokens to which each token attends, bool [L, S] or [B, 1, L, S]. None: itself and all earlier
+                ones.
+            cache: the keys and values of earlier tokens, to which those of `x` are added; None if there are none.
+        """
         # Queries, keys and values have the shape [B, H, L, D/H].
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
         if x.device.type == "cpu":
             # On a CPU, compute attention in float32. In bfloat16, the backward pass would take three times as long for
             # sequences of 128 tokens, and only slightly less time for sequences of 512 tokens.
             with torch.autocast("cpu", enabled=False):
-                q, k, v = q.float(), k.float(), v.float()
-                y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+                y = self._attention(q.float(), k.float(), v.float(), attends, cache)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            y = self._attention(q, k, v, attends, cache)
         return self.out_proj(y.transpose(1, 2).flatten(2))
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attends: Tensor | None, cache: LayerCache | None) -> Tensor:
+        """Return the weighted sums of the values, [B, H, L, D/H]. See `forward`."""
+        is_causal = attends is None
+        if cache is not None:
+            k, v = cache.extend(k, v)
+            is_causal = is_causal and q.size(2) == k.size(2)  # otherwise there is one new token, which attends to all
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attends, dropout_p=dropout, is_causal=is_causal)
 
 
 def _set_sizes(args: Namespace, layers: int, dim: int, heads: int) -> None:

@@ -120,9 +120,13 @@ class SwitchFeedForward(nn.Module):
                 # fairseq does not sum the gradients of parameters with this attribute over the ranks.
                 getattr(self, name).expert = self.shard
 
-    def forward(self, x_TD: Tensor) -> MixtureOutput:
-        """Return the output of the mixture for the inputs of the tokens, [T, D]."""
+    def forward(self, x_TD: Tensor, has_limit: bool = True) -> MixtureOutput:
+        """Return the output of the mixture for the inputs of the tokens, [T, D].
+
+        With has_limit=False, no token is dropped, whatever the capacity factors are.
+        """
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
+        factor = factor if has_limit else 0.0
         capacity = expert_capacity(len(x_TD), self.num_experts, factor)
         routing = self.router(x_TD)
         dtype = compute_type(x_TD)

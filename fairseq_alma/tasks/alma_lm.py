@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import ConcatDataset, TokenBlockDataset, data_utils
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
@@ -23,6 +24,7 @@ from fairseq_alma.data.blocks import Blocks
 from fairseq_alma.data.mega_batch_set import parse_mega_batches
 from fairseq_alma.data.replay import ReplayShareDataset
 from fairseq_alma.data.sequence_iterator import SequenceIterator
+from fairseq_alma.models.any_network import with_targets
 from fairseq_alma.tasks.loss_check import LossCheck
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self._loss_check = LossCheck()
         self._spreads_experts = False
         self._says_padding = True
+        self._own_criterion: Any = None
         # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
         # sequence of L tokens has L^2 token pairs. Checkpoints contain these numbers (get_checkpoint_dict), so a
         # resumed stage continues from them.
@@ -147,7 +150,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             args = copy.deepcopy(args)
             args.expert_parallel = 1
         self._spreads_experts = getattr(args, "expert_parallel", 1) > 1
-        model = super().build_model(args, from_checkpoint)
+        model = with_targets(super().build_model(args, from_checkpoint))
         self._says_padding = "has_padding" in inspect.signature(model.forward).parameters
         return model
 
@@ -221,7 +224,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                 sample, model, criterion, optimizer, update_num, ignore_grad
             )
         self.check_finite(loss, update_num + 1, "loss")
-        return loss, sample_size, logging_output
+        return loss, sample_size, _with_counts(logging_output, sample)
 
     def check_finite(self, value: Tensor, update: int, name: str) -> None:
         """Raise FloatingPointError if a number is not finite. On a GPU, it may be raised a few calls later.
@@ -240,18 +243,31 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         batch. Its losses are not added to the validation losses of the experts again. Neither are those of another
         subset than "valid". Raise MemoryError if the device does not have enough memory for the batch.
         """
+        criterion = self._validation_criterion(criterion)
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         is_first = rank == 0 or sample["block_ids"] != self._first_valid_ids
         criterion.charge_experts = self._charges_experts and is_first
         # fairseq catches a RuntimeError and tries the batch again. If experts are spread over ranks, the others would
         # then wait for ever, because they do not try it again.
         with _memory_error("in validation"):
-            return super().valid_step(sample, model, criterion)
+            loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
+        return loss, sample_size, _with_counts(logging_output, sample)
+
+    def _validation_criterion(self, criterion: Any) -> Any:
+        """Return the criterion for validation: ours, whichever trains, so that perplexities can be compared."""
+        own = CRITERION_REGISTRY["switch_lm"]
+        if isinstance(criterion, own):
+            return criterion
+        if self._own_criterion is None:
+            self._own_criterion = own(self, balance_loss_weight=0.0, router_z_loss_weight=0.0).eval()
+        return self._own_criterion
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Log the metrics of an update or a validation batch, and count what it has processed in `self.processed`."""
-        super().reduce_metrics(logging_outputs, criterion)
         processed = self.processed["training" if criterion.training else "validation"]
+        if not criterion.training:
+            criterion = self._validation_criterion(criterion)
+        super().reduce_metrics(logging_outputs, criterion)
         for log in logging_outputs:
             processed["tokens"] += int(log.get("processed_tokens", 0))
             processed["token_pairs"] += int(log.get("processed_token_pairs", 0))
@@ -335,6 +351,20 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         if CHECKED not in os.environ:
             self.stream.verify_bytes([split])
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
+
+
+def _with_counts(logging_output: dict[str, Any], sample: dict) -> dict[str, Any]:
+    """Add to the values to log how many tokens and token pairs a batch has, from which the FLOPs are computed.
+
+    The FLOPs for a sequence of L tokens are a * L + b * L^2, where a and b depend only on the model. So the sum of L
+    and the sum of L^2 over all sequences are enough.
+    """
+    target = sample["target"]
+    return {
+        **logging_output,
+        "processed_tokens": target.numel(),
+        "processed_token_pairs": target.numel() * target.size(1),
+    }
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fairseq_alma.app.command import setting_values, slurm_settings
 from tests.commands import ROOT
 
 SCRIPTS = Path(sys.executable).parent
-PARSED = ("alma-prep", "alma-report", "alma-eval", "alma-grow")
+PARSED = ("alma-prep", "alma-report", "alma-eval", "alma-generate", "alma-grow")
 """Commands whose options argparse reads: `--help` must name each long option."""
 
 

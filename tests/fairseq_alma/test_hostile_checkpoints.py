@@ -114,7 +114,7 @@ def test_the_reported_checkpoint_runs_no_code(small, entries, canary, payload):
     said = entries.messages(state)
     assert not canary.exists()
     for name in ("alma-eval CHECKPOINT", "alma-eval RUN"):
-        assert f"{entries.path.name} is a checkpoint of fconv_lm, and alma-eval scores switch_lm models" in said[name]
+        assert f"{entries.path.name} is a checkpoint of fconv_lm, which is not one of our architectures" in said[name]
     assert 'given.pt has decoder_layers="__import__(' in said["alma-grow --experts"]
     assert "expected an integer, 1 or more" in said["alma-grow --layers"]
 
@@ -130,6 +130,8 @@ def test_no_architecture_of_fairseq_is_made(small, stream, tmp_path, canary, pay
         torch.save(state, entries.path)
         with pytest.raises(StreamError, match=f"given.pt is a checkpoint of {name[:12]}"):
             load_member(entries.path, folder, torch.device("cpu"))
+        with pytest.raises((StreamError, SettingError)):  # also if the user names it
+            load_member(entries.path, folder, torch.device("cpu"), name)
         assert not canary.exists(), name
     for name in ours:
         torch.save(with_model(small, _name=name), entries.path)
@@ -228,11 +230,12 @@ def test_what_is_no_checkpoint_of_ours_is_refused_in_one_line(small, entries, ca
             assert printed.count("\n") == 1 and "given.pt" in printed, (number, printed)
 
 
-def test_an_architecture_that_code_of_the_user_registers_needs_user_dir(small, entries, stream, tmp_path, capsys):
+def test_an_architecture_that_code_of_the_user_registers_needs_plugin(
+    small, entries, stream, tmp_path, capsys, monkeypatch
+):
     """It is scored as the same model under one of our names, if the user names the code."""
-    folder = tmp_path / "my_architectures"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_architectures.py").write_text(
         "from fairseq.models import register_model_architecture\n"
         "import fairseq_alma\nfairseq_alma.register()\n"
         "register_model_architecture('switch_lm', 'my_switch')(lambda args: None)\n"
@@ -242,9 +245,9 @@ def test_an_architecture_that_code_of_the_user_registers_needs_user_dir(small, e
     expected = capsys.readouterr().out
     write(with_model(small, _name="my_switch"), entries.path)
     assert alma_eval([str(entries.path), *named]) == 2
-    assert "is a checkpoint of my_switch, and alma-eval scores switch_lm models" in (printed := capsys.readouterr().err)
-    assert "--user-dir FOLDER" in printed
-    assert alma_eval([str(entries.path), *named, "--user-dir", str(folder)]) == 0
+    assert "is a checkpoint of my_switch" in (printed := capsys.readouterr().err)
+    assert "--plugin MODULE" in printed
+    assert alma_eval([str(entries.path), *named, "--plugin", "my_architectures"]) == 0
     assert capsys.readouterr().out == expected
 
 

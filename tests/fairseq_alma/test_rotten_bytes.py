@@ -15,7 +15,8 @@ from fairseq_alma.core.errors import RunError, StageError, StreamError
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.metrics import read_summary
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import _resolve, combine, load_member
+from fairseq_alma.evaluation.members import find_members, load_member
+from fairseq_alma.evaluation.perplexity import combine
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.report.numbers import all_numbers
@@ -148,9 +149,9 @@ def lm_run(stream: Path, run: Path, processes=ForkedProcesses) -> list:
 
 
 def evaluate(run: Path, stream: Path) -> float:
-    (checkpoint,), path = _resolve([run], None, None)
-    folder = StreamFolder.open(path)
-    model, task = load_member(checkpoint, folder, torch.device("cpu"))
+    found = find_members([run])
+    folder = StreamFolder.open(found.stream)
+    model, task = load_member(found.checkpoints[0], folder, torch.device("cpu"))
     scores = score_tokens(model, task, "test", [torch.device("cpu")])
     return combine([scores.log_probability_T], folder.counts("test")["words"]).word_perplexity
 

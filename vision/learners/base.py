@@ -10,7 +10,7 @@ networks grow to different shapes.
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,15 +18,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
+from fairseq_alma.core import catalogue
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
-from fairseq_alma.core.learner_settings import Combine, LearnerSettings
+from fairseq_alma.core.learner_settings import Combine
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import checked_file
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.settings import describe
 from vision import cuda_graphs
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
@@ -363,42 +362,5 @@ LEARNERS: dict[str, type[VisionLearner]] = {}
 """The class of each vision learner, by name of the learner. `register_learner` adds entries."""
 
 
-def register_learner(
-    name: str,
-    *,
-    label: str | None = None,
-    summary: str = "",
-    settings: type[LearnerSettings] | None = None,
-) -> Callable[[type[VisionLearner]], type[VisionLearner]]:
-    """Return a class decorator that makes a learner available as `learner=NAME`.
-
-    Args:
-        name: the value of `learner=`.
-        label: name of the learner in figures and tables. By default it is `name`, or the label in
-            `fairseq_alma.core.catalogue` if the learner is listed there.
-        summary: one sentence for `--help`. By default it is the first line of the learner class's docstring.
-        settings: class of the settings that only this learner has. By default there are no such settings.
-
-    Raises:
-        ValueError: if a setting of the learner has the same name as a setting that all runs have, or if there is a
-            built-in learner with this name.
-    """
-    own = settings or LearnerSettings
-    if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
-        raise ValueError(
-            f"learner {name!r} declares settings with names that alma-vision already uses: "
-            f"{', '.join(sorted(taken))}. Give these settings other names in the learner"
-        )
-
-    def register(cls: type[VisionLearner]) -> type[VisionLearner]:
-        if name in LEARNERS and LEARNERS[name].__module__.startswith("vision.") and cls is not LEARNERS[name]:
-            # A run of the built-in learner would continue with this one.
-            raise ValueError(f"there is a built-in learner {name!r}: give your learner another name")
-        LEARNERS[name] = cls
-        in_catalogue = any(entry.name == name for entry in learners("vision"))
-        if not in_catalogue or label is not None or settings is not None:
-            first_line = (cls.__doc__ or "").strip().partition("\n")[0]
-            add_learner(LearnerEntry(name, label or name, summary or first_line, vision=own))
-        return cls
-
-    return register
+register_learner = partial(catalogue.register_learner, "vision", LEARNERS)
+"""Class decorator that makes a learner available as `learner=NAME`: see `fairseq_alma.core.catalogue`."""

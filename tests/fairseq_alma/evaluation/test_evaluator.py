@@ -23,7 +23,8 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation import evaluator, stored_scores
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
-from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
+from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.perplexity import combine, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.lm.fairseq_config import write_untrained_checkpoint
 from tests.commands import STAGE

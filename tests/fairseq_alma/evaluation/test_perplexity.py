@@ -13,7 +13,8 @@ from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.devices import default_devices, default_tokens_per_batch, parse_devices
-from fairseq_alma.evaluation.perplexity import combine, load_member, main, score_tokens
+from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.perplexity import combine, main, score_tokens
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 

@@ -10,7 +10,7 @@ from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.evaluation.flops import count_training_flops
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow

@@ -9,7 +9,8 @@ from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import combine, load_member
+from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.perplexity import combine
 from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow

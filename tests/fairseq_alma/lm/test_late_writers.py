@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_alma.checkpoints import BEST, require_checkpoint
+from fairseq_alma.checkpoints import BEST, repair_stage_folder, require_checkpoint
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.lm import train_member
 from fairseq_alma.lm.member import CONFIG
@@ -43,6 +43,7 @@ def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     def train(out):
         config.checkpoint.save_dir = str(out)
         out.mkdir(exist_ok=True)
+        repair_stage_folder(out)  # as alma-lm does before it starts the process
         OmegaConf.save(config, tmp_path / "config.yaml")
         assert train_member.main([str(tmp_path / "config.yaml")]) == 0
 
@@ -56,3 +57,14 @@ def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     statuses = Counter(late_writers(train, runs, same, every, first=every // 2))
     print(dict(statuses))
     assert statuses.total() > (5 if every == 1 else 0)
+
+
+def test_a_training_that_starts_after_its_run_was_taken_over_changes_nothing(stream, tmp_path, capfd):
+    """Its driver slept just before it started the training, and another one has finished the run since then."""
+    run = tmp_path / "run"
+    alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(run)}))
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    (config,) = run.glob(f"stages/stage_002/member_1/{CONFIG}")
+    assert train_member.main([str(config), "--run-fence", str(run / ".lease.0123456789abcdef")]) == 2
+    assert "was removed, or taken over by another process" in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before

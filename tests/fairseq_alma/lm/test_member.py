@@ -11,7 +11,7 @@ from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.lm import fairseq_config
 from fairseq_alma.lm.batches import SHARE_OF_MEMORY, bytes_of_training, sequences_per_pass, usable_devices
 from fairseq_alma.lm.failures import failure_message
@@ -174,8 +174,6 @@ def test_an_error_that_follows_a_loss_that_is_not_finite_does_not_hide_it(tmp_pa
     ("options", "message"),
     [
         ("--cpu", "--cpu is refused"),
-        ("--optimizer nag", "--optimizer is refused, because alma-lm selects the components of fairseq itself"),
-        ("--lr-scheduler cosine", "--lr-scheduler is refused, because alma-lm sets the learning rates .*schedule="),
         ("--store-ema --ema-decay 0.9", "--ema-decay, --store-ema is refused, .*average="),
         ("-a switch_lm_base", "--arch is set by"),
         ("--max-valid-steps 1", "--max-valid-steps is refused"),
@@ -200,9 +198,10 @@ def test_options_that_would_change_the_protocol_are_refused(stream, tmp_path, op
     assert not (tmp_path / "run").exists()
 
 
-def test_another_architecture_of_fairseq_is_refused(stream, tmp_path):
-    given = settings(stream, tmp_path / "run", arch="transformer_lm")
-    with pytest.raises(SettingError, match="arch=transformer_lm is not one of switch_lm_tiny, switch_lm_base, "):
+@pytest.mark.parametrize("arch", ["wav2vec2", "lstm_lm", "unknown"])
+def test_what_is_no_language_model_with_a_dataclass_is_refused(stream, tmp_path, arch):
+    given = settings(stream, tmp_path / "run", arch=arch, precision="float32")
+    with pytest.raises(SettingError, match=f"arch={arch} is not a language model that fairseq or plugin= has"):
         make_learner(given, StreamFolder.open(stream).without_test(), NoProcesses())
 
 

@@ -1,0 +1,82 @@
+"""The keys and values of tokens that a decoder has processed, so that generation computes each token once."""
+
+import torch
+from torch import Tensor
+
+# Dimensions: B sequences, H attention heads, L new tokens, S tokens so far (the new ones too), C width of a head.
+
+FIRST_CAPACITY = 64
+"""Smallest number of tokens for which memory is allocated."""
+
+
+class LayerCache:
+    """The keys and values of one layer.
+
+    The memory doubles when it is full. So each value is copied about once, however many tokens follow one another.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._stored = torch.empty(2, 0, 0, 0, 0)
+        """Keys and values, [2, B, H, capacity, C]."""
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens, [B, H, L, C]. Return those of all tokens, [B, H, S, C]."""
+        start, self._length = self._length, self._length + k.size(2)
+        if self._length > self._stored.size(3):
+            larger = k.new_empty(2, *k.shape[:2], max(FIRST_CAPACITY, 2 * self._length), k.size(3))
+            if start:
+                larger[:, :, :, :start] = self._stored[:, :, :, :start]
+            self._stored = larger
+        self._stored[0, :, :, start : self._length] = k
+        self._stored[1, :, :, start : self._length] = v
+        keys, values = self._stored[:, :, :, : self._length]
+        return keys, values
+
+    def select(self, order: Tensor) -> None:
+        """Replace the sequences by those with the indices `order`, int64 [B']."""
+        self._stored = self._stored.index_select(1, order)
+
+
+class KeyValueCache:
+    """The cache of a decoder: a LayerCache for each layer, and which of the tokens are padding.
+
+    Args:
+        num_layers: number of layers.
+    """
+
+    def __init__(self, num_layers: int):
+        self.layers = [LayerCache() for _ in range(num_layers)]
+        self.length = 0
+        """Number of tokens of each sequence so far, padding included, S."""
+        self._num_sequences = 0
+        self._is_token: Tensor | None = None
+        """False for padding, bool [B, S]; None if there is no padding."""
+
+    def extend(self, num_sequences: int, num_tokens: int, token_mask: Tensor | None) -> Tensor | None:
+        """Count L new tokens of each of B sequences. Return which of all tokens are not padding, bool [B, S], or None.
+
+        Args:
+            num_sequences: number of sequences, B.
+            num_tokens: number of new tokens, L.
+            token_mask: False for padding among the new tokens, bool [B, L]; None if there is none.
+        """
+        if token_mask is not None and self._is_token is None:
+            self._is_token = token_mask.new_ones(num_sequences, self.length)
+        if self._is_token is not None:
+            new = self._is_token.new_ones(num_sequences, num_tokens) if token_mask is None else token_mask
+            self._is_token = torch.cat([self._is_token, new], dim=1)
+        self._num_sequences = num_sequences
+        self.length += num_tokens
+        return self._is_token
+
+    def select(self, order: Tensor) -> None:
+        """Replace the sequences by those with the indices `order`, int64 [B']."""
+        # Greedy search gives the same order after each token. Then copy nothing.
+        if len(order) == self._num_sequences and torch.equal(order, torch.arange(len(order), device=order.device)):
+            return
+        self._num_sequences = len(order)
+        if self._is_token is not None:
+            self._is_token = self._is_token.index_select(0, order)
+        for layer in self.layers:
+            layer.select(order)
