@@ -84,12 +84,12 @@ def main() -> None:
     part = "Fast and slow path" if options.before else "Compiled and plain layers"
     comparison = COMPARISONS[part]
     codes = (options.before or options.now, options.now)
-    curves = [
+    first, second = (
         [curve(options, path, code, seed) for seed in range(1, options.seeds + 1)]
         for path, code in zip(comparison.paths, codes, strict=True)
-    ]
+    )
     commits = [commit_of(code) for code in codes]
-    lines = [*section(comparison, *curves, commits, options.stream), "", *provenance(load_at_start)]
+    lines = [*section(comparison, first, second, commits, options.stream), "", *provenance(load_at_start)]
     print("\n".join(lines))
     if options.write:
         commands = {
