@@ -92,7 +92,11 @@ def _of_sentencepiece(file: Path) -> dict[str, Any]:
         if pieces[number][:cut] in known and pieces[number][cut:] in known
     ]
     tokenizer = Tokenizer(
-        models.BPE({piece: number for number, piece in enumerate(pieces)}, list(map(tuple, merges)), byte_fallback=True)
+        models.BPE(
+            {piece: number for number, piece in enumerate(pieces)},
+            [(one, two) for one, two in merges],
+            byte_fallback=True,
+        )
     )
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
