@@ -157,7 +157,9 @@ class AlmaLM(TemplateLM):
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         for batch in tqdm(batches, desc="Scoring", disable=disable_tqdm):
             inputs = [torch.tensor(rows[index][0][:-1]) for index in batch]
-            scores_BLV = self.predictor.logits(pad_sequence(inputs, True, self.predictor.members[0].decoder.pad))
+            scores_BLV = self.predictor.logits(
+                pad_sequence(inputs, True, self.predictor.members[0].decoder.dictionary.pad())
+            )
             for index, scores_LV in zip(batch, scores_BLV, strict=True):
                 tokens, count = rows[index]
                 end = len(tokens) - 1
