@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 MODULES = {
-    "alma-eval": "fairseq_alma.evaluation.perplexity",
+    "alma-eval": "fairseq_alma.evaluation.cli",
     "alma-export": "fairseq_alma.huggingface.export",
     "alma-generate": "fairseq_alma.generate",
     "alma-grow": "fairseq_alma.growth.checkpoint",

@@ -30,7 +30,8 @@ ORDER = (
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
     ("fairseq_alma.growth", "fairseq_alma.api"),
-    ("fairseq_alma.lm", "fairseq_alma.generate", "vision"),
+    ("fairseq_alma.evaluation.harness",),
+    ("fairseq_alma.lm", "fairseq_alma.evaluation.cli", "fairseq_alma.generate", "vision"),
     ("data_prep.words",),
     ("data_prep.sources",),
     ("data_prep.cleaning",),
@@ -119,7 +120,7 @@ def test_alma_lm_checks_its_settings_before_it_imports_torch_or_fairseq():
 
 
 WITHOUT_FAIRSEQ = """
-import sys, fairseq_alma.growth.checkpoint, fairseq_alma.evaluation.perplexity
+import sys, fairseq_alma.growth.checkpoint, fairseq_alma.evaluation.cli
 print("fairseq" in sys.modules)
 """
 CORE_FIRST = """

@@ -123,6 +123,8 @@ class LanguageModelSettings(RunSettings):
     last checkpoint and the one with the best validation perplexity are kept."""
     checkpoint_minutes: float = setting(10.0, free=True)
     """Longest time between two checkpoints, in minutes. A killed run loses at most the work of this time."""
+    wandb: str | None = setting(None, free=True)
+    """Project of Weights & Biases to which the numbers of the run are sent while it trains."""
     seed: NonNegative = setting(0, seed=True)
     """Seed of the initialisation and of the order of the data. The division of the data into mega-batches depends on a
     separate seed, which was chosen when the stream was made."""
