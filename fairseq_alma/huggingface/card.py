@@ -89,13 +89,22 @@ def _arrivals(run: Path, stage: int | None) -> str:
     rows = []
     for row in ledger:
         scores = row.scores
-        shown = (scores.perplexity, scores.word_perplexity, scores.validation_perplexity)
+        shown = (scores.perplexity, scores.word_perplexity, scores.bits_per_byte, scores.validation_perplexity)
         rows.append(
             (
                 str(row.t), str(row.stage), *("" if score is None else f"{score:,.2f}" for score in shown),
                 f"{scores.num_params:,}", f"{row.spent.train_flops:.3g}",
             )
         )  # fmt: skip
-    columns = ("arrival", "stage", "test perplexity", "per word", "validation", "parameters", "training FLOPs")
+    columns = (
+        "arrival",
+        "stage",
+        "test perplexity",
+        "per word",
+        "bits per byte",
+        "validation",
+        "parameters",
+        "training FLOPs",
+    )
     note = f"Training took {sum(row.spent.train_flops for row in ledger):.3g} FLOPs in all."
     return Table("arrivals", "Scores after each arrival", columns, tuple(rows), note).markdown().rstrip()

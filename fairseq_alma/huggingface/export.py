@@ -85,7 +85,7 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
             member = folder / f"member_{number}" if len(checkpoints) > 1 else folder
             members.append(_write_model(path, dictionary, member))
         if len(checkpoints) > 1:
-            _write_ensemble(members, folder)
+            _write_ensemble(members, dictionary, folder)
         for place in {folder, *(path.parent for path in folder.glob("member_*/config.json"))}:
             write_json(place / "tokenizer.json", described, durable=False)
             write_json(place / "tokenizer_config.json", tokenizer_config, durable=False)
@@ -157,11 +157,11 @@ def _write_model(path: Path, dictionary: "StreamTokenizer", folder: Path) -> dic
             architectures=["AlmaForCausalLM"], **_auto_map("Alma"),
         )  # fmt: skip
         weights = alma_weights(state, length)
-    _write_files(config, folder, weights)
+    _write_files(config, dictionary, folder, weights)
     return config.to_dict()
 
 
-def _write_ensemble(members: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def _write_ensemble(members: Sequence[Mapping[str, Any]], dictionary: "StreamTokenizer", folder: Path) -> None:
     """Write the configuration of an ensemble, given those of its members."""
     from fairseq_alma.huggingface.configuration_alma import AlmaEnsembleConfig
 
@@ -173,7 +173,7 @@ def _write_ensemble(members: Sequence[Mapping[str, Any]], folder: Path) -> None:
         max_position_embeddings=min(member["max_position_embeddings"] for member in members), dtype="float32",
         architectures=["AlmaEnsembleForCausalLM"], **_auto_map("AlmaEnsemble"),
     )  # fmt: skip
-    _write_files(config, folder)
+    _write_files(config, dictionary, folder)
 
 
 def _auto_map(name: str) -> dict[str, Any]:
@@ -182,16 +182,21 @@ def _auto_map(name: str) -> dict[str, Any]:
     return {"auto_map": {"AutoConfig": configuration, "AutoModelForCausalLM": model}}
 
 
-def _write_files(config: Any, folder: Path, weights: "Mapping[str, Tensor] | None" = None) -> None:
+def _write_files(
+    config: Any, dictionary: "StreamTokenizer", folder: Path, weights: "Mapping[str, Tensor] | None" = None
+) -> None:
     """Write the configurations of a model, the code that it needs, and its weights if there are any."""
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
     folder.mkdir(exist_ok=True)
     config.save_pretrained(folder)
+    # As in alma-generate, no id is chosen that stands for no text, except for </s>.
+    chosen = {*dictionary.token_ids, config.eos_token_id}
     GenerationConfig(
-        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id
-    ).save_pretrained(folder)
+        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
+        suppress_tokens=[index for index in range(config.vocab_size) if index not in chosen],
+    ).save_pretrained(folder)  # fmt: skip
     if weights is not None:
         path = folder / "model.safetensors"
         save_file(dict(weights), path, metadata={"format": "pt"})
