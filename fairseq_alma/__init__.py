@@ -15,7 +15,6 @@ api, generate                   `fairseq_alma.load` and alma-generate; need torc
 
 import importlib
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 REGISTERED = (
@@ -37,11 +36,6 @@ def register() -> None:
 
     A second call does nothing.
     """
-    import numpy as np
-
-    # fairseq makes the batches of its generation commands with np.compat.long, which numpy 2 no longer has.
-    if not hasattr(np, "compat"):
-        np.compat = SimpleNamespace(long=int)
     for module in REGISTERED:
         importlib.import_module(module)
 

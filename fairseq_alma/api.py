@@ -139,7 +139,7 @@ class LanguagePredictor:
         eos, end = self.tokenizer.eos, [self.tokenizer.eos] if end_of_document else []
         tokens = [self.tokenizer.encode(text) + end for text in texts]
         blocks = [
-            (number, start, [eos, *ids][start : start + self.window], ids[start : start + self.window])
+            (number, start, [eos, *ids[:-1]][start : start + self.window], ids[start : start + self.window])
             for number, ids in enumerate(tokens)
             for start in range(0, len(ids), self.window)
         ]
@@ -256,7 +256,8 @@ class LanguagePredictor:
                         contexts[number] = context[-max(1, self.window // 2) :]
                 tokens, states = self._padded(list(contexts.values()), left=True), [{} for _ in self.members]
             log_p = self._next_log_probabilities(tokens, states, choice.temperature or 1.0)
-            log_p[:, self._never_chosen(with_eos=step < choice.min_tokens)] = -math.inf
+            never = torch.tensor(self._never_chosen(with_eos=step < choice.min_tokens), device=log_p.device)
+            log_p = log_p.index_fill(1, never, -math.inf)
             if choice.temperature == 0:
                 chosen = log_p.argmax(1)
             else:

@@ -16,9 +16,11 @@ ROOT = Path(__file__).parents[1]
 
 
 MODULES = {
-    "alma-eval": "fairseq_alma.evaluation.perplexity",
+    "alma-eval": "fairseq_alma.evaluation.cli",
+    "alma-export": "fairseq_alma.huggingface.export",
     "alma-generate": "fairseq_alma.generate",
     "alma-grow": "fairseq_alma.growth.checkpoint",
+    "alma-import": "fairseq_alma.huggingface.importing",
     "alma-lm": "fairseq_alma.lm.run",
     "fairseq-eval-lm": "fairseq_cli.eval_lm",
     "fairseq-generate": "fairseq_cli.generate",

@@ -30,7 +30,8 @@ ORDER = (
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
     ("fairseq_alma.growth", "fairseq_alma.api"),
-    ("fairseq_alma.lm", "fairseq_alma.generate", "vision"),
+    ("fairseq_alma.evaluation.harness",),
+    ("fairseq_alma.lm", "fairseq_alma.evaluation.cli", "fairseq_alma.generate", "vision"),
     ("data_prep.words",),
     ("data_prep.sources",),
     ("data_prep.cleaning",),
@@ -42,6 +43,7 @@ ORDER = (
     ("data_prep.encoding",),
     ("data_prep.leakage",),
     ("data_prep",),  # the modules beside these packages
+    ("fairseq_alma.huggingface",),
     ("fairseq_alma.demo",),
 )
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
@@ -53,7 +55,7 @@ FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria",
 """Packages and modules that may import fairseq."""
 
 TORCH = (*FAIRSEQ, "fairseq_alma.modules", "fairseq_alma.growth", "fairseq_alma.checkpoints", "fairseq_alma.evaluation",
-         "fairseq_alma.lm", "vision")  # fmt: skip
+         "fairseq_alma.lm", "fairseq_alma.huggingface", "vision")  # fmt: skip
 """Packages and modules that may import torch."""
 
 
@@ -118,7 +120,7 @@ def test_alma_lm_checks_its_settings_before_it_imports_torch_or_fairseq():
 
 
 WITHOUT_FAIRSEQ = """
-import sys, fairseq_alma.growth.checkpoint, fairseq_alma.evaluation.perplexity
+import sys, fairseq_alma.growth.checkpoint, fairseq_alma.evaluation.cli
 print("fairseq" in sys.modules)
 """
 CORE_FIRST = """

@@ -15,7 +15,7 @@ Files:
 
 cli.py          the command alma-vision
 api.py          `vision.run`, for Python programs and notebooks
-predictor.py    `vision.load_predictor`, which predicts with the networks of a run
+predictor.py    `vision.load`, which predicts with the networks of a run
 runs.py         trains a learner on a stream of mega-batches, and writes the run folder
 presets.py      reads the presets, which are YAML files of settings
 settings.py     the settings of a run; their values are checked when the settings object is created
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from vision.datasets import Dataset, dataset_from_arrays, load_dataset, register_dataset
     from vision.learners import register_learner
     from vision.networks import register_backbone
-    from vision.predictor import Predictor, load_predictor
+    from vision.predictor import Predictor, load
     from vision.settings import VisionSettings
 
 _MODULES = {
@@ -62,7 +62,7 @@ _MODULES = {
     "register_learner": "vision.learners",
     "register_backbone": "vision.networks",
     "Predictor": "vision.predictor",
-    "load_predictor": "vision.predictor",
+    "load": "vision.predictor",
     "VisionSettings": "vision.settings",
 }
 """The module of each name of this package. It is imported when the name is first used, because torch is slow to
@@ -74,8 +74,8 @@ __all__ = [
     "Run",
     "VisionSettings",
     "dataset_from_arrays",
+    "load",
     "load_dataset",
-    "load_predictor",
     "register_backbone",
     "register_dataset",
     "register_learner",

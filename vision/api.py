@@ -16,7 +16,7 @@ from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from vision.dataset_names import GIVEN, kind_of
 from vision.datasets import Dataset
-from vision.predictor import Predictor, load_predictor
+from vision.predictor import Predictor, load
 from vision.presets import settings_from
 from vision.runs import run_learner
 from vision.settings import VisionSettings
@@ -66,9 +66,9 @@ class Run:
     def predictor(self) -> Predictor:
         """The trained networks of the first seed: `run.predictor(images)` returns probabilities.
 
-        For the networks of another seed, call `load_predictor` with one of the `folders`.
+        For the networks of another seed, call `vision.load` with one of the `folders`.
         """
-        return load_predictor(self.folders[0], backbone=self.settings.backbone)
+        return load(self.folders[0], backbone=self.settings.backbone)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Predict with the networks of a run: `load_predictor` reads them from the run folder."""
+"""Predict with the networks of a run: `vision.load` reads them from the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -88,10 +88,10 @@ class Predictor:
         return sum_members(logits_NbC, 1, self._combine).probabilities()[0]
 
 
-def load_predictor(
+def load(
     folder: str | Path,
-    device: str | torch.device = "cpu",
     stage: int | None = None,
+    device: str | torch.device = "cpu",
     backbone: str | Callable[..., Any] | None = None,
 ) -> Predictor:
     """Return a predictor with the networks of a run after its last finished stage, or after an earlier stage.
@@ -138,9 +138,9 @@ def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None
     if recorded is None:
         return
     if given is None and recorded not in backbone_names():
-        how, plugin = f"load_predictor(..., backbone={recorded!r})", settings.get("plugin")
+        how, plugin = f"vision.load(..., backbone={recorded!r})", settings.get("plugin")
         if ":" not in str(recorded):
-            how = f"import {plugin!r}, the plugin that registered it, and then call load_predictor"
+            how = f"import {plugin!r}, the plugin that registered it, and then call vision.load"
         raise SettingError(
             f"{folder} was made with backbone={recorded!r}, which is code of its author, so it is not run: if you "
             f"trust it, {how}"
@@ -158,7 +158,7 @@ def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None
 
 
 def _description(folder: Path, stage: int | None) -> VisionPredictor:
-    """Return the content of predictor.json, or of that of a stage. For the errors, see `load_predictor`."""
+    """Return the content of predictor.json, or of that of a stage. For the errors, see `load`."""
     path = RunFolder(folder).predictor(stage)
     if path.exists():
         return read_predictor(folder, stage, VisionPredictor)

@@ -15,6 +15,7 @@ import torch
 from fairseq_alma.app.plugins import call_own_function, load_function, load_plugin, plugin_digest, source_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import seed_text
+from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.errors import RunError, SettingError
@@ -99,7 +100,14 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         transform = call_own_function("transform", load_function("transform", settings.transform), dataset.image_shape)
         inputs = Transformed(inputs, dataset.image_shape, transform)
     _warn_if_it_never_grows(settings)
-    scalars = [RunScalars(folder, settings.cer_from) for folder in settings.seed_folders]
+    scalars = [
+        RunScalars(
+            folder,
+            settings.cer_from,
+            tracker=Tracker(folder, settings.wandb, {**settings.to_json(), "seed": seed}) if settings.wandb else None,
+        )
+        for seed, folder in enumerate(settings.seed_folders, settings.seed)
+    ]
     with ExitStack() as stack:
         stack.enter_context(_process_settings(settings.precision == "tf32"))
         for writer in scalars:

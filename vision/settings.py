@@ -139,6 +139,8 @@ class VisionSettings(RunSettings):
     with learner=ff, they are trained one after another."""
     device: str = setting("auto", free=True)
     """Device: auto (a GPU if there is one), cpu or cuda."""
+    wandb: str | None = setting(None, free=True)
+    """Project of Weights & Biases to which the numbers of the run are sent while it trains."""
     precision: Literal["float32", "bfloat16", "tf32"] = "float32"
     """Networks other than mlp: data type of their computation (torch.autocast). bfloat16 is fast only on hardware that
     supports it. tf32 is float32 with the reduced precision of a GPU's tensor cores."""

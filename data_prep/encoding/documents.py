@@ -8,6 +8,7 @@ id          name of the document in its source, for example its URL; null if it 
 date        date of the document as ISO 8601 text (see `dates`), else that of its file; null if there is none
 source      name of the source, KIND:PATH
 words       number of words of the passage; 0 for the second and later pieces of a very long passage
+bytes       number of UTF-8 bytes of the passage's text; 0 for the same pieces
 passage     index of the passage in its document, from 0
 """
 
@@ -35,6 +36,7 @@ _COLUMNS = {
     "date": "string",
     "source": "string",
     "words": "int32",
+    "bytes": "int64",
     "passage": "int32",
 }
 """The columns of the Parquet files: name -> type of pyarrow."""
@@ -88,14 +90,16 @@ def _columns(
     texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
     # The passage of each row.
     rows = np.repeat(np.arange(len(passages)), num_pieces)
-    words = np.zeros(len(rows), np.int32)
-    words[np.cumsum(num_pieces) - num_pieces] = passages["num_words"]
+    words, num_bytes = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int64)
+    firsts = np.cumsum(num_pieces) - num_pieces
+    words[firsts], num_bytes[firsts] = passages["num_words"], passages["num_bytes"]
     return {
         "document": _hexadecimal(passages["document"][rows]),
         "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place[rows])),
         "date": texts.take(pyarrow.array(number_of[rows])),
         "source": source.take(pyarrow.array(rows)),
         "words": words,
+        "bytes": num_bytes,
         "passage": passages["passage"][rows],
     }
 

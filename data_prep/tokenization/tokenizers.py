@@ -134,6 +134,10 @@ class AnyTokenizer(Tokenizer):
         self.unknown_in_text = added[0] if added else ""
         self.is_lossless = _is_byte_level(described)
 
+    def described(self) -> dict:
+        """Return the content of a tokenizer.json with which the `tokenizers` library encodes and decodes as this."""
+        return json.loads(self._tokenizer.to_str())
+
     def symbols(self) -> list[str]:
         by_id = {index: symbol for symbol, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]

@@ -1,8 +1,11 @@
 """Writes the TensorBoard scalars (named numbers) of a run to the folder RUN/tensorboard during the run.
 
+With the setting `wandb=PROJECT`, they are also sent to Weights & Biases: those of each arrival over the axis "arrival",
+those of stages over the axis "during_stage/step".
+
 Language models and vision use the same names. For most scalars, the TensorBoard step is the arrival t:
 
-test/error_rate or test/perplexity, validation/...     scores after the arrival
+test/error_rate or test/perplexity, test/bits_per_byte, validation/...    scores after the arrival
 stream/cer or stream/average_perplexity                metric of the stream up to this arrival
 cost/train_tflops, cost/updates, cost/train_seconds    total cost up to this arrival
 model/parameters, model/experts, model/members         number of parameters, of experts, and of members (networks)
@@ -21,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.files import remove
 from fairseq_alma.core.ledger import LedgerRow, Spent
 
@@ -42,6 +46,7 @@ class RunScalars:
         cer_from: first arrival whose error rate is added to CER, 0 or 1.
         at_first: called with this object when the file is created. It writes the scalars of earlier processes again,
             other than those of rows.
+        tracker: where to send the scalars, too; None for nowhere.
     """
 
     def __init__(
@@ -49,7 +54,9 @@ class RunScalars:
         folder: str | Path,
         cer_from: int = 1,
         at_first: "Callable[[RunScalars], None] | None" = None,
+        tracker: Tracker | None = None,
     ):
+        self.tracker = tracker
         self._at_first = at_first
         self._folder, self._is_on = Path(folder) / FOLDER, True
         """Where the file is, and whether it can be written."""
@@ -67,15 +74,16 @@ class RunScalars:
         If no stage was trained at an arrival, its scalars are skipped, because the model has not changed. But the
         scalars of the untrained learner (t = 0) and of the last arrival are always written, the latter by `close`.
         """
-        if not self._is_on:
-            return
         for row in rows[self._num_seen :]:
             if row.t >= self._cer_from:
                 self._quality += row.scores.error_rate or row.scores.perplexity or 0.0
             self._spent += row.spent
-            self._unwritten = row
-            if row.t == 0 or row.updated:
-                self._write_row()
+            if self.tracker:
+                self.tracker.log("arrival", row.t, self._values_at(row) | {"stage": row.stage})
+            if self._is_on:
+                self._unwritten = row
+                if row.t == 0 or row.updated:
+                    self._write_row()
         self._num_seen = len(rows)
 
     def during_stage(self, name: str, value: float, stage_index: int, progress: float) -> None:
@@ -83,12 +91,17 @@ class RunScalars:
 
         `stage_index` is counted from 1. `progress` is the finished fraction of the stage, between 0 and 1.
         """
+        values, step = {f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress))
         if self._is_on:
-            self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
+            self._write(values, step)
+        if self.tracker:
+            self.tracker.log("during_stage/step", step, values)
 
     def close(self) -> None:
         """Write the scalars of the last arrival, if they are not written yet. Then close the TensorBoard file."""
         self._write_row()
+        if self.tracker:
+            self.tracker.close()
         if self._writer is not None:
             try:
                 self._writer.close()
@@ -97,8 +110,11 @@ class RunScalars:
 
     def _write_row(self) -> None:
         if self._unwritten is not None:
-            self._write(values_at(self._unwritten, self._quality, self._spent), self._unwritten.t)
+            self._write(self._values_at(self._unwritten), self._unwritten.t)
             self._unwritten = None
+
+    def _values_at(self, row: LedgerRow) -> dict[str, float]:
+        return values_at(row, self._quality, self._spent)
 
     def _write(self, values: dict[str, float], step: int) -> None:
         if not self._is_on:
@@ -144,6 +160,7 @@ def values_at(row: LedgerRow, quality: float, spent: Spent) -> dict[str, float]:
         "test/error_rate": scores.error_rate,
         "test/perplexity": scores.perplexity,
         "test/word_perplexity": scores.word_perplexity,
+        "test/bits_per_byte": scores.bits_per_byte,
         "validation/loss": scores.validation_loss,
         "validation/error_rate": scores.validation_error_rate,
         "validation/perplexity": scores.validation_perplexity,

@@ -79,7 +79,9 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             learner, every n-th stage and the last arrival. By default, all arrivals are shown.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
-    quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
+    # Streams of earlier versions do not say how many bytes their text has.
+    bits = ["bits/byte"] if any(row.scores.bits_per_byte is not None for row in rows) else []
+    quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", *bits, "validation"]
     caption = "* untrained" if any(row.stage == 0 for row in rows) else None
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     shown = rows
@@ -105,7 +107,9 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             numbers = [f"{scores.error_rate:.2%}", f"{scores.validation_error_rate or 0:.2%}"]
         else:
             validation = scores.validation_perplexity
-            numbers = [f"{scores.perplexity:.2f}", f"{scores.word_perplexity or 0:,.1f}", f"{validation:.2f}"]
+            per_byte = [f"{scores.bits_per_byte or 0:.3f}"] if bits else []
+            per_word = f"{scores.word_perplexity or 0:,.1f}"
+            numbers = [f"{scores.perplexity:.2f}", per_word, *per_byte, f"{validation:.2f}"]
         table.add_row(
             str(row.t),
             str(row.stage),

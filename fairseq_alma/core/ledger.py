@@ -53,6 +53,8 @@ class Scores:
     """Test perplexity per token."""
     word_perplexity: Perplexity | None = None
     """Test perplexity per word."""
+    bits_per_byte: Loss | None = None
+    """Test loss in bits per UTF-8 byte of the text. None if the stream does not say how many bytes the text has."""
     validation_loss: Loss | None = None
     """Validation loss in nats, per token for language models and per example in vision."""
     validation_error_rate: Fraction | None = None

@@ -9,6 +9,7 @@ RUN/summary.json        metrics of the run
 RUN/arrivals.json       digest of each mega-batch
 RUN/decisions.jsonl     for each arrival, whether a stage was trained, the reason (wait=auto), the prequential score
 RUN/errors.jsonl        images, if the stream drifts: error rate on each mega-batch and each class, for each stage
+RUN/task_scores.jsonl   text: results on tasks of lm-evaluation-harness, if `alma-eval --tasks` has measured them
 RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 RUN/seed_0/ ...         if the command has several seeds: the run folder of each seed. alma-vision trains the seeds
@@ -32,6 +33,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.arrivals = path / "arrivals.json"
         self.decisions = path / "decisions.jsonl"
+        self.task_scores = path / "task_scores.jsonl"
         self.stages = path / "stages"
 
     def stage(self, k: int) -> Path:

@@ -1,6 +1,6 @@
 """`--bpe alma_stream`: fairseq's commands read and write text with the tokenizer of the stream."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.data.encoders import register_bpe
@@ -12,9 +12,9 @@ from fairseq_alma.stream_tokenizer import StreamTokenizer
 
 @dataclass
 class StreamBPEConfig(FairseqDataclass):
-    """Options of `--bpe alma_stream`."""
+    """Options of `--bpe alma_stream`: those of the task."""
 
-    data: Optional[str] = field(default=II("task.data"), metadata={"help": "the stream folder"})
+    data: Optional[str] = II("task.data")
 
 
 @register_bpe("alma_stream", dataclass=StreamBPEConfig)

@@ -110,7 +110,8 @@ class PerplexityEvaluator:
         results = {}
         for split in self._splits:
             arrays = [member.log_probability_T[split] for member in members]
-            results[split] = combine(arrays, self._stream.counts(split)["words"])
+            counts = self._stream.counts(split)
+            results[split] = combine(arrays, counts["words"], counts.get("bytes"))
         num_scored = {split: result.num_tokens for split, result in results.items()}
         is_sample = any(num_scored[split] < self._stream.counts(split)["tokens"] for split in SPLITS)
         num_experts = [one.num_experts for one in facts if one.num_experts is not None]
@@ -118,9 +119,10 @@ class PerplexityEvaluator:
             num_params=sum(one.num_params for one in facts),
             forward_flops=sum(one.forward_flops for one in facts),
             perplexity=results["test"].perplexity,
-            # If only the first tokens of the test set (a sample) were scored, there is no perplexity per word, because
-            # the number of words in these tokens is not known.
+            # If only the first tokens of the test set (a sample) were scored, there is no score per word or per byte,
+            # because the numbers of words and bytes in these tokens are not known.
             word_perplexity=None if is_sample else results["test"].word_perplexity,
+            bits_per_byte=None if is_sample else results["test"].bits_per_byte,
             validation_loss=results["valid"].loss,
             validation_perplexity=results["valid"].perplexity,
             num_experts=max(num_experts, default=None),

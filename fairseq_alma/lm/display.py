@@ -4,6 +4,7 @@ The values come from the log lines that the training process of each member writ
 """
 
 import json
+import math
 import re
 import sys
 import time
@@ -69,7 +70,7 @@ class StageDisplay:
             name = title if set(updates) == {1} else f"{title}  member {number}"
             record = None
             if scalars:
-                record = partial(_record, scalars, stage.index, total, _suffix(updates, number))
+                record = partial(_record, scalars, stage.index, total, number, _suffix(updates, number))
             log = stage.folder / f"member_{number}" / "log.txt"
             self._members[number] = _MemberDisplay(name, total, self._progress, log, record)
 
@@ -100,7 +101,7 @@ def record_trained_members(run: RunFolder, scalars: RunScalars) -> None:
             updates = OmegaConf.load(config).optimization.max_update if config.exists() else last
             if last >= updates:
                 for point in points:
-                    _record(scalars, index_of_stage(stage), updates, _suffix(logs, number), point)
+                    _record(scalars, index_of_stage(stage), updates, number, _suffix(logs, number), point)
 
 
 def _suffix(members: Collection[int], number: int) -> str:
@@ -139,9 +140,15 @@ def _points_in(log: Path) -> list[_Point]:
     return list({(point.name, point.update): point for point in points if point is not None}.values())
 
 
-def _record(scalars: RunScalars, stage_index: int, updates: int, suffix: str, point: _Point) -> None:
-    """Write a perplexity of a stage with `updates` updates to TensorBoard."""
+def _record(scalars: RunScalars, stage_index: int, updates: int, member: int, suffix: str, point: _Point) -> None:
+    """Write a perplexity of a stage with `updates` updates to TensorBoard, and send the loss to W&B."""
     scalars.during_stage(f"{point.name}{suffix}", point.perplexity, stage_index, point.update / updates)
+    if scalars.tracker:
+        place = f"stage_{stage_index}/member_{member}"
+        values = {f"{place}/{point.name.removesuffix('perplexity')}loss": math.log(point.perplexity)}
+        if "lr" in point.values:
+            values[f"{place}/learning_rate"] = float(point.values["lr"])
+        scalars.tracker.log(f"{place}/update", point.update, values)
 
 
 class _MemberDisplay:

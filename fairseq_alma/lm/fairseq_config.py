@@ -39,6 +39,7 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.compilation import pays
+from fairseq_alma.lm.init_from import initial_sizes
 from fairseq_alma.lm.settings import CLIP_NORM, LanguageModelSettings
 from fairseq_alma.models.switch_lm import SwitchLanguageModel
 from fairseq_alma.tasks.alma_lm import AlmaLanguageModelingConfig
@@ -233,12 +234,15 @@ def identity_of_config(config: DictConfig) -> dict[str, Any]:
     return identity
 
 
-def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
+def write_untrained_checkpoint(
+    config: DictConfig, path: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Write the checkpoint of an untrained model. Its weights are the initial weights of a training from scratch.
 
     Args:
         config: the return value of member_config. It is changed, so that fairseq uses one process and the CPU.
         path: the checkpoint to write. Its folder is created if it is missing.
+        weights: other weights to write, of a model of the same sizes.
     """
     # Set one process and the CPU, because fairseq would otherwise use one process for each GPU.
     config.distributed_training.distributed_world_size, config.common.cpu = 1, True
@@ -247,6 +251,8 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
     model = task.build_model(config.model)
+    if weights is not None:
+        model.load_state_dict(weights)
     # Write the keys that fairseq's Trainer writes, but no state of the optimizer. Do not use the Trainer, because it
     # creates an optimizer. To create an optimizer, torch imports its compiler, which takes more than a second.
     checkpoint = {
@@ -406,7 +412,7 @@ class TrainingConfigs:
             "weight_decay": s.weight_decay,
             "precision": s.precision,
             "clip_norm": CLIP_NORM,
-            **self._rates(stage, updates),
+            **self._learning_rates(stage, updates),
             "max_update": updates,
             "seed": member.seed,
             "save_dir": folder,
@@ -438,6 +444,8 @@ class TrainingConfigs:
             self._check_other_network()
             self._divide_update(config, num_devices)
             return config
+        if s.init_from:
+            config.model.update(initial_sizes(s, self.stream))
         config.model.decoder_layers += member.added_layers
         _check_expert_parallel(config)
         self._divide_update(config, num_devices)
@@ -466,7 +474,7 @@ class TrainingConfigs:
                 f"has a model with fairseq={before!r}: leave out what changes it, or choose another out="
             )
 
-    def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
+    def _learning_rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
         """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
         s, is_constant = self.settings, self.settings.schedule == "constant"
         grows = stage is not None and s.learner_settings is not None and s.learner_settings.grows_before(stage.index)
@@ -496,6 +504,7 @@ class TrainingConfigs:
             f"expert_parallel={s.expert_parallel}": s.expert_parallel > 1,
             "precision=bfloat16": s.precision == "bfloat16",
             "compile=true": s.compile is True,
+            f"init_from={s.init_from}": s.init_from is not None,
         }
         if given := [text for text, is_given in needs_switch.items() if is_given]:
             how = ". A learner of a plugin can grow it (see docs/extending.md)" if s.learner == "gmoe" else ""

@@ -41,6 +41,7 @@ from fairseq_alma.lm.fairseq_config import (
     updates_of_stage,
     write_untrained_checkpoint,
 )
+from fairseq_alma.lm.init_from import initial_weights
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from fairseq_alma.lm.stage_processes import training_command
@@ -139,7 +140,8 @@ class MemberTraining:
         """Return the path of a member's untrained checkpoint. Write the checkpoint if it is missing or damaged."""
         path = folder / f"member_{member.number}" / "checkpoint_untrained.pt"
         if read_checkpoint(path) is None:
-            write_untrained_checkpoint(self._configs.of(member, folder=path.parent), path)
+            weights = initial_weights(self.settings, self._stream) if self.settings.init_from else None
+            write_untrained_checkpoint(self._configs.of(member, folder=path.parent), path, weights)
         return path
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:

@@ -27,6 +27,7 @@ from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
+from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
@@ -74,7 +75,8 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     stream_settings = settings.stream_settings(len(stream), more_will_follow)
 
     record_trained = partial(record_trained_members, RunFolder(Path(settings.out)))
-    scalars = RunScalars(settings.out, at_first=record_trained)
+    tracker = Tracker(settings.out, settings.wandb, settings.to_json()) if settings.wandb else None
+    scalars = RunScalars(settings.out, at_first=record_trained, tracker=tracker)
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
     # below, because then both processes import fairseq at the same time, which saves seconds.
     processes: LocalProcesses
@@ -129,6 +131,7 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
         **settings.to_json(),
         **({"plugin_digest": plugin_digest(settings.plugin)} if settings.plugin else {}),
         "stream": str(Path(settings.stream).absolute()),  # for alma-eval, which may be called in another folder
+        **({"init_from": str(Path(settings.init_from).absolute())} if settings.init_from else {}),
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
     }

@@ -96,6 +96,10 @@ class LanguageModelSettings(RunSettings):
     schedule: Literal["per_stage", "constant"] = setting("per_stage", off="per_stage")
     """Learning rate over the stream: `per_stage` (warm-up, then decay to 0 in each stage; the paper) or `constant`
     (warm-up, then constant)."""
+    init_from: str | None = setting(None, off=None)
+    """Checkpoint with the weights from which the first stage starts, instead of random ones: of another run, or one
+    that alma-import or alma-grow wrote. Its sizes take the place of those of `arch`. All members of an ensemble start
+    from it."""
     from_scratch: bool = False
     """Whether each stage starts from newly initialised weights."""
     warmup_updates: NonNegative | None = setting(None, forkable=True)
@@ -119,6 +123,8 @@ class LanguageModelSettings(RunSettings):
     last checkpoint and the one with the best validation perplexity are kept."""
     checkpoint_minutes: float = setting(10.0, free=True)
     """Longest time between two checkpoints, in minutes. A killed run loses at most the work of this time."""
+    wandb: str | None = setting(None, free=True)
+    """Project of Weights & Biases to which the numbers of the run are sent while it trains."""
     seed: NonNegative = setting(0, seed=True)
     """Seed of the initialisation and of the order of the data. The division of the data into mega-batches depends on a
     separate seed, which was chosen when the stream was made."""
@@ -187,6 +193,12 @@ class LanguageModelSettings(RunSettings):
         check_wait(self.wait)
         if self.reuse_from and Path(self.reuse_from).absolute() == Path(self.out).absolute():
             raise SettingError(f"reuse_from={self.reuse_from} is the folder of the run (out=): choose another folder")
+        if self.init_from and (self.from_scratch or self.learner == "gens"):
+            raise SettingError(
+                f"init_from={self.init_from} cannot be combined with "
+                f"{'from_scratch=true' if self.from_scratch else 'learner=gens'}, whose stages start from new weights: "
+                f"leave one of them out"
+            )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:

@@ -254,7 +254,8 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         Returns:
             Scores [B, L, V], and a dict with three entries. "mixtures" is a list with the MixtureOutput of each
             mixture. "token_mask" is bool [B, L], False for padding, and None if there is no padding. The MixtureOutputs
-            contain only the tokens that are not padding. "attn" is None; fairseq's generator needs it.
+            contain only the tokens that are not padding. "attn" is None; fairseq's generator needs it. With
+            `incremental_state`, "mixtures" is empty.
         """
         with self._autocast(prev_output_tokens.device.type):
             x, extra = self._forward(prev_output_tokens, has_padding, incremental_state)
@@ -413,7 +414,7 @@ class SwitchDecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, token_mask: Tensor | None, attends: Tensor | None = None, cache: LayerCache | None = None
     ) -> tuple[Tensor, MixtureOutput | None]:
-        """Return the output of the layer [B, L, D] and the MixtureOutput (None if the layer has no mixture).
+        """Return the output of the layer [B, L, D] and the MixtureOutput (None without a mixture, or with a cache).
 
         `token_mask` is bool [B, L], False for padding; None if there is no padding. For `attends` and `cache`, see
         CausalSelfAttention.
@@ -423,12 +424,13 @@ class SwitchDecoderLayer(nn.Module):
         if self.mixture is None:
             h = self.fc2(self.activation_dropout(F.relu(self.fc1(h))))
             return x + self.dropout(h), None
+        x_TD = h.flatten(0, 1) if token_mask is None else h[token_mask]
+        output = self.mixture(x_TD) if cache is None else None
+        y_TD = self.mixture.predict(x_TD) if output is None else output.y_TD
         if token_mask is None:
-            output = self.mixture(h.flatten(0, 1), has_limit=cache is None)
-            h = output.y_TD.view_as(h)
+            h = y_TD.view_as(h)
         else:
-            output = self.mixture(h[token_mask], has_limit=cache is None)
-            h = torch.zeros_like(h, dtype=output.y_TD.dtype).masked_scatter(token_mask.unsqueeze(-1), output.y_TD)
+            h = torch.zeros_like(h, dtype=y_TD.dtype).masked_scatter(token_mask.unsqueeze(-1), y_TD)
         return x + self.dropout(h), output
 
 

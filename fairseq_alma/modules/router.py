@@ -75,26 +75,36 @@ class Router(nn.Module):
     def forward(self, x_TD: Tensor) -> Routing:
         """Return the expert and the gate probability of each token, and the balancing losses, for inputs [T, D]."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            x_TD = x_TD.float()
-            if self.training and self.jitter > 0:
-                x_TD = x_TD * torch.empty_like(x_TD).uniform_(1 - self.jitter, 1 + self.jitter)
-            logits_TE = x_TD @ self.weight.float().t()
-            splits = self.splits()
-            softmax_logits_TE = logits_TE
-            if splits:
-                softmax_logits_TE = logits_TE.masked_fill(self.split_E >= 0, -torch.inf)
-            probability_TE = softmax_logits_TE.softmax(dim=-1)
-            probability_T, expert_T = probability_TE.max(dim=-1)
-            if splits:
-                probability_TE, probability_T, expert_T = _descend(
-                    splits, logits_TE, probability_TE, probability_T, expert_T
-                )
+            expert_T, probability_T, probability_TE, softmax_logits_TE = self._select(x_TD)
             return Routing(
                 expert_T,
                 probability_T,
                 balance_loss(probability_TE, expert_T),
                 softmax_logits_TE.logsumexp(dim=-1).square().mean(),
             )
+
+    def select(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the expert and the gate probability of each token, as `forward` does, without the losses."""
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return self._select(x_TD)[:2]
+
+    def _select(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return expert and gate probability of each token [T], and probabilities and softmax logits [T, E]."""
+        x_TD = x_TD.float()
+        if self.training and self.jitter > 0:
+            x_TD = x_TD * torch.empty_like(x_TD).uniform_(1 - self.jitter, 1 + self.jitter)
+        logits_TE = x_TD @ self.weight.float().t()
+        splits = self.splits()
+        softmax_logits_TE = logits_TE
+        if splits:
+            softmax_logits_TE = logits_TE.masked_fill(self.split_E >= 0, -torch.inf)
+        probability_TE = softmax_logits_TE.softmax(dim=-1)
+        probability_T, expert_T = probability_TE.max(dim=-1)
+        if splits:
+            probability_TE, probability_T, expert_T = _descend(
+                splits, logits_TE, probability_TE, probability_T, expert_T
+            )
+        return expert_T, probability_T, probability_TE, softmax_logits_TE
 
     def splits(self) -> list[tuple[int, int]]:
         """Return a pair (expert that was split, new expert) for each split, oldest first. A flat router has none."""

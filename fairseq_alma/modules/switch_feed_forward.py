@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_alma.modules.dispatch import Plan, Way, choose_way, from_rows, plan_dispatch, to_rows
 from fairseq_alma.modules.expert_parallel import ExpertGroup, ExpertShard, run_spread_experts
@@ -145,6 +146,20 @@ class SwitchFeedForward(nn.Module):
             y_SD = run_experts(x_SD, plan, weights, dropout)
         y_TD = from_rows(y_SD, plan) * routing.probability_T.unsqueeze(1).to(dtype)
         return MixtureOutput(y_TD, routing, plan, x_TD)
+
+    def predict(self, x_TD: Tensor) -> Tensor:
+        """Return the outputs of the tokens, [T, D], without a capacity limit. For one token, only its expert is read.
+
+        Generation consists of such calls, and what `forward` computes beside the output would slow it down.
+        """
+        if len(x_TD) != 1 or self.shard:
+            return self(x_TD, has_limit=False).y_TD
+        expert_T, probability_T = self.router.select(x_TD)
+        dtype = compute_type(x_TD)
+        weights = (getattr(self, name)[int(expert_T)].to(dtype) for name in EXPERT_WEIGHTS)
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = weights
+        h_TF = F.relu(F.linear(x_TD.to(dtype), fc1_weight, fc1_bias))
+        return F.linear(h_TF, fc2_weight, fc2_bias) * probability_T.unsqueeze(1).to(dtype)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.

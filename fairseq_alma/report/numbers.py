@@ -102,6 +102,8 @@ class Numbers:
     wall_seconds: float | None
     """Wall time in seconds: that of all seeds if one process trained them together, otherwise that of one seed. If
     summary.json contains no wall time, this is the time spent in training."""
+    bits_per_byte: Estimate | None = None
+    """Language models: test loss in bits per byte after the last arrival; None if a ledger lacks it."""
     prequential: Estimate | None = None
     """Prequential error rate, a fraction, or prequential perplexity."""
     transfer: Mapping[str, Estimate] = field(default_factory=dict)
@@ -183,6 +185,9 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
         mem=means.get("mem") or 0.0,
         comp=means.get("comp") or 0.0,
         wall_seconds=_mean([_wall_seconds(run, group, has_wall_time) for run in runs]),
+        bits_per_byte=Estimate.of(
+            _if_complete([float(run.bits_per_byte[t]) for run, t in zip(runs, last, strict=True)])
+        ),
         prequential=(estimate(PREQUENTIAL_KEYS[0]) or estimate(PREQUENTIAL_KEYS[1])) if is_complete else None,
         transfer={name.replace("_", " "): one for name in TRANSFER_METRICS if is_complete and (one := estimate(name))},
     )

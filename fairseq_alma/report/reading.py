@@ -21,10 +21,11 @@ from fairseq_alma.core.metrics import check_summary, period_losses, read_summary
 from fairseq_alma.core.provenance import read_provenance
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.task_scores import TaskScore, read_task_scores
 from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
-OPTIONAL_COLUMNS = ("validation", "prequential", "num_members", "num_experts", "overflow")
+OPTIONAL_COLUMNS = ("validation", "prequential", "bits_per_byte", "num_members", "num_experts", "overflow")
 """Attributes of `Run` that may be missing in a row of the ledger."""
 
 
@@ -102,6 +103,7 @@ def read_run(folder: Path) -> Run:
         num_arrivals=_num_arrivals(folder, settings, last_t),
         expert_load={row.t: row.scores.expert_load for row in rows if row.updated and row.scores.expert_load},
         period_losses={row.t: period_losses(row) for row in rows if row.t >= 1 and row.scores.period_perplexities},
+        task_scores=_by_task(columns["stage"], _read_optional(lambda: read_task_scores(folder), notes) or []),
         summary=summary,
         settings=settings,
         provenance=_read_optional(lambda: read_provenance(folder), notes),
@@ -121,7 +123,7 @@ def _read_or_explain(folder: Path) -> Run | str:
         return f"{folder} cannot be read ({error!r}): restore its files"
 
 
-def _read_optional(read: Callable[[], dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+def _read_optional(read: Callable[[], Any], notes: list[str]) -> Any:
     """Return what `read` returns; {} if the file that it reads is missing. Of a damaged file, add a note."""
     try:
         return read()
@@ -130,6 +132,16 @@ def _read_optional(read: Callable[[], dict[str, Any]], notes: list[str]) -> dict
     except (RunError, OSError) as error:
         notes.append(f"without this file: {error}")
         return {}
+
+
+def _by_task(stage: Array, scores: Sequence[TaskScore]) -> dict[str, Array]:
+    """Return `Run.task_scores` from the results of the stages. `stage` is `Run.stage`."""
+    found: dict[str, Array] = {}
+    for score in scores:
+        for metric, value in list(score["metrics"].items())[:1]:
+            of_task = found.setdefault(f"{score['task']}: {metric}", np.full(len(stage), np.nan))
+            of_task[stage == score["stage"]] = value
+    return found
 
 
 def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
@@ -161,7 +173,10 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     sources: dict[str, tuple[Sequence[Any], str]] = {
         "quality": (scores, quality),
         "validation": (scores, f"validation_{quality}"),
-        **{name: (scores, name) for name in ("num_params", "forward_flops", "num_members", "num_experts", "overflow")},
+        **{
+            name: (scores, name)
+            for name in ("num_params", "forward_flops", "bits_per_byte", "num_members", "num_experts", "overflow")
+        },
         **{name: (spent, name) for name in ("train_flops", "train_seconds")},
     }
     values = {column: (name, list(map(attrgetter(name), objects))) for column, (objects, name) in sources.items()}

@@ -50,6 +50,8 @@ class Run:
     prequential: Array
     """Vision: error rate on the validation data of mega-batch t, of the predictor from before its arrival. NaN where
     the ledger has no value, and for language models."""
+    bits_per_byte: Array
+    """Language models: test loss in bits per byte of text. NaN where the ledger has no value."""
     num_params: Array
     """Number of parameters of the predictor: all networks that are used for a prediction."""
     forward_flops: Array
@@ -72,6 +74,9 @@ class Run:
     period_losses: Mapping[int, list[float]]
     """Chronological streams: loss per token, in nats, on the test text of each period, as period_losses[t][period], for
     the arrivals t from 1 on whose losses were measured."""
+    task_scores: Mapping[str, Array]
+    """Language models: score on each task of lm-evaluation-harness after each arrival; NaN where it was not measured.
+    The key is the task with its metric, such as "arc_easy: acc"."""
     summary: Mapping[str, Any]
     """Results over the stream, such as `mem` and `comp`, which core.metrics.summarize computes from the ledger, and the
     wall time `wall_seconds` of summary.json, if it has one."""

@@ -95,6 +95,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     """
     best, scale, percent = best_of(numbers), score_scale(comparison), ", %" if comparison.is_vision else ""
     optional = [f"{name}{percent}" for name in (f"prequential {_quality_name(comparison)}", *TRANSFER)]
+    bits = "final bits per byte"
     rows = []
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
         is_trained = group.counted_runs[0].stage[-1] > 0
@@ -113,6 +114,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
             "error after first stage, %" if comparison.is_vision else "geometric mean after first stage":
                 _text(after, scale),
             f"final {_quality_name(comparison)}{percent}": final,
+            bits: result.bits_per_byte.text(digits=3) if result.bits_per_byte and is_trained else "",
             **({} if comparison.is_vision else {"average perplexity": _text(result.quality)}),
             f"final validation{percent}": validation,
             **dict(zip(optional, estimates, strict=True)),
@@ -127,7 +129,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
         label = comparison.label_of(comparison.groups[best])
         score = f"{(numbers[best].validation_score or 0.0) * scale:.2f}{' %' if comparison.is_vision else ''}"
         note = f"Best by {score_name(comparison)} ({score}), never by test data: {label}. {explanation(comparison)}"
-    return _table("summary", f"{comparison.name}: all runs", rows, note, optional)
+    return _table("summary", f"{comparison.name}: all runs", rows, note, [*optional, bits])
 
 
 def _quality_name(comparison: Comparison) -> str:

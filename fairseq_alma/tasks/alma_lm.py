@@ -8,11 +8,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import ConcatDataset, TokenBlockDataset, data_utils
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
@@ -28,6 +31,10 @@ from fairseq_alma.models.any_network import with_targets
 from fairseq_alma.tasks.loss_check import LossCheck
 
 logger = logging.getLogger(__name__)
+
+# fairseq's commands that generate text make their batches with np.compat.long, which numpy 2 no longer has.
+if not hasattr(np, "compat"):
+    np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 UNUSED_OPTIONS = {
     "add_bos_token": False,
@@ -153,6 +160,15 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         model = with_targets(super().build_model(args, from_checkpoint))
         self._says_padding = "has_padding" in inspect.signature(model.forward).parameters
         return model
+
+    def build_generator(self, models: Any, args: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Return fairseq's generator. It never chooses symbols that no text has: special and unused ones."""
+        generator = super().build_generator(models, args, *arguments, **keywords)
+        if isinstance(generator, SequenceGenerator):
+            special = [self.dictionary.bos(), self.dictionary.unk()]
+            used = self.dictionary.nspecial + self.stream.description.get("vocab_size", len(self.dictionary))
+            generator.token_indices_to_suppress = torch.tensor([*special, *range(used, len(self.dictionary))])
+        return generator
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split and store the dataset in `self.datasets[split]`. `epoch`, `combine` and `kwargs` are ignored.

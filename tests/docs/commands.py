@@ -18,7 +18,9 @@ from fairseq_alma.app.command import setting_values, slurm_settings
 from tests.commands import ROOT
 
 SCRIPTS = Path(sys.executable).parent
-PARSED = ("alma-prep", "alma-report", "alma-eval", "alma-generate", "alma-grow")
+PARSED = (
+    "alma-prep", "alma-report", "alma-eval", "alma-export", "alma-generate", "alma-grow", "alma-import",
+)  # fmt: skip
 """Commands whose options argparse reads: `--help` must name each long option."""
 
 

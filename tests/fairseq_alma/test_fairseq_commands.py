@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.checkpoints import num_updates, read_checkpoint, write_checkpoint
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data import sequence_iterator
-from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.evaluation.cli import main as alma_eval
 from tests.commands import ROOT, STAGE, run_command
 
 

@@ -20,8 +20,8 @@ from fairseq.tasks import TASK_REGISTRY
 from fairseq_alma.checkpoints import BEST, LAST, num_updates, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import load_member
-from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.evaluation.cli import main as alma_eval
+from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.lm.fairseq_config import member_config, write_untrained_checkpoint
 from fairseq_alma.models.switch_lm import SwitchLanguageModelConfig

@@ -26,7 +26,7 @@ from tests.fairseq_alma.lm.test_learners import ForkedProcesses, settings_of
 from tests.rotten import defects
 from tests.vision.tiny_runs import small_settings
 from vision.datasets import load_dataset
-from vision.predictor import load_predictor
+from vision.predictor import load
 from vision.runs import run_learner
 
 SECONDS = ("train_seconds", "wall_seconds")
@@ -63,7 +63,7 @@ def content_of(run: Path) -> list:
 
 
 def predict(run: Path):
-    return load_predictor(run)(load_dataset("digits").test.images[:50]).tolist()
+    return load(run)(load_dataset("digits").test.images[:50]).tolist()
 
 
 def continued(run: Path, **changes) -> list:
@@ -85,7 +85,7 @@ def vision_run(tmp_path_factory) -> Path:
 PLAUSIBLE = [
     *(("summary.json", f"{name} -1") for name in ("forgetting", "backward_transfer", "forward_transfer")),
     ("summary.json", "wall_seconds None"),
-    ("settings.json", "plugin x"),  # load_predictor says that there is no such plugin
+    ("settings.json", "plugin x"),  # load says that there is no such plugin
 ]
 """Values that are possible, so that nobody could notice them."""
 VISION_READERS = {"report": report, "status": shown_status, "predict": predict}

@@ -227,7 +227,7 @@ print(vision.run(dataset=data, backbone=network, mega_batches=2, epochs=1, out=s
     unreadable = output_of(lambda: run_as_main(script, tmp_path / "other"), tmp_path)
     assert "dataset=__main__:data: the source code cannot be read" in unreadable.err
     with pytest.raises(SettingError, match=r"has no function network. Define it in this notebook or script first"):
-        vision.load_predictor(tmp_path / "run", backbone="__main__:network")
+        vision.load(tmp_path / "run", backbone="__main__:network")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from vision.checkpoints import read_checkpoint
 from vision.datasets import load_dataset
 from vision.evaluator import ErrorRateEvaluator
 from vision.learners import LEARNERS
-from vision.predictor import load_predictor
+from vision.predictor import load
 
 KEPT = {"keep_stages": True}
 
@@ -39,7 +39,7 @@ def test_the_predictor_is_the_average_of_the_networks_after_each_stage(tmp_path,
 
 def test_the_averaged_networks_are_evaluated_and_deployed(tmp_path):
     (rows,) = small_run(tmp_path, average="power:0")
-    predict, dataset = load_predictor(tmp_path), load_dataset("digits", ".")
+    predict, dataset = load(tmp_path), load_dataset("digits", ".")
     wrong = predict(dataset.test.images).argmax(-1) != dataset.test.labels.numpy()
     assert rows[-1].scores.error_rate == pytest.approx(float(np.mean(wrong)), abs=1e-6)
     (of_last,) = small_run(tmp_path / "last")
@@ -142,7 +142,7 @@ def test_every_learner_of_one_network_takes_an_average(tmp_path):
         if name not in ("gens", "ens_moe") and ":" not in name:
             experts = {"experts": 2} if name == "moe" else {}
             small_run(tmp_path / name, learner=name, average="power:0", mega_batches=2, epochs=1, **experts)
-            load_predictor(tmp_path / name)
+            load(tmp_path / name)
             shutil.rmtree(tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""A run folder of somebody else runs no code: neither `load_predictor` nor a continued run calls what it names.
+"""A run folder of somebody else runs no code: neither `vision.load` nor a continued run calls what it names.
 
 The code would create a file, the canary: a module in the current folder does so when it is imported.
 """
@@ -83,7 +83,7 @@ def refusals(run: Path, continues: bool = True) -> dict[str, str]:
     found = {}
     (path,) = {run / one["path"] for one in json.loads((run / "predictor.json").read_text())["checkpoints"]}
     for name, call in (
-        ("load_predictor", lambda: vision.load_predictor(run)),
+        ("load", lambda: vision.load(run)),
         ("continued run", lambda: small_run(run, **RESNET, arrivals=4)),
         ("read_checkpoint", lambda: read_checkpoint(path, torch.device("cpu"))),
     ):
@@ -100,7 +100,7 @@ def test_a_file_of_networks_does_not_choose_the_code(foreign, canary, name):
     change(foreign, lambda state: state["structure"].update(backbone=name))
     path = foreign.name
     said = refusals(foreign) if name not in ("vgg", "mlp") else {}
-    for call in (lambda: vision.load_predictor(foreign), lambda: small_run(foreign, **RESNET, arrivals=4)):
+    for call in (lambda: vision.load(foreign), lambda: small_run(foreign, **RESNET, arrivals=4)):
         with pytest.raises(SettingError, match=r"contains networks of backbone=.* but backbone=resnet20 was given"):
             call()
     assert all(path in message and "backbone=" in message and "\x1b" not in message for message in said.values())
@@ -122,7 +122,7 @@ def test_hostile_sizes_of_networks_are_refused_by_their_name(foreign, canary, fi
                 continue  # it is not read for networks without mixtures
             change(foreign, lambda state, changes={field: hostile}: state["structure"].update(changes))
             if field == "mixture":
-                vision.load_predictor(foreign)
+                vision.load(foreign)
             else:
                 said = refusals(foreign, continues=number == 0)
                 assert all(field in message or "backbone=" in message for message in said.values()), (hostile, said)
@@ -152,7 +152,7 @@ def test_hostile_perceptrons_are_refused(tmp_path, canary, learner, changes, mes
     small_run(tmp_path / "run", learner=learner, epochs=1, **({"experts": 2} if learner == "moe" else {}))
     change(tmp_path / "run", lambda state: state.update(changes))
     with pytest.raises(AlmaError, match=message):
-        vision.load_predictor(tmp_path / "run")
+        vision.load(tmp_path / "run")
     assert not canary.exists()
 
 
@@ -169,9 +169,9 @@ def test_settings_of_a_run_do_not_choose_the_code(foreign, canary, changes, in_f
     if in_file:
         change(foreign, lambda state: state["structure"].update(backbone=changes["backbone"]))
     with pytest.raises(AlmaError, match="backbone") as caught:
-        vision.load_predictor(foreign)
+        vision.load(foreign)
     if isinstance(changes["backbone"], str) and ":" in changes["backbone"]:
-        assert f"if you trust it, load_predictor(..., backbone={changes['backbone']!r})" in str(caught.value)
+        assert f"if you trust it, vision.load(..., backbone={changes['backbone']!r})" in str(caught.value)
     with pytest.raises(AlmaError, match="backbone"):
         small_run(foreign, **RESNET, arrivals=4)
     assert not canary.exists()
@@ -180,7 +180,7 @@ def test_settings_of_a_run_do_not_choose_the_code(foreign, canary, changes, in_f
 def test_other_code_that_settings_name_is_not_run(foreign, canary):
     """A plugin is needed only if it registers the network."""
     settings_of(foreign, plugin="evil", transform="evil:make", dataset="evil:make", learner="evil")
-    vision.load_predictor(foreign)
+    vision.load(foreign)
     assert not canary.exists()
 
 
@@ -191,15 +191,15 @@ def test_a_function_that_the_user_names_is_called(tmp_path, canary):
     small_run(run, **own, arrivals=4)  # the same command continues its own run
     canary.unlink()
     sys.modules.pop("evil")
-    with pytest.raises(SettingError, match=r"if you trust it, load_predictor\(\.\.\., backbone='evil:make'\)"):
-        vision.load_predictor(run)
+    with pytest.raises(SettingError, match=r"if you trust it, vision\.load\(\.\.\., backbone='evil:make'\)"):
+        vision.load(run)
     with pytest.raises(SettingError, match=r"was made with backbone='evil:make', not 'resnet20'"):
-        vision.load_predictor(run, backbone="resnet20")
+        vision.load(run, backbone="resnet20")
     assert not canary.exists()
-    by_name = vision.load_predictor(run, backbone="evil:make")
+    by_name = vision.load(run, backbone="evil:make")
     assert canary.exists()
     images = vision.load_dataset("digits").test.images
-    assert (vision.load_predictor(run, backbone=sys.modules["evil"].make)(images) == by_name(images)).all()
+    assert (vision.load(run, backbone=sys.modules["evil"].make)(images) == by_name(images)).all()
 
 
 def test_a_run_that_is_continued_deletes_no_file_of_another_run(tmp_path, canary):

@@ -208,7 +208,7 @@ def test_a_run_on_files_predicts_the_same_for_each_form(tmp_path, image_size):
     dataset = from_files(tmp_path, images, image_size)
     how = {"dataset": f"{tmp_path}/mine", "data_root": str(tmp_path), "backbone": "mlp", "mega_batches": 2, "epochs": 1}
     small_run(tmp_path / "run", **how, image_size=image_size)
-    predictor = vision.load_predictor(tmp_path / "run")
+    predictor = vision.load(tmp_path / "run")
     expected = predictor(ImageFormat.of(dataset, image_size).to_tensor(images).unflatten(1, dataset.image_shape))
     for name, same in forms_of(images).items():
         np.testing.assert_array_equal(predictor(same), expected, name)

@@ -31,7 +31,7 @@ from vision.inputs import Vectors
 from vision.learners import LEARNERS, worst_experts
 from vision.learners.firefly import _chain_batches
 from vision.networks import MixtureStack, MLPStack
-from vision.predictor import load_predictor
+from vision.predictor import load
 from vision.seeds import generator
 from vision.stream import partition
 
@@ -264,7 +264,7 @@ def test_with_label_smoothing_every_learner_predicts_with_less_confidence(tmp_pa
         out = tmp_path / str(smoothing)
         own = taken(learner, members=2, experts=2, grow_every=1)
         small_run(out, epochs=20, arrivals=2, label_smoothing=smoothing, **own)
-        confidence.append(load_predictor(out)(test).max(1).mean())
+        confidence.append(load(out)(test).max(1).mean())
     assert confidence[1] < 0.85 * confidence[0]
 
 

@@ -1,4 +1,4 @@
-"""`load_predictor`: predict with the networks of a run."""
+"""`vision.load`: predict with the networks of a run."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ LEARNERS = [
 def test_it_predicts_as_the_evaluator_does(tmp_path, learner, own):
     ledgers = small_run(tmp_path, seeds=2, epochs=2, **taken(learner, members=3, grow_every=1, **own))
     for seed, rows in enumerate(ledgers):
-        probabilities = vision.load_predictor(tmp_path / f"seed_{seed}")(IMAGES)
+        probabilities = vision.load(tmp_path / f"seed_{seed}")(IMAGES)
         assert probabilities.shape == (len(TEST), 10) and probabilities.dtype == np.float32
         np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
         assert float((probabilities.argmax(1) != TEST.labels.numpy()).mean()) == rows[-1].scores.error_rate
@@ -50,15 +50,15 @@ def test_the_predictor_of_each_stage_can_be_loaded_if_stages_are_kept(tmp_path, 
         run = tmp_path / f"seed_{seed}"
         if not keep:
             with pytest.raises(RunError, match=r"no predictor of stage 2: no earlier predictor is stored.*keep_stages"):
-                vision.load_predictor(run, stage=2)
+                vision.load(run, stage=2)
             continue
         for row in rows[1:]:
-            probabilities = vision.load_predictor(run, stage=row.stage)(IMAGES)
+            probabilities = vision.load(run, stage=row.stage)(IMAGES)
             assert float((probabilities.argmax(1) != TEST.labels.numpy()).mean()) == row.scores.error_rate
         with pytest.raises(
             RunError, match="no predictor of stage 9: predictors of these stages are stored: 1, 2, 3, 4"
         ):
-            vision.load_predictor(run, stage=9)
+            vision.load(run, stage=9)
 
 
 @pytest.mark.parametrize("learner", ["sm", "gmoe", "gens", "ff"])
@@ -67,9 +67,9 @@ def test_networks_for_images(tmp_path, learner):
     (rows,) = small_vgg_run(tmp_path, learner, seeds=1, **more)
     test = tiny_dataset().test
     images = test.images.view(-1, 3, 32, 32).movedim(1, -1)
-    probabilities = vision.load_predictor(tmp_path)(images)
+    probabilities = vision.load(tmp_path)(images)
     assert float((probabilities.argmax(1) != test.labels.numpy()).mean()) == rows[-1].scores.error_rate
-    np.testing.assert_array_equal(vision.load_predictor(tmp_path)(test.images), probabilities)
+    np.testing.assert_array_equal(vision.load(tmp_path)(test.images), probabilities)
 
 
 @pytest.mark.parametrize("combine", Combine.__args__)
@@ -86,7 +86,7 @@ def test_probabilities_by_hand(combine):
 
 def test_shapes_and_types_of_images(tmp_path):
     small_run(tmp_path, epochs=1)
-    predictor = vision.load_predictor(tmp_path)
+    predictor = vision.load(tmp_path)
     expected = predictor(IMAGES)
     for same in (IMAGES[..., None], IMAGES[:, None], IMAGES.reshape(-1, 64), torch.from_numpy(IMAGES), list(IMAGES)):
         np.testing.assert_array_equal(predictor(same), expected)
@@ -121,7 +121,7 @@ def test_images_of_floats(tmp_path):
 def test_networks_in_bfloat16(tmp_path):
     (rows,) = small_vgg_run(tmp_path, "ens", seeds=1, precision="bfloat16")
     test = tiny_dataset().test
-    probabilities = vision.load_predictor(tmp_path)(test.images)
+    probabilities = vision.load(tmp_path)(test.images)
     assert float((probabilities.argmax(1) != test.labels.numpy()).mean()) == rows[-1].scores.error_rate
 
 
@@ -132,31 +132,31 @@ def test_changed_source_of_the_network_is_noticed(tmp_path, monkeypatch):
                     "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n")  # fmt: skip
     small_run(tmp_path / "run", backbone="network_of_a_test:make", epochs=1)
     own = {"backbone": "network_of_a_test:make"}
-    vision.load_predictor(tmp_path / "run", **own)
+    vision.load(tmp_path / "run", **own)
     path.write_text(path.read_text() + "# changed\n")
     with pytest.raises(SettingError, match="the module network_of_a_test has changed since it was imported"):
-        vision.load_predictor(tmp_path / "run", **own)
+        vision.load(tmp_path / "run", **own)
     del sys.modules["network_of_a_test"]  # as in a new process
     with pytest.raises(RunError, match="the source code of backbone=network_of_a_test:make has changed since"):
-        vision.load_predictor(tmp_path / "run", **own)
+        vision.load(tmp_path / "run", **own)
 
 
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(RunError, match="is not a run of alma-vision with a finished stage"):
-        vision.load_predictor(tmp_path)
+        vision.load(tmp_path)
     small_run(tmp_path, seeds=2, epochs=1)
     with pytest.raises(RunError, match=r"several seeds: give the folder of one seed, for example .*seed_0"):
-        vision.load_predictor(tmp_path)
+        vision.load(tmp_path)
     folder = tmp_path / "seed_0"
     (folder / "inputs.json").unlink()
     with pytest.raises(RunError, match=r"inputs.json is missing: run the command of the run again"):
-        vision.load_predictor(folder)
+        vision.load(folder)
     small_run(tmp_path, seeds=2, epochs=1)  # as the message says
-    vision.load_predictor(folder)
+    vision.load(folder)
     checkpoint = json.loads((folder / "predictor.json").read_text())["checkpoints"][0]["path"]
     (folder / checkpoint).write_bytes(b"damaged")
     with pytest.raises(RunError, match="has changed since"):
-        vision.load_predictor(folder)
+        vision.load(folder)
     (folder / checkpoint).unlink()
     with pytest.raises(StageError, match="is missing"):
-        vision.load_predictor(folder)
+        vision.load(folder)

@@ -183,7 +183,7 @@ class Dataset:
     class_names: Sequence[str] | None = None
     """Name of each class, if the classes have names."""
     files: ImageFiles | None = None
-    """How the images were decoded; None if they were given as arrays. `load_predictor` treats new images alike."""
+    """How the images were decoded; None if they were given as arrays. `vision.load` treats new images alike."""
 
 
 def resized_dataset(dataset: Dataset, size: int) -> Dataset:

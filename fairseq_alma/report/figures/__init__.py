@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.report.figures.curves import over_the_stream, running_averages
+from fairseq_alma.report.figures.curves import on_tasks, over_the_stream, running_averages
 from fairseq_alma.report.figures.maps import error_maps, expert_loads, perplexities_by_period
 from fairseq_alma.report.figures.radar import radar
 from fairseq_alma.report.figures.routing import routing_maps
@@ -32,6 +32,7 @@ FIGURES: dict[str, Callable[[Comparison, Sequence[Numbers]], Figure | None]] = {
     "against_parameters": against_parameters,
     "replay": replay_segments,
     "running_average": running_averages,
+    "tasks": on_tasks,
     "radar": radar,
     "expert_load": expert_loads,
     "periods": perplexities_by_period,

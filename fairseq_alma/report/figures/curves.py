@@ -2,6 +2,7 @@
 
 over_the_stream     error rate or perplexity after each arrival (figures 1, 3, 7 and 9 of the paper)
 running_averages    average perplexity so far, against three kinds of cost (figure 5 of the paper)
+on_tasks            scores on tasks of lm-evaluation-harness after each arrival, beside the perplexity
 """
 
 import textwrap
@@ -262,6 +263,53 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
         "averages over all arrivals so far: until the first stage, an arrival is charged the untrained perplexity; one "
         "marker per arrival from the first stage on, larger markers are later",
     )
+    return figure
+
+
+def on_tasks(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
+    """Draw the perplexity and the score on each task after each arrival, one panel for each. None without tasks.
+
+    A curve has a marker at each arrival whose stage was evaluated in all seeds. Only the best runs by validation that
+    have a score are drawn.
+    """
+    shown = [
+        group
+        for group in (comparison.groups[i] for i in ranking(numbers))
+        if group.last_t >= 1 and any(run.task_scores for run in group.counted_runs)
+    ][: MAX_LINES // 2]
+    tasks = sorted({task for group in shown for run in group.counted_runs for task in run.task_scores})
+    if not tasks:
+        return None
+    names = ["test perplexity", *tasks[: MAX_PANELS - 1]]
+    figure, panels = new_figure(len(names), share_y=False)
+    waits = waits_of(shown)
+    looks: dict[tuple[str, str], int] = {}
+    handles: list[Line2D] = []
+    for group in shown:
+        dashes, look = dashes_of(group.wait_text, waits), (group.learner, group.wait_text)
+        fill = marker_fill(group.learner, looks.get(look, 0))
+        looks[look] = looks.get(look, 0) + 1
+        end = group.last_t + 1
+        for axes, name in zip(panels, names, strict=False):
+            unknown = np.full(end, np.nan)
+            values = np.stack([
+                run.quality[:end] if name == names[0] else run.task_scores.get(name, unknown)[:end]
+                for run in group.counted_runs
+            ])  # fmt: skip
+            known = np.isfinite(values).all(axis=0) & (group.counted_runs[0].stage[:end] > 0)
+            times, error = np.flatnonzero(known), standard_error(values[:, known])
+            if len(times):
+                style = appearance_of(group.learner)
+                axes.errorbar(
+                    times, values[:, known].mean(axis=0), yerr=error, color=style.colour, linestyle=dashes,
+                    linewidth=1.3, marker=style.marker, markersize=4, markerfacecolor=fill, capsize=2,
+                )  # fmt: skip
+        handles.append(legend_entry(comparison, group, dashes, fill))
+    for axes, name in zip(panels, names, strict=True):
+        axes.set_title(textwrap.fill(name, MAX_TITLE), fontsize=9)
+        axes.set_xlabel("mega-batches arrived", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    add_legend(figure, handles)
     return figure
 
 

@@ -87,12 +87,12 @@ def best_by_validation(indices: Collection[int], numbers: Sequence[Numbers]) -> 
     return [index for index in ranking(numbers) if index in indices][:MAX_GROUPS]
 
 
-def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
-    """Return a new figure and its panels. A row has at most four panels. All panels have the same y axis."""
+def new_figure(num_panels: int, share_y: bool = True) -> tuple[Figure, list[Axes]]:
+    """Return a new figure and its panels. A row has at most four panels. By default, all have the same y axis."""
     columns = min(4, num_panels)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(WIDTH * columns + 0.8, HEIGHT * rows + 0.6), layout="constrained", dpi=150)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten().tolist()
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten().tolist()
     for unused in panels[num_panels:]:
         unused.set_axis_off()
     for axes in panels[:num_panels]:

@@ -59,9 +59,11 @@ def check_documents(out: Path, texts: dict[tuple[str, str | None], str], source:
         rows, passages = rows_of(out, split), texts_of(out, split)
         assert len(rows) == len(passages) == entry["sequences"]
         assert sum(row["words"] for row in rows) == entry["words"]
+        assert sum(row["bytes"] for row in rows) == entry["bytes"]
         for row, passage in zip(rows, passages, strict=True):
             text = texts[row["id"], row["date"]]
             assert passage in text and len(passage.split()) == row["words"]
+            assert len(passage.encode()) == row["bytes"]
             assert row["document"] == hashlib.sha256(text.encode()).hexdigest()[:32]
             assert row["source"] == source
             if "/" not in split:
@@ -159,3 +161,4 @@ def test_a_passage_that_is_stored_as_several_sequences_has_a_row_for_each(tmp_pa
     pieces = [number for number, row in enumerate(rows) if row["id"] == "long"]
     assert pieces == list(range(sizes.index(65_535), sizes.index(65_535) + count))
     assert [rows[number]["words"] for number in pieces] == [1563] + [0] * (count - 1)
+    assert [rows[number]["bytes"] for number in pieces] == [200_000] + [0] * (count - 1)

@@ -83,11 +83,14 @@ def test_a_disk_that_is_full_at_the_first_scalar_stops_nothing(tmp_path, monkeyp
 def test_a_language_model_is_called_alike(tmp_path):
     scalars = RunScalars(tmp_path)
     scalars.during_stage("validation_perplexity", 60.0, 2, 0.5)
-    scores = Scores(10, 2, perplexity=50.0, word_perplexity=80.0, validation_perplexity=55.0, validation_loss=4.0)
+    scores = Scores(
+        10, 2, perplexity=50.0, word_perplexity=80.0, bits_per_byte=1.5, validation_perplexity=55.0, validation_loss=4.0
+    )
     scalars.rows([LedgerRow(0, 0, False, scores), LedgerRow(1, 1, True, scores, Spent(10**12, 5, 1.0))])
     scalars.close()
     found = scalars_in(tmp_path)
     assert found["test/perplexity"] == [(0, 50.0), (1, 50.0)]
+    assert found["test/bits_per_byte"] == [(0, 1.5), (1, 1.5)]
     assert found["stream/average_perplexity"] == [(1, 50.0)]
     assert found["during_stage/validation_perplexity"] == [(1500, 60.0)]
     assert {"validation/loss", "cost/train_tflops", "model/parameters"} <= found.keys()

@@ -1,6 +1,8 @@
 """The table of a ledger, and what is said about mega-batches that wait."""
 
-from fairseq_alma.app.tables import waiting_message
+import io
+
+from fairseq_alma.app.tables import ledger_table, waiting_message, wide_console
 from fairseq_alma.core.ledger import LedgerRow, Scores
 
 
@@ -17,3 +19,15 @@ def test_mega_batches_that_wait_are_named():
     assert said == "mega-batches 3 to 4 wait for later ones (wait=auto); to train now, give last_group=train"
     said = waiting_message(rows_with_stages_at(last=3), 10)
     assert said == "mega-batches 1 to 3 wait for 7 more (wait=10); to train now, give last_group=train"
+
+
+def test_bits_per_byte_are_a_column_if_they_are_known():
+    def printed(**more) -> str:
+        untrained = Scores(1, 1, perplexity=900.0, validation_perplexity=900.0)
+        trained = Scores(1, 1, perplexity=50.0, word_perplexity=80.0, validation_perplexity=55.0, **more)
+        rows = [LedgerRow(0, 0, False, untrained), LedgerRow(1, 1, True, trained)]
+        wide_console(text := io.StringIO()).print(ledger_table(rows, "a run"))
+        return text.getvalue()
+
+    assert "bits/byte" not in printed()
+    assert "bits/byte" in printed(bits_per_byte=1.25) and " 1.250 " in printed(bits_per_byte=1.25)

@@ -21,11 +21,12 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation import evaluator, stored_scores
+from fairseq_alma.evaluation.cli import main as alma_eval
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.members import load_member
-from fairseq_alma.evaluation.perplexity import combine, score_tokens
-from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.evaluation.perplexity import combine
+from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.lm.fairseq_config import write_untrained_checkpoint
 from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of
@@ -80,6 +81,8 @@ def test_members_are_scored_together_and_their_sizes_added_up(stream, members, t
     assert scores.validation_loss == pytest.approx(math.log(scores.validation_perplexity))
     words, tokens = (folder.counts("test")[key] for key in ("words", "tokens"))
     assert scores.word_perplexity == pytest.approx(scores.perplexity ** (tokens / words))
+    bits = tokens * math.log2(scores.perplexity)
+    assert scores.bits_per_byte == pytest.approx(bits / folder.counts("test")["bytes"])
     assert scores.num_params == sum(p.numel() for model in models for p in model.parameters())
     assert scores.forward_flops == sum(count_forward_flops(model).of_row(32) for model in models)
     assert (scores.num_members, scores.num_experts, scores.overflow) == (2, 3, 0.0)
@@ -121,6 +124,7 @@ def test_each_period_is_scored_and_the_test_set_only_once(in_periods, members, t
     middle = folder.counts("mega_batch_1/test")["tokens"]
     expected = [math.exp(-part.mean()) for part in (test[:middle], test[middle:], added)]
     assert scores.period_perplexities == pytest.approx(expected, rel=1e-6)
+    assert scores.bits_per_byte > 0
     assert scores.perplexity == pytest.approx(math.exp(-test.mean()), rel=1e-6)
     # The kept outputs give the same again.
     assert PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(learner(members[:1], True)) == scores
@@ -156,11 +160,18 @@ def test_each_source_is_scored_alone(own_stream, members, capsys):
     assert alma_eval(argv) == 0
     found = json.loads(capsys.readouterr().out)["by_source"]
     assert list(found) == ["books:b", "text:a"]
+    assert not any("bits_per_byte" in score for score in found.values())
     for name, first in (("books:b", (0,)), ("text:a", (1, 2))):
         mine = np.concatenate([loss for number, loss in enumerate(losses) if number % 3 in first])
         assert found[name]["num_tokens"] == len(mine)
         assert found[name]["loss"] == pytest.approx(mine.mean(), rel=1e-6)
         assert found[name]["num_words"] == sum(word for number, word in enumerate(words) if number % 3 in first)
+    table = table.append_column("bytes", [[3 * word for word in words]])
+    pyarrow.parquet.write_table(table, own_stream / "documents" / "test.parquet")
+    assert alma_eval(argv) == 0
+    for score in json.loads(capsys.readouterr().out)["by_source"].values():
+        bits = score["loss"] * score["num_tokens"] / math.log(2)
+        assert score["bits_per_byte"] == pytest.approx(bits / (3 * score["num_words"]))
     pyarrow.parquet.write_table(table.slice(1), own_stream / "documents" / "test.parquet")
     assert alma_eval(argv) == 2
     assert f"has {len(ends) - 1} rows, expected {len(ends)}" in capsys.readouterr().err
@@ -299,7 +310,7 @@ def test_an_untrained_learner_is_scored_on_a_sample_that_the_row_names(stream, m
     scores = sampled(learner(members[:1], False, is_trained=False))
     assert scores.scored_tokens == 96  # three blocks of 32
     assert scores.perplexity == pytest.approx(math.exp(-whole_T[:96].astype(np.float64).mean()), rel=1e-6)
-    assert scores.word_perplexity is None
+    assert scores.word_perplexity is scores.bits_per_byte is None
     full = sampled(learner(members[:1], False))  # the same learner, trained
     assert (full.scored_tokens, full.perplexity) == (None, pytest.approx(combine([whole_T], 1).perplexity, rel=1e-6))
     for enough in (None, tokens, 10**6):  # valid is smaller than test

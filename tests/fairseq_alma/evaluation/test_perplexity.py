@@ -12,9 +12,11 @@ import torch
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.cli import main
 from fairseq_alma.evaluation.devices import default_devices, default_tokens_per_batch, parse_devices
 from fairseq_alma.evaluation.members import load_member
-from fairseq_alma.evaluation.perplexity import combine, main, score_tokens
+from fairseq_alma.evaluation.perplexity import combine
+from fairseq_alma.evaluation.scoring import score_tokens
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 
@@ -193,6 +195,21 @@ def test_alma_eval_prints_that_every_token_was_scored(stream, trained, capsys):
     assert "2 members on" in text
     # An ensemble of a model with itself is the model.
     assert f"{result['perplexity']:.4f} per token" in text
+    assert f"{result['bits_per_byte']:.6f} bits per byte" in text
+
+
+def test_bits_per_byte_need_the_bytes_of_the_text(own_stream, trained, capsys):
+    path = own_stream / "stream.json"
+    description = json.loads(path.read_text())
+    assert main([str(trained), "--stream", str(own_stream), "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)
+    bits = score["num_tokens"] * math.log2(score["perplexity"])
+    assert score["bits_per_byte"] == pytest.approx(bits / description["splits"]["test"].pop("bytes"))
+    path.write_text(json.dumps(description))  # a stream of an earlier version
+    assert main([str(trained), "--stream", str(own_stream), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == score.keys() - {"bits_per_byte", "num_bytes"}
+    assert main([str(trained), "--stream", str(own_stream)]) == 0
+    assert "per byte" not in capsys.readouterr().out
 
 
 def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):

@@ -13,7 +13,8 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.members import load_member
-from fairseq_alma.evaluation.perplexity import combine, score_tokens
+from fairseq_alma.evaluation.perplexity import combine
+from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.growth.experts import experts_with_largest_loss, grow_experts

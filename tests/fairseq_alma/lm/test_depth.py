@@ -8,7 +8,8 @@ import pytest
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.perplexity import combine, score_tokens
+from fairseq_alma.evaluation.perplexity import combine
+from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.lm.learners import make_learner
 from tests.fairseq_alma.lm.test_learners import best, load, rows_of, run, same_models, settings, settings_of

@@ -22,11 +22,12 @@ from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation import evaluator
+from fairseq_alma.evaluation.cli import main as alma_eval
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.members import load_member
-from fairseq_alma.evaluation.perplexity import combine, score_tokens
-from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.evaluation.perplexity import combine
+from fairseq_alma.evaluation.scoring import score_tokens
 from fairseq_alma.evaluation.stored_scores import key_of_scores
 from fairseq_alma.growth.experts import EXPERT_WEIGHTS, experts_with_largest_loss
 from fairseq_alma.lm import run as alma_lm

@@ -19,10 +19,10 @@ from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.cli import main as alma_eval
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.members import load_member
-from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings

@@ -7,9 +7,16 @@ import pytest
 from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.report.cli import save
 from fairseq_alma.report.figures import FIGURES, figures_or_errors
-from fairseq_alma.report.figures.curves import join_single_curves, over_the_stream, panels_of, running_averages
+from fairseq_alma.report.figures.curves import (
+    join_single_curves,
+    on_tasks,
+    over_the_stream,
+    panels_of,
+    running_averages,
+)
 from fairseq_alma.report.figures.maps import error_map, error_maps, expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
 from fairseq_alma.report.figures.routing import gate_tree, routing_map
@@ -455,3 +462,31 @@ def test_six_waits_have_different_dashes():
     waits = [1, 2, 5, 10, 50, 100]
     for styles in (MATPLOTLIB_DASHES, PLOTLY_DASHES):
         assert len({str(dashes_of(wait, waits, styles)) for wait in waits}) == 6
+
+
+def task_line(stage, digest, value, task="arc_easy"):
+    return {
+        "stage": stage, "checkpoints": [digest], "task": task, "metrics": {"acc": value, "acc_norm": 0.9},
+        "stderr": {"acc": 0.1}, "num_examples": 10, "num_fewshot": 0, "lm_eval": "0.4.13",
+    }  # fmt: skip
+
+
+def test_scores_on_tasks_are_drawn_beside_the_perplexity(tmp_path):
+    write_text(tmp_path / "none" / "a", [900.0, 50.0])
+    assert on_tasks(*compare(tmp_path / "none")) is None
+    for seed in (0, 1):
+        run = write_text(tmp_path / f"some/a{seed}", [900.0, 50.0, 40.0, 30.0], seed=seed)
+        (run / "predictors").mkdir()
+        (run / "predictors/stage_002.json").write_text('{"checkpoints": [{"path": "x.pt", "sha256": "new"}]}')
+        lines = [task_line(1, "a", 0.5 + 0.1 * seed), task_line(3, "a", 0.1), task_line(3, "a", 0.7 + 0.1 * seed)]
+        lines += [task_line(2, "old", 0.2), task_line(1, "a", 0.3, "boolq")]
+        JsonLines(run / "task_scores.jsonl").append(*lines)
+    perplexity, arc, boolq = panels = visible(on_tasks(*compare(tmp_path / "some")))
+    assert [axes.get_title() for axes in panels] == ["test perplexity", "arc_easy: acc", "boolq: acc"]
+    marked = {axes: [line for line in axes.lines if line.get_marker() == "o"] for axes in panels}
+    curves = {axes: [(list(one.get_xdata()), list(one.get_ydata())) for one in marked[axes]] for axes in panels}
+    assert curves[perplexity] == [([1, 2, 3], [50.0, 40.0, 30.0])]
+    # Stage 2 was trained again after its score was measured; the last score of a stage counts.
+    [(times, values)] = curves[arc]
+    assert (times, values) == ([1, 3], pytest.approx([0.55, 0.75]))
+    assert curves[boolq] == [([1], [pytest.approx(0.3)])]

@@ -1,5 +1,6 @@
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -7,7 +8,7 @@ from fairseq_alma.report import paper
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import Table, duration, summary, table1, table2, tables_of
-from tests.fairseq_alma.report.ledgers import write_text, write_vision
+from tests.fairseq_alma.report.ledgers import text_rows, write_run, write_text, write_vision
 
 
 def compare(folder):
@@ -52,6 +53,16 @@ def test_the_summary_of_language_models(tmp_path):
     assert row["geometric mean after first stage"] == "50.00"
     assert (row["final perplexity"], row["final validation"]) == ("50.00", "60.00")
     assert (row["params, last"], row["Mem"], row["Comp, TFLOP"]) == ("1,000", "3000", "2")
+    assert "final bits per byte" not in row  # the stream does not say how many bytes its text has
+
+
+def test_the_summary_has_bits_per_byte_if_the_ledger_has_them(tmp_path):
+    for seed, bits in enumerate((1.25, 1.75)):
+        rows = text_rows([900.0, 50.0])
+        last = replace(rows[1], scores=replace(rows[1].scores, bits_per_byte=bits))
+        write_run(tmp_path / f"a{seed}", [rows[0], last], seed=seed, mega_batches=1)
+    [row] = cells(summary(*compare(tmp_path)))
+    assert row["final bits per byte"] == "1.500 ± 0.250"
 
 
 def test_table_1_compares_a_sequence_with_iid_at_equal_compute(tmp_path):

@@ -1,0 +1,201 @@
+"""alma-eval: perplexity of a model or an ensemble on a split of a stream, or its scores on tasks.
+
+alma-eval RUN
+alma-eval CHECKPOINT [CHECKPOINT ...] --stream STREAM
+alma-eval RUN --all-stages --tasks arc_easy,lambada_openai       tasks of lm-evaluation-harness
+"""
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_alma.api import load
+from fairseq_alma.app.plugins import load_plugin
+from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
+from fairseq_alma.core.printing import say
+from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.core.task_scores import record_task_scores
+from fairseq_alma.evaluation.devices import parse_devices
+from fairseq_alma.evaluation.members import Members, find_members, load_member
+from fairseq_alma.evaluation.perplexity import PerplexityScore, combine, scores_by_source
+from fairseq_alma.evaluation.scoring import score_tokens
+
+
+def _positive_int(text: str) -> int:
+    """Return the number in an argument of the command. It must be 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
+    return value
+
+
+def _check_split(split: str, stream: StreamFolder) -> None:
+    """Raise StreamError if the stream has no held-out text with this name."""
+    known = ["test", "valid", *stream.period_splits]
+    if split not in known:
+        raise StreamError(f"--split {split} is not held-out text of {stream.path}: use one of {', '.join(known)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command alma-eval and return its exit status. It prints a table, or JSON with --json."""
+    parser = argparse.ArgumentParser(
+        prog="alma-eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
+    )
+    parser.add_argument("--stage", type=int, metavar="K", help="score RUN after stage K (default: the last stage)")
+    parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
+    parser.add_argument(
+        "--split",
+        default="test",
+        help="split to score: test (default) or valid; in a chronological stream also the held-out text of a period, "
+        "such as mega_batch_3/test or mega_batch_3/valid",
+    )
+    parser.add_argument(
+        "--device", help="cpu, cuda, or a list like cuda:0,cuda:2 (default: all GPUs, or the CPU if there is none)"
+    )
+    parser.add_argument(
+        "--tokens-per-batch",
+        type=_positive_int,
+        help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
+        "memory); it changes the scores only if the experts have a capacity limit in evaluation",
+    )
+    parser.add_argument("--arch", help="architecture of the checkpoints, if it is not one of ours")
+    parser.add_argument("--plugin", metavar="MODULE", help="module of yours that registers the architecture; it runs")
+    parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    tasks = parser.add_argument_group("tasks of lm-evaluation-harness, instead of the perplexity")
+    tasks.add_argument(
+        "--tasks", metavar="TASK,...", help="names of tasks, groups or tags; `lm_eval ls tasks` lists them"
+    )
+    tasks.add_argument(
+        "--include-path", type=Path, metavar="FOLDER",
+        help="folder with task files of yours (*.yaml); Python functions that they name run",
+    )  # fmt: skip
+    tasks.add_argument("--all-stages", action="store_true", help="evaluate RUN after each stage that is stored")
+    tasks.add_argument("--num-fewshot", type=int, metavar="N", help="solved examples before each question")
+    tasks.add_argument("--limit", type=_positive_int, metavar="N", help="evaluate only the first N examples of a task")
+    arguments = parser.parse_args(argv)
+    for library in ("fairseq", "lm_eval"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        _check_combination(arguments)
+        if arguments.plugin:
+            load_plugin(arguments.plugin)
+        if arguments.tasks:
+            _evaluate_on_tasks(arguments)
+            return 0
+        found = find_members(arguments.path, arguments.stream, arguments.stage)
+        stream = _open_stream(found)
+        _check_split(arguments.split, stream)
+        devices = parse_devices(arguments.device)
+        members = []
+        for checkpoint in found.checkpoints:  # load one model after the other, to limit the memory use
+            model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
+            scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
+            members.append(scores.log_probability_T)
+        counts = stream.counts(arguments.split)
+        result = combine(members, counts["words"], counts.get("bytes"))
+        by_source = scores_by_source(members, stream, arguments.split) if arguments.by_source else {}
+    except (AlmaError, OSError) as error:
+        say(f"alma-eval: {message_of(error)}", sys.stderr)
+        return 2
+    _print_score(result, by_source, len(members), arguments.split, stream, as_json=arguments.json)
+    return 0
+
+
+def _check_combination(arguments: argparse.Namespace) -> None:
+    """Raise SettingError if an option has no effect."""
+    if arguments.tasks and arguments.by_source:
+        raise SettingError("--by-source and --tasks cannot be combined: leave one of them out")
+    if arguments.all_stages and arguments.stage is not None:
+        raise SettingError("--all-stages and --stage cannot be combined: leave one of them out")
+    for name in ("include_path", "all_stages", "num_fewshot", "limit"):
+        if not arguments.tasks and getattr(arguments, name) not in (None, False):
+            raise SettingError(f"--{name.replace('_', '-')} needs --tasks: add it, or leave the option out")
+
+
+def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
+    """Evaluate models on tasks, print the results, and add those of a run to its file task_scores.jsonl."""
+    run = arguments.path[0] if len(arguments.path) == 1 and arguments.path[0].is_dir() else None
+    stages: list[int | None] = [arguments.stage]
+    if arguments.all_stages:
+        stages = [*RunFolder(arguments.path[0]).stages_with_predictor()]
+        if not stages:
+            raise StreamError(f"--all-stages needs a run with finished stages, but {arguments.path[0]} has none")
+    try:
+        from fairseq_alma.evaluation import harness  # here, because it imports lm_eval, which takes seconds
+    except ModuleNotFoundError as error:
+        raise SettingError(
+            f"--tasks needs lm-evaluation-harness, which is not installed ({error}): "
+            f"pip install -c constraints.txt -e '.[harness]'"
+        ) from error
+    names = arguments.tasks.split(",")
+    manager = harness.find_tasks(names, arguments.include_path)
+    device = parse_devices(arguments.device)[0]
+    for stage in stages:
+        predictor = load(arguments.path, stage, device, arguments.stream, arguments.arch)
+        batch = arguments.tokens_per_batch and max(1, arguments.tokens_per_batch // predictor.window)
+        model = harness.AlmaLM(predictor, batch_size=batch)
+        scores = harness.evaluate(model, names, manager, arguments.num_fewshot, arguments.limit)
+        for score in scores if run is None else record_task_scores(run, stage, scores):
+            if arguments.json:
+                print(json.dumps(score))
+                continue
+            metrics = [
+                f"{name} {value:.4f}" + (f" ± {score['stderr'][name]:.4f}" if name in score["stderr"] else "")
+                for name, value in score["metrics"].items()
+            ]
+            place = "" if run is None else f"stage {score['stage']}: "
+            say(f"{place}{score['task']}: {', '.join(metrics)} ({score['num_examples']:,} examples)")
+
+
+def _print_score(
+    result: PerplexityScore, by_source: dict[str, PerplexityScore], num_members: int, split: str, stream: StreamFolder,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print a score, and those of each source if there are any, as text, or as one JSON object if `as_json`."""
+    if as_json:
+        summary = {"split": split, "num_members": num_members, **result.to_json()}
+        parts = {name: score.to_json() for name, score in by_source.items()}
+        print(json.dumps(summary | ({"by_source": parts} if parts else {})))
+        return
+    members = "1 member" if num_members == 1 else f"{num_members} members"
+    say(f"{members} on {stream.path}, {split} split")
+    print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
+    print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
+    print(f"loss              {result.loss:.6f} nats per token{_bits_text(result)}")
+    for name, score in by_source.items():
+        say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens{_bits_text(score)}")
+
+
+def _bits_text(score: PerplexityScore) -> str:
+    return "" if score.bits_per_byte is None else f", {score.bits_per_byte:.6f} bits per byte"
+
+
+def _open_stream(found: Members) -> StreamFolder:
+    """Return the stream of models. Raise StreamError if it is missing, or has other held-out text than the run's."""
+    try:
+        stream = StreamFolder.open(found.stream)
+    except StreamError as error:
+        if not found.settings:
+            raise
+        raise StreamError(f"{error}; if the stream was moved, give --stream") from error
+    if found.settings.get("evaluated_on") not in (None, [stream.digest(split) for split in ("valid", "test")]):
+        raise StreamError(
+            f"the held-out text of {stream.path} is not that of the stream with which the run was trained: give that "
+            f"stream with --stream"
+        )
+    return stream
+
+
+if __name__ == "__main__":
+    sys.exit(main())

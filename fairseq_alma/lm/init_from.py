@@ -1,0 +1,78 @@
+"""The checkpoint from which the first stage starts, instead of random weights (the setting `init_from`)."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq_alma.checkpoints import read_checkpoint
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.stream_folder import TrainingView
+from fairseq_alma.evaluation.members import load_model
+from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.models.stored import stored_model
+
+SIZES = (
+    "decoder_layers", "decoder_embed_dim", "decoder_ffn_embed_dim", "decoder_attention_heads", "learned_positions"
+)  # fmt: skip
+"""Options of the model that are taken from the checkpoint."""
+VOCABULARY_DIGEST = "vocabulary_sha256"
+"""Entry of `extra_state` in a checkpoint of alma-import: `vocabulary_digest` of the tokenizer of its model."""
+
+
+def vocabulary_digest(tokenizer: Path) -> str:
+    """Return a digest of the symbols and ids of a tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    symbols = Tokenizer.from_file(str(tokenizer)).get_vocab(with_added_tokens=True)
+    return hashlib.sha256(json.dumps(sorted(symbols.items())).encode()).hexdigest()
+
+
+def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict[str, int]:
+    """Return the sizes of the model in the checkpoint, by option.
+
+    Raise SettingError if the checkpoint is missing or damaged, or does not fit the settings or the stream.
+    """
+    path = _path(settings)
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        raise SettingError(
+            f"init_from={path} is not a complete checkpoint: give one of alma-lm, alma-grow or alma-import"
+        )
+    options = stored_model(checkpoint, path)
+    if options.num_experts != settings.experts:
+        more = f", or add experts with alma-grow {path}" if options.num_experts < settings.experts else ""
+        raise SettingError(
+            f"init_from={path} has {options.num_experts} experts in each mixture, but experts={settings.experts}: give "
+            f"experts={options.num_experts}{more}"
+        )
+    if settings.tokens_per_sample > options.learned_positions:
+        raise SettingError(
+            f"tokens_per_sample={settings.tokens_per_sample} is more than the {options.learned_positions} positions of "
+            f"the model in init_from={path}: lower it"
+        )
+    extra = checkpoint.get("extra_state")
+    digest = extra.get(VOCABULARY_DIGEST) if isinstance(extra, dict) else None
+    tokenizer = stream.path / "tokenizer.json"
+    if digest is not None and not (tokenizer.is_file() and vocabulary_digest(tokenizer) == digest):
+        raise SettingError(
+            f"init_from={path} needs another tokenizer than that of {stream.path}: make the stream with alma-prep "
+            f"--tokenizer {path.parent / 'tokenizer.json'}"
+        )
+    return {name: getattr(options, name) for name in SIZES}
+
+
+def initial_weights(settings: LanguageModelSettings, stream: TrainingView) -> dict[str, Any]:
+    """Return the weights in the checkpoint. Raise AlmaError if they cannot be used with the stream."""
+    model, _ = load_model(_path(settings), stream, torch.device("cpu"))
+    return model.state_dict()
+
+
+def _path(settings: LanguageModelSettings) -> Path:
+    """Return the path of the checkpoint: the copy in the run folder, once there is one."""
+    assert settings.init_from is not None
+    copy = RunFolder(Path(settings.out)).member(0, 1) / "checkpoint_untrained.pt"
+    return copy if read_checkpoint(copy) is not None else Path(settings.init_from)

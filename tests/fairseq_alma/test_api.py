@@ -1,0 +1,357 @@
+"""The models of a run score and continue texts: `fairseq_alma.load`, alma-generate, and fairseq's own commands."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import shutil
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+import fairseq_alma as alma
+from data_prep.tokenization.tokenizers import ByteBPE, dictionary_names, dictionary_text
+from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
+from fairseq_alma.core.errors import SettingError, StreamError
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.generate import main as alma_generate
+from fairseq_alma.models.switch_lm import SwitchLanguageModel
+from fairseq_alma.stream_tokenizer import StreamTokenizer
+from tests.commands import run_command
+from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
+from tests.fairseq_alma.models.test_switch_lm import make_with
+
+PROMPT = "w1 w2 w3"
+GREEDY = {"temperature": 0}
+
+
+def changed(source: Path, target: Path, noise: float = 0.0, window: int | None = None) -> Path:
+    """Write a checkpoint with noise on its weights, and another tokens_per_sample. Return its path."""
+    state = read_checkpoint(source)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in state["model"].items():
+        if weight.dim() > 1 and noise:
+            scale = noise * weight.std()
+            state["model"][name] = weight + scale * torch.randn(weight.shape, generator=generator).to(weight)
+    if window is not None:
+        state["cfg"]["task"]["tokens_per_sample"] = window
+    write_checkpoint(state, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def members(trained, tmp_path_factory) -> list[Path]:
+    """Two checkpoints whose context is 256 tokens."""
+    folder = tmp_path_factory.mktemp("members")
+    return [changed(trained, folder / f"{number}.pt", 0.3 + 0.2 * number, 256) for number in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def one(members, stream):
+    return alma.load(members[0], stream=stream)
+
+
+@pytest.fixture(scope="module")
+def both(members, stream):
+    return alma.load(members, stream=stream)
+
+
+@pytest.fixture(scope="module")
+def short(trained, stream):
+    """A predictor whose context is 32 tokens."""
+    return alma.load(trained, stream=stream)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """A predictor with a byte-level tokenizer and an untrained model, which writes any bytes."""
+    folder = tmp_path_factory.mktemp("letters")
+    (folder / "tokenizer.json").write_bytes(ByteBPE.train(["was war é 漢字 🦜 " * 9, "the thing that"], 300))
+    names = dictionary_names(ByteBPE(folder / "tokenizer.json").symbols())
+    (folder / "dict.txt").write_text(dictionary_text(names, [1] * len(names)), encoding="utf-8")
+    tokenizer = StreamTokenizer(folder)
+    model = make_with(Namespace(), num_words=tokenizer.dictionary_size)
+    torch.nn.init.normal_(model.decoder.embed_tokens.weight, std=0.01)
+    return alma.LanguagePredictor([model], tokenizer, 16)
+
+
+def test_the_ids_are_those_of_dict_txt_and_text_is_kept_exactly(letters, tmp_path):
+    tokenizer, text = letters.tokenizer, " wáş\n\t é漢字🦜 the <s> madeupword0000\x85 "
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == tokenizer.decode([0, 1, *ids, 2, 3, tokenizer.dictionary_size - 1]) == text
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary.load(str(tokenizer.path / "dict.txt"))
+    assert tokenizer.symbols == dictionary.symbols and tokenizer.eos == dictionary.eos()
+    from fairseq.data.encoders import build_bpe
+
+    alma.register()
+    bpe = build_bpe(Namespace(bpe="alma_stream", data=str(tokenizer.path)))
+    assert dictionary.encode_line(bpe.encode(text), add_if_not_exist=False).tolist() == [*ids, 2]
+    assert bpe.decode(dictionary.string(torch.tensor([*ids, 2]))) == text
+
+
+def test_a_folder_without_the_tokenizer_of_the_model_is_refused(letters, stream, members, tmp_path):
+    with pytest.raises(
+        StreamError, match=r"has no tokenizer\.json and no sentencepiece\.model: give the stream folder"
+    ):
+        StreamTokenizer(tmp_path)
+    for name in ("dict.txt", "tokenizer.json"):
+        shutil.copy(stream / name, tmp_path / name)
+    assert alma.load(members[0], stream=tmp_path).generate(PROMPT, 5, **GREEDY)[0].ids  # without the text
+    shutil.copy(letters.tokenizer.path / "tokenizer.json", tmp_path)
+    with pytest.raises(StreamError, match="does not list the symbols of"):
+        StreamTokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(StreamError, match="cannot be read"):
+        StreamTokenizer(tmp_path)
+    with pytest.raises(StreamError, match="dictionary of 24 entries"):
+        alma.load(members[0], stream=letters.tokenizer.path)
+
+
+def test_a_text_has_the_score_that_it_has_in_an_evaluation(short, trained, members, stream):
+    texts = [" ".join(f"w{(7 * i * i + i) % 20}" for i in range(length)) for length in (70, 1, 32, 5)]
+    pair = alma.load([trained, members[1]], stream=stream)
+    for predictor in (short, pair):
+        scores = predictor.score([*texts, ""])
+        for text, score in zip(texts, scores, strict=False):
+            ids = predictor.tokenizer.encode(text)
+            assert score.nats.sum() == pytest.approx(plain_loop(predictor.members, ids, 32), rel=1e-5)
+            assert score.num_tokens == len(ids) and score.num_bytes == len(text)
+            assert score.perplexity == pytest.approx(math.exp(score.nats.sum() / len(ids)))
+            assert score.bits_per_byte == pytest.approx(score.nats.sum() / math.log(2) / len(text))
+        assert scores[-1].num_tokens == 0 and math.isnan(scores[-1].perplexity)
+    (whole,) = short.score(texts[0], end_of_document=True)
+    assert whole.num_tokens == 71
+    np.testing.assert_allclose(whole.nats[:70], short.score(texts[0])[0].nats, rtol=1e-5)
+
+
+def test_logits_give_the_probabilities_of_the_next_tokens(one, both):
+    ids = [both.tokenizer.eos, *both.tokenizer.encode(PROMPT)]
+    p = torch.stack([member(torch.tensor([ids]))[0][0].softmax(-1) for member in both.members]).mean(0)
+    torch.testing.assert_close(both.logits(ids).softmax(-1), p)
+    assert one.logits(torch.tensor([ids, ids])).shape == (2, 4, 24)
+    torch.testing.assert_close(one.logits(ids), one.members[0](torch.tensor([ids]))[0][0])
+
+
+def greedy_of_fairseq(checkpoints, stream, num_tokens) -> list[int]:
+    """Return the tokens that fairseq's SequenceGenerator writes after PROMPT."""
+    loaded = [load_member(path, StreamFolder.open(stream), torch.device("cpu")) for path in checkpoints]
+    models, task, ids = [model for model, _ in loaded], loaded[0][1], StreamTokenizer(stream).encode(PROMPT)
+    last = len(ids) + num_tokens
+    generator = task.build_generator(models, Namespace(beam=1, max_len_b=last, min_len=last))
+    sample = {"net_input": {"src_tokens": torch.tensor([[task.dictionary.eos(), *ids]])}}
+    return task.inference_step(generator, models, sample)[0][0]["tokens"].tolist()[len(ids) : -1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fairseqs_generator_the_command_and_the_api_write_the_same_200_tokens(count, members, stream, capsys):
+    checkpoints, length = members[:count], {"max_tokens": 200, "min_tokens": 200}
+    expected = greedy_of_fairseq(checkpoints, stream, 200)
+    assert len(expected) == 200 and len(set(expected)) > 3
+    predictor = alma.load(checkpoints, stream=stream)
+    (found,) = predictor.generate(PROMPT, **length, **GREEDY)
+    assert found.ids == expected and found.text == predictor.tokenizer.decode([4, *expected]).removeprefix("w0")
+    options = ["--prompt", PROMPT, "--max-tokens=200", "--min-tokens=200", "--temperature=0", "--json"]
+    assert alma_generate([*map(str, checkpoints), "--stream", str(stream), *options]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"prompt": PROMPT, "text": found.text, "ids": expected}
+    assert "".join(predictor.generate_pieces(PROMPT, **length, **GREEDY)) == found.text
+
+
+def test_a_continuation_depends_neither_on_the_other_prompts_nor_on_the_cache(short, both):
+    prompts = [PROMPT, "", "w4", " ".join(["w5 w6"] * 40), "w7 w8"]
+    for options in (GREEDY, {"seed": 3, "top_k": 9}):
+        together = both.generate(prompts, 60, min_tokens=20, **options)
+        assert together[0] == both.generate(prompts[0], 60, min_tokens=20, **options)[0]
+        assert together[:3] == both.generate(prompts[:3], 60, min_tokens=20, **options)
+    for number, found in enumerate(short.generate(prompts, 80, min_tokens=80, **GREEDY)):
+        context = [2, *short.tokenizer.encode(prompts[number])]
+        for token in found.ids:  # the context is shortened to its last half whenever it is full
+            context = context[-16:] if len(context) > 32 else context
+            scores = short.logits(context)[-1].clone()
+            scores[[0, 1, 2, 3]] = -math.inf
+            assert int(scores.argmax()) == token
+            context.append(token)
+
+
+def test_tokens_are_drawn_with_their_probabilities(one):
+    p = one.logits([2, *one.tokenizer.encode(PROMPT)])[-1].double().div(1.5).softmax(-1).numpy()
+    p[[0, 1, 3]] = 0
+    for options, kept in (
+        ({}, 24),
+        ({"top_k": 4}, 4),
+        ({"top_p": 0.7}, int((np.sort(p / p.sum())[::-1].cumsum() < 0.7).sum()) + 1),
+    ):
+        rest = np.where(p >= np.sort(p)[-kept], p, 0)
+        drawn = one.generate([PROMPT] * 960, 1, temperature=1.5, seed=1, **options)
+        counts = np.bincount([one.ids[0] for one in drawn], minlength=24)
+        assert (counts[rest == 0] == 0).all()
+        often = rest / rest.sum() * 960 > 5
+        expected = rest[often] / rest[often].sum() * counts[often].sum()
+        assert chisquare(counts[often], expected).pvalue > 1e-3
+    assert one.generate(PROMPT, 9, top_k=1) == one.generate(PROMPT, 9, top_p=1e-9) == one.generate(PROMPT, 9, **GREEDY)
+    assert one.generate(PROMPT, 50, temperature=3) != one.generate(PROMPT, 50, temperature=3)  # without a seed
+
+
+def test_a_document_ends_where_the_model_ends_it(one):
+    found = one.generate([""] * 40, 200, seed=0)
+    lengths = [len(each.ids) for each in found]
+    assert len(set(lengths)) > 5 and max(lengths) > 30
+    assert all((each.ids[-1] == 2) == (len(each.ids) < 200) and 2 not in each.ids[:-1] for each in found)
+    assert min(len(each.ids) for each in one.generate([""] * 40, 200, seed=0, min_tokens=30)) > 30
+
+
+def test_beams_find_what_fairseqs_beams_find_and_never_a_less_probable_text(both, stream, members):
+    for ids, beam in (([], 4), (both.tokenizer.encode(PROMPT), 5)):
+        prompt = both.tokenizer.decode(ids)
+        (found,) = both.generate(prompt, 12, beam=beam, min_tokens=12)
+        (greedy,) = both.generate(prompt, 12, min_tokens=12, **GREEDY)
+        total = [both.score(prompt + text)[0].nats.sum() for text in (found.text, greedy.text)]
+        assert len(found.ids) == 12 and total[0] <= total[1] + 1e-4
+    with pytest.raises(SettingError, match=r"beam=2 needs the whole text in the context of 256 tokens.*max_tokens=252"):
+        both.generate(PROMPT, 253, beam=2)
+    assert both.generate(PROMPT, 252, beam=2)[0].ids
+    with pytest.raises(SettingError, match="leave out beam="):
+        both.generate_pieces(PROMPT, beam=2)
+
+
+def test_pieces_are_whole_characters_and_together_the_text(letters):
+    for seed in range(4):
+        (expected,) = letters.generate("wár 漢", 40, seed=seed, min_tokens=40)
+        pieces = list(letters.generate_pieces("wár 漢", 40, seed=seed, min_tokens=40))
+        assert "".join(pieces) == expected.text
+        assert len(pieces) > 5
+        assert not any(piece.endswith("\N{REPLACEMENT CHARACTER}") for piece in pieces[:-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature=-1: give a number that is 0"),
+        ({"top_p": 0}, "top_p=0: give a number that is more than 0"),
+        ({"max_tokens": 0}, "max_tokens=0: give a number that is 1 or more"),
+        ({"min_tokens": 101}, "min_tokens=101: give a number that is from 0 to max_tokens=100"),
+        ({"beam": 3, "top_k": 2}, "leave out temperature, top_k and top_p"),
+    ],
+)
+def test_invalid_options_are_refused(one, options, message):
+    with pytest.raises(SettingError, match=message):
+        one.generate(PROMPT, **options)
+
+
+@pytest.fixture
+def run(members, stream, tmp_path) -> Path:
+    """A run folder with two stages: the model after stage 1, and the ensemble after stage 2."""
+    (tmp_path / "run/predictors").mkdir(parents=True)
+    (tmp_path / "run/settings.json").write_text(json.dumps({"stream": str(stream)}))
+    for name, paths in (("predictor", members), ("predictors/stage_001", members[:1])):
+        found = {"checkpoints": [{"path": str(path)} for path in paths]}
+        (tmp_path / f"run/{name}.json").write_text(json.dumps(found))
+    return tmp_path / "run"
+
+
+def test_a_run_and_a_stage_of_it_are_loaded(run, one, both, capsys):
+    now, before = alma.load(run), alma.load(str(run), stage=1)
+    assert (len(now.members), len(before.members)) == (2, 1)
+    assert now.score(PROMPT)[0].nats.tolist() == both.score(PROMPT)[0].nats.tolist()
+    assert before.score(PROMPT)[0].nats.tolist() == one.score(PROMPT)[0].nats.tolist()
+    with pytest.raises(StreamError, match="no predictor of stage 3"):
+        alma.load(run, 3)
+    with pytest.raises(SettingError, match="device 'cuda:9' does not exist here"):
+        alma.load(run, device="cuda:9")
+    (run / "settings.json").write_text(json.dumps({"stream": str(run / "moved")}))
+    assert alma_generate([str(run), "--prompt", PROMPT]) == 2
+    assert "if the stream was moved, give --stream" in capsys.readouterr().err
+
+
+def test_the_command_takes_prompts_from_options_a_file_and_a_pipe(run, capsys, monkeypatch, tmp_path):
+    (tmp_path / "prompts.txt").write_text("w1 w2\r\n\nw3\n")
+    options = [str(run), "--stage", "1", "--seed", "5", "--max-tokens", "7"]
+
+    def printed(*more: str) -> list[dict]:
+        assert alma_generate([*options, *more, "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    found = printed("--prompt", "", "--prompts", str(tmp_path / "prompts.txt"), "--num", "2")
+    assert [one["prompt"] for one in found] == ["", "", "w1 w2", "w1 w2", "w3", "w3"]
+    assert found[2]["text"] != found[3]["text"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("w1 w2\nw3\n"))
+    assert [one["prompt"] for one in printed()] == ["w1 w2", "w3"]
+    assert alma_generate([*options, "--prompt", "w1 w2", "--prompt", "w3"]) == 0
+    texts = capsys.readouterr().out.removesuffix("\n").split("\n-----\n")
+    assert [text[:5] for text in texts] == ["w1 w2", "w3 w1"[:2] + texts[1][2:5]]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    for more, message in (
+        ([], 'there is no prompt: give --prompt TEXT; --prompt "" begins a document'),
+        (["--num", "0"], "--num 0: give a number that is 1 or more"),
+        (["--top-p", "2"], "top_p=2.0: give a number that is more than 0"),
+        (["--prompts", str(tmp_path / "nowhere")], "nowhere"),
+    ):
+        assert alma_generate([*options, *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("alma-generate: ") and message in error and error.count("\n") == 1
+
+
+def test_on_a_terminal_prompts_are_typed_and_texts_appear_while_they_are_written(run, monkeypatch):
+    ours, theirs = os.openpty()
+    os.write(ours, b"w1 w2 w3\n\x04")  # a line, and the end of the input
+    with open(theirs, "w") as output, open(os.dup(theirs)) as typed, contextlib.redirect_stdout(output):
+        monkeypatch.setattr(sys, "stdin", typed)
+        assert alma_generate([str(run), "--max-tokens", "9", "--min-tokens", "9", "--temperature", "0"]) == 0
+        output.flush()
+        shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert f"{PROMPT}{alma.load(run).generate(PROMPT, 9, min_tokens=9, **GREEDY)[0].text}\r\n" in shown
+
+
+def test_fairseqs_commands_read_and_write_text(members, stream, tmp_path):
+    prompts = [PROMPT, "w4 w9"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    common = (
+        stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", ":".join(map(str, members)),
+        "--bpe", "alma_stream", "--beam", 1, "--max-len-b", 40, "--min-len", 40, "--cpu",
+    )  # fmt: skip
+    result = run_command("fairseq-interactive", *common, "--input", tmp_path / "prompts.txt")
+    assert result.returncode == 0, result.stderr[-3000:]
+    texts = [line.split("\t")[2] for line in result.stdout.splitlines() if line.startswith("D-")]
+    predictor = alma.load(members, stream=stream)
+    for prompt, text in zip(prompts, texts, strict=True):
+        length = 40 - len(predictor.tokenizer.encode(prompt))
+        assert text == prompt + predictor.generate(prompt, length, min_tokens=length, **GREEDY)[0].text
+    result = run_command(
+        "fairseq-generate", *common, "--gen-subset", "valid", "--prefix-size", 5, "--batch-size", 4,
+        "--tokens-per-sample", 16,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    target = {line[0][2:]: line[1] for line in lines if line[0].startswith("T-")}
+    written = {line[0][2:]: line[2] for line in lines if line[0].startswith("D-")}
+    assert target.keys() == written.keys() and len(target) > 20
+    # The first 5 tokens are those of the target. fairseq ends a text at </s>, also within them.
+    whole = [key for key, text in written.items() if len(text.split()) >= 5]
+    assert len(whole) > 10
+    assert all(written[key].split()[:4] == target[key].split()[:4] for key in whole)
+
+
+def test_fairseqs_hub_samples_and_scores(members, stream):
+    hub = SwitchLanguageModel.from_pretrained(
+        str(members[0].parent), members[0].name, str(stream), bpe="alma_stream", batch_size=2
+    )
+    one = alma.load(members[0], stream=stream)
+    texts = hub.sample([PROMPT, "w4"], beam=1, max_len_b=30, min_len=30)
+    for prompt, text in zip([PROMPT, "w4"], texts, strict=True):
+        length = 30 - len(one.tokenizer.encode(prompt))
+        assert text == prompt + one.generate(prompt, length, min_tokens=length, **GREEDY)[0].text
+    for scored, ours in zip(hub.score([PROMPT, "w4"]), one.score([PROMPT, "w4"]), strict=True):
+        np.testing.assert_allclose(-scored["positional_scores"].numpy(), ours.nats, rtol=1e-4)
+    drawn = hub.sample(PROMPT, beam=1, sampling=True, sampling_topk=5, max_len_b=20)
+    assert drawn.startswith(PROMPT) and "<unk>" not in drawn
+    assert hub.sample(PROMPT, beam=1, sampling=True, sampling_topp=0.8, temperature=2.0, max_len_b=20)
