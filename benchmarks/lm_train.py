@@ -221,13 +221,20 @@ def _section(measured: Mapping[str, Measured], options: argparse.Namespace, sequ
         *(f"of the rate of {name}" for name in references),
     ]  # fmt: skip
     clock = "CPU time, one thread" if is_cpu else "time that passes"
-    lines = [
+    explanation = (
         f"{sequences} sequences of {LENGTH} tokens in an update, {VOCABULARY:,} words, dropout 0.1, Adam, clipping; "
         f"{clock}; {options.repeats} updates each after {SKIPPED_UPDATES[options.device]} that are not measured. "
-        "Ratios are those of the medians. transformer_lm has the same active size, in "
-        f"{'float32' if is_cpu else 'fp16'}, the fastest way of fairseq. Adam updates the parameters "
-        "of all experts, of which transformer_lm has none. In the first updates, the router is not balanced and drops "
-        "many tokens, which makes capacity 1 look cheaper: compare the dropless rows.",
+        "Ratios are those of the medians."
+    )
+    if FAIRSEQ in measured:
+        explanation += (
+            f" transformer_lm has the same active size, in {'float32' if is_cpu else 'fp16'}, the fastest way of "
+            "fairseq. Adam updates the parameters of all experts, of which transformer_lm has none. In the first "
+            "updates, the router is not balanced and drops many tokens, which makes capacity 1 look cheaper: compare "
+            "the dropless rows."
+        )
+    lines = [
+        explanation,
         "",
         *table(header, rows),
         "",
