@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def _row(name: str, predictor: alma.LanguagePredictor, batch: int, tokens: int, 
             if repeat == 0:  # a short warm-up
                 ways[way](predictor, prompts, 4)
                 continue
-            spent, found[way] = _timed(lambda way=way: ways[way](predictor, prompts, tokens), predictor.device)
+            spent, found[way] = _timed(partial(ways[way], predictor, prompts, tokens), predictor.device)
             seconds[way].append(spent / batch / tokens)
         if len({str(one) for one in found.values()}) > 1:
             print(f"{name}: the alternatives wrote different tokens (rounding decides between equal scores)")
