@@ -17,6 +17,7 @@ neighbours in time. The median decides whether the target is met. The exit statu
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,9 +32,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import fairseq_alma as alma
 from data_prep.tokenization.tokenizers import AnyTokenizer, dictionary_names, dictionary_text
-from fairseq_alma.huggingface.configuration_alma import AlmaConfig
-from fairseq_alma.huggingface.modeling_alma import AlmaForCausalLM
-from fairseq_alma.huggingface.weights import alma_weights
 from fairseq_alma.models.switch_lm import SwitchLanguageModel, SwitchLanguageModelConfig, switch_lm_base, switch_lm_tiny
 from fairseq_alma.stream_tokenizer import StreamTokenizer
 
@@ -163,6 +161,16 @@ def _source(predictor: alma.LanguagePredictor, prompts: Sequence[str]) -> torch.
 
 def _exported(predictor: alma.LanguagePredictor) -> Any:
     """Return the model as alma-export writes it."""
+    try:
+        import torchaudio  # noqa: F401
+    except (ImportError, RuntimeError):
+        # fairseq requires torchaudio. Beside a torch for another version of CUDA it cannot be imported, but if it is
+        # there, transformers imports it.
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]
+    from fairseq_alma.huggingface.configuration_alma import AlmaConfig
+    from fairseq_alma.huggingface.modeling_alma import AlmaForCausalLM
+    from fairseq_alma.huggingface.weights import alma_weights
+
     (model,) = predictor.members
     decoder = model.decoder
     config = AlmaConfig(
