@@ -307,7 +307,9 @@ def test_on_a_terminal_prompts_are_typed_and_texts_appear_while_they_are_written
         monkeypatch.setattr(sys, "stdin", typed)
         assert alma_generate([str(run), "--max-tokens", "9", "--min-tokens", "9", "--temperature", "0"]) == 0
         output.flush()
-        shown = os.read(ours, 10_000).decode()
+        shown = ""
+        while not shown.endswith("prompt> \r\n"):  # what the user typed, the text, and the second question
+            shown += os.read(ours, 10_000).decode()
     os.close(ours)
     assert f"{PROMPT}{alma.load(run).generate(PROMPT, 9, min_tokens=9, **GREEDY)[0].text}\r\n" in shown
 
