@@ -1,17 +1,19 @@
-"""A training loop in plain PyTorch, without fairseq's: the limit with which lm_train.py compares fairseq-train.
+"""A training loop in plain PyTorch, without fairseq's: the limit with which lm_train.py compares ours.
 
 It trains switch_lm_base, or the Switch Transformer of Hugging Face as a decoder, on random tokens with the criterion's
-losses, gradient clipping and torch's fused AdamW. It prints one line for each update.
+losses, gradient clipping and torch's fused AdamW. It prints a line after every --log-interval updates.
 """
 
 import argparse
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fairseq_alma.lm.compilation import cost_so_far
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Function that maps inputs and targets, int64 [B, L], to the loss to minimise, a scalar: mean over tokens."""
@@ -34,6 +36,7 @@ def ours(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
     config = switch_lm.SwitchLanguageModelConfig(
         **vars(sizes), dropout=0.1, num_experts=options.experts, tokens_per_sample=options.length,
         precision=options.precision, capacity_factor=options.capacity_factor,
+        compile_batch=options.sequences if options.compile else 0,
     )  # fmt: skip
     model = switch_lm.SwitchLanguageModel.build_model(config, Namespace(source_dictionary=dictionary))
 
@@ -43,16 +46,6 @@ def ours(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
         return nll / target.numel() + 0.01 * balance
 
     return model, loss
-
-
-def compile_blocks(model: Any) -> None:
-    """Compile the parts of our model whose shapes do not depend on the routing: all but the mixtures and the loss."""
-    for layer in model.decoder.layers:
-        layer.self_attn.compile()
-        layer.self_attn_layer_norm.compile()
-        layer.final_layer_norm.compile()
-        if layer.mixture is None:
-            layer.compile()
 
 
 def hugging_face(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
@@ -98,15 +91,14 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50_264)
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--sequences", type=int, default=4, help="sequences in an update")
-    parser.add_argument("--compile", action="store_true", help="compile attention, normalizations and dense layers")
+    parser.add_argument("--compile", action="store_true", help="compile the layers and the loss of our model")
+    parser.add_argument("--log-interval", type=int, default=1, help="number of updates between two lines")
     parser.add_argument("--peers", action="append", default=[], help="folder with libraries")
     options = parser.parse_args()
     sys.path += options.peers  # at the end, so that packages of this environment come first
     torch.manual_seed(0)
     model, loss_of = (ours if options.model == "ours" else hugging_face)(options)
     model.to(options.device).train()
-    if options.compile:
-        compile_blocks(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     update = 0
     while True:
@@ -117,7 +109,11 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         update += 1
-        print(f'| train_inner | {{"loss": {loss.item():.3f}}}', flush=True)
+        if update % options.log_interval == 0:
+            values = {"loss": loss.item()}
+            if options.compile:
+                values["compile_seconds"] = cost_so_far()[1]
+            print(f"| train_inner | {json.dumps(values)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
 .venv/bin/python benchmarks/generate.py --write            also written to benchmarks/generate.md
 
 The alternatives are run in turn in one process. All of them choose the most probable token, and write the same tokens:
-  ours        LanguagePredictor.generate
-  fairseq     fairseq's SequenceGenerator with our decoder, which has the same cache
-  recompute   the whole text so far goes through the model for each new token, as in earlier versions
+  ours           LanguagePredictor.generate
+  fairseq        fairseq's SequenceGenerator with our decoder, which has the same cache
+  transformers   `generate` of Hugging Face's transformers on the exported model (alma-export)
+  recompute      the whole text so far goes through the model for each new token, as in earlier versions
 
 Each ratio is shown twice: the ratio of the two smallest times, and the median of the ratios of measurements that are
 neighbours in time. The median decides whether the target is met. The exit status is 0 whether targets are met or not.
@@ -19,7 +20,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from _common import provenance, ratio_columns, table, verdict, write_part
@@ -28,13 +31,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import fairseq_alma as alma
 from data_prep.tokenization.tokenizers import AnyTokenizer, dictionary_names, dictionary_text
+from fairseq_alma.huggingface.configuration_alma import AlmaConfig
+from fairseq_alma.huggingface.modeling_alma import AlmaForCausalLM
+from fairseq_alma.huggingface.weights import alma_weights
 from fairseq_alma.models.switch_lm import SwitchLanguageModel, SwitchLanguageModelConfig, switch_lm_base, switch_lm_tiny
 from fairseq_alma.stream_tokenizer import StreamTokenizer
 
 NUM_EXPERTS, PROMPT, POSITIONS = 4, 16, 1024
 MODELS = {"switch_lm_tiny": (switch_lm_tiny, 8_000), "switch_lm_base": (switch_lm_base, 50_257)}
 """Name -> function that sets the sizes, and number of words."""
-WAYS = ("ours", "fairseq", "recompute")
+WAYS = ("ours", "fairseq", "transformers", "recompute")
 TARGET = 10
 """Smallest ratio of the time of recompute to ours that passes, for one text of 256 tokens."""
 
@@ -95,7 +101,18 @@ def _row(name: str, predictor: alma.LanguagePredictor, batch: int, tokens: int, 
     generator = torch.Generator().manual_seed(batch)
     words = torch.randint(predictor.tokenizer.token_ids.stop - 4, (batch, PROMPT), generator=generator).tolist()
     prompts = [" ".join(f"w{word}" for word in row) for row in words]
-    ways = {"ours": _ours, "fairseq": _with_fairseq, "recompute": _recompute}
+    exported = _exported(predictor)
+
+    def _with_transformers(predictor: alma.LanguagePredictor, prompts: Sequence[str], tokens: int) -> list[list[int]]:
+        source, used = _source(predictor, prompts), predictor.tokenizer.token_ids
+        special = [*range(used.start), *range(used.stop, exported.config.vocab_size)]
+        found = exported.generate(
+            source, attention_mask=torch.ones_like(source), max_new_tokens=tokens, do_sample=False,
+            suppress_tokens=special,
+        )  # fmt: skip
+        return found[:, source.size(1) :].tolist()
+
+    ways = {"ours": _ours, "fairseq": _with_fairseq, "transformers": _with_transformers, "recompute": _recompute}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for repeat in range(repeats + 1):
         found = {}
@@ -103,13 +120,13 @@ def _row(name: str, predictor: alma.LanguagePredictor, batch: int, tokens: int, 
             if repeat == 0:  # a short warm-up
                 ways[way](predictor, prompts, 4)
                 continue
-            spent, found[way] = _timed(lambda way=way: ways[way](predictor, prompts, tokens), predictor.device)
+            spent, found[way] = _timed(partial(ways[way], predictor, prompts, tokens), predictor.device)
             seconds[way].append(spent / batch / tokens)
         if len({str(one) for one in found.values()}) > 1:
             print(f"{name}: the alternatives wrote different tokens (rounding decides between equal scores)")
     rates = [f"{1 / statistics.median(seconds[way]):,.0f}" for way in WAYS]
     columns = []
-    for other in ("fairseq", "recompute"):
+    for other in WAYS[1:]:
         best, median, spread = ratio_columns(seconds[other], seconds["ours"])
         columns += [f"{best:.2f}", f"{median:.2f}", f"{spread:.2f}"]
     return [name, *rates, *columns, verdict(median, TARGET, at_most=False)]
@@ -131,16 +148,34 @@ def _with_fairseq(predictor: alma.LanguagePredictor, prompts: Sequence[str], tok
 
 @torch.no_grad()
 def _recompute(predictor: alma.LanguagePredictor, prompts: Sequence[str], tokens: int) -> list[list[int]]:
-    rows = [[predictor.tokenizer.eos, *predictor.tokenizer.encode(prompt)] for prompt in prompts]
-    source, (model,), used = (
-        torch.tensor(rows, device=predictor.device),
-        predictor.members,
-        predictor.tokenizer.token_ids,
-    )
+    source, (model,), used = _source(predictor, prompts), predictor.members, predictor.tokenizer.token_ids
     for _ in range(tokens):
         scores, _ = model(source)
         source = torch.cat([source, scores[:, -1, used.start : used.stop].argmax(1, keepdim=True) + used.start], 1)
     return source[:, PROMPT + 1 :].tolist()
+
+
+def _source(predictor: alma.LanguagePredictor, prompts: Sequence[str]) -> torch.Tensor:
+    """Return the ids of the prompts, after that of </s>. They have equal lengths."""
+    rows = [[predictor.tokenizer.eos, *predictor.tokenizer.encode(prompt)] for prompt in prompts]
+    return torch.tensor(rows, device=predictor.device)
+
+
+def _exported(predictor: alma.LanguagePredictor) -> Any:
+    """Return the model as alma-export writes it."""
+    (model,) = predictor.members
+    decoder = model.decoder
+    config = AlmaConfig(
+        vocab_size=predictor.tokenizer.dictionary_size, hidden_size=decoder.embed_tokens.embedding_dim,
+        intermediate_size=decoder.layers[0].fc1.out_features, num_hidden_layers=len(decoder.layers),
+        num_attention_heads=decoder.layers[0].self_attn.num_heads, num_experts=NUM_EXPERTS,
+        max_position_embeddings=POSITIONS,
+    )  # fmt: skip
+    exported = AlmaForCausalLM(config)
+    exported.load_state_dict(alma_weights(model.state_dict(), POSITIONS), strict=False)  # the output layer is tied
+    # In bfloat16, the weights are bfloat16, too, because transformers has no other precision.
+    dtype = torch.bfloat16 if decoder.precision == "bfloat16" else torch.float32
+    return exported.to(predictor.device, dtype).eval()
 
 
 def _timed(work: Callable[[], list[list[int]]], device: torch.device) -> tuple[float, list[list[int]]]:
@@ -154,7 +189,7 @@ def _timed(work: Callable[[], list[list[int]]], device: torch.device) -> tuple[f
 def _section(rows: list[list[object]], device: torch.device, options: argparse.Namespace) -> list[str]:
     """Return the lines of the report."""
     header = ["model, texts", *(f"{way}, tokens/s" for way in WAYS)]
-    for other in ("fairseq", "recompute"):
+    for other in WAYS[1:]:
         header += [f"time of {other} / ours, ratio of minima", "median", "spread of ratios"]
     on_cpu = f"the CPU ({options.threads} thread), rates in tokens per CPU second"
     where = on_cpu if device.type == "cpu" else f"one {torch.cuda.get_device_name()}, rates in tokens per second"

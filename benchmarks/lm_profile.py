@@ -32,15 +32,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SEQUENCES, default="cpu", help="device to measure (default: cpu)")
     parser.add_argument("--arch", default="switch_lm_base", help="model (default: switch_lm_base)")
+    parser.add_argument("--sequences", type=int, help=f"sequences in an update (default: {SEQUENCES})")
+    parser.add_argument("--only-profile", action="store_true", help="leave out the table of larger and smaller models")
     parser.add_argument("--before", type=Path, help="checkout of an earlier version, which has its own .venv")
     parser.add_argument("--write", action="store_true", help="write benchmarks/lm_profile.md")
     options = parser.parse_args()
     load_at_start = os.getloadavg()[0]
-    sequences = SEQUENCES[options.device]
+    sequences = options.sequences or SEQUENCES[options.device]
     common = ["--device", options.device, "--arch", options.arch]
     text = "\n".join([
         *profiles(options.before, common, sequences), "",
-        *scaling(common, sequences), "", *provenance(load_at_start),
+        *([] if options.only_profile else [*scaling(common, sequences), ""]), *provenance(load_at_start),
     ])  # fmt: skip
     print(text)
     if options.write:
@@ -50,7 +52,9 @@ def main() -> None:
 
 def run(*arguments: object, code: Path = ROOT) -> dict[str, dict[str, float]]:
     """Run _profile_step.py with the code and the Python of a checkout. Return what it prints."""
-    program = [str(code / ".venv/bin/python"), "-W", "ignore", str(ROOT / "benchmarks/_profile_step.py")]
+    own = code / ".venv/bin/python"
+    python = str(own if own.exists() else sys.executable)
+    program = [python, "-W", "ignore", str(ROOT / "benchmarks/_profile_step.py")]
     command = [*program, "--code", str(code), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=code)
     if done.returncode:

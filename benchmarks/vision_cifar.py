@@ -8,7 +8,7 @@ a GPU, they are wall seconds until the GPU has finished. The alternatives are:
 
 plain loop     what a careful user writes: torchvision's dataset and transforms in a DataLoader (in this process),
                torch's modules, torch.optim
-CUDA graph     ours with cuda_graphs=true: each step is one CUDA graph (on a GPU only)
+CUDA graph     ours with cuda_graphs=true: each step is one CUDA graph, on a GPU only (in longer stages, the default)
 plain modules  the same modules in channels_last with torch.optim's foreach SGD, on the batches that ours reads, so
                that loading costs the same: what is left is the network
 vmap           five networks as one, by torch.func (functional_call, vmap)
@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count
-from pathlib import Path
 from typing import Any
 
 import torch
-from _common import provenance, ratio_columns, table, verdict
+from _common import provenance, ratio_columns, table, verdict, write_part
 
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.batches import Batches, Rows, StageData
@@ -36,7 +35,18 @@ from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
 
-HERE = Path(__file__).resolve().parent
+PARTS = {
+    "On cpu": "benchmarks/vision_cifar.py --data-root DATA",
+    "On cuda": "benchmarks/vision_cifar.py --data-root DATA --device cuda --bfloat16",
+}
+"""Part of the report -> the command that fills it."""
+INTRODUCTION = """# Speed of the VGG's steps on CIFAR-10
+
+Written by `benchmarks/vision_cifar.py --write`.
+Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that
+are neighbours in time. A ratio above 1 means that ours is faster. Targets on a GPU, at c = 32: one network at least 5x
+the plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture of ten experts within 3x of a
+dense network of the same FLOPs."""
 EXAMPLES, BATCH = 1152, 128
 RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
@@ -204,30 +214,6 @@ def interleaved(
     return seconds
 
 
-def report(device: torch.device, tables: dict[str, list[str]], load: float) -> str:
-    """Return the text of vision_cifar.md."""
-    lines = [
-        "# Speed of the VGG's steps on CIFAR-10",
-        "",
-        f"Written by `benchmarks/vision_cifar.py --write`. Device: {device}.",
-        "Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that",
-        "are neighbours in time. A ratio above 1 means that ours is faster.",
-    ]
-    for title, rows in tables.items():
-        lines += ["", f"## {title}", "", *rows]
-    if device.type == "cpu":
-        lines += [
-            "",
-            "## On a GPU",
-            "",
-            "Not measured, because no GPU was at hand. Command:",
-            "`python benchmarks/vision_cifar.py --data-root PATH --device cuda --bfloat16 --write`. Targets at c = 32:",
-            "SM at least 5x the plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture",
-            "of ten experts within 3x of a dense network of the same FLOPs.",
-        ]
-    return "\n".join([*lines, "", *provenance(load), ""])
-
-
 class Timer:
     """Measures alternatives that take turns.
 
@@ -254,6 +240,7 @@ def main() -> None:
     parser.add_argument(
         "--bfloat16", action="store_true", help="also measure ours in bfloat16, for hardware that supports it"
     )
+    parser.add_argument("--widths", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="numbers of channels, c")
     parser.add_argument("--repeats", type=int, default=9, help="number of measurements (default: 9)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/vision_cifar.md")
     arguments = parser.parse_args()
@@ -265,7 +252,7 @@ def main() -> None:
     timer = Timer(device, arguments.repeats)
     targets = {4: 3.0, 16: 2.0} if device.type == "cpu" else {32: 5.0}
     singles, ensembles, mixtures = [], [], []
-    for width in (4, 8, 16, 32, 64):
+    for width in arguments.widths:
         steps = max(1, 18 // max(1, width // 4))
         alternatives: dict[str, Callable[[], object]] = {
             "ours": ours(dataset, 1, width, device),
@@ -311,10 +298,11 @@ def main() -> None:
             ["c", "mixture", "dense", "FLOPs of the mixture / dense", "time for the same FLOPs"], mixtures
         ),
     }  # fmt: skip
-    text = report(device, tables, load)
-    print(text)
+    lines = [line for title, rows in tables.items() for line in (f"### {title}", "", *rows, "")]
+    lines += provenance(load)
+    print("\n".join(lines))
     if arguments.write:
-        (HERE / "vision_cifar.md").write_text(text)
+        write_part(INTRODUCTION, PARTS, f"On {device.type}", lines)
 
 
 if __name__ == "__main__":

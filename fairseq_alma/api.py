@@ -139,19 +139,19 @@ class LanguagePredictor:
         eos, end = self.tokenizer.eos, [self.tokenizer.eos] if end_of_document else []
         tokens = [self.tokenizer.encode(text) + end for text in texts]
         blocks = [
-            (number, start, [eos, *ids[:-1]][start : start + self.window], ids[start : start + self.window])
+            (number, start, ([eos, *ids[:-1]][start : start + self.window], ids[start : start + self.window]))
             for number, ids in enumerate(tokens)
             for start in range(0, len(ids), self.window)
         ]
-        blocks.sort(key=lambda block: len(block[3]))  # so that a batch contains little padding
+        blocks.sort(key=lambda block: len(block[2][1]))  # so that a batch contains little padding
         size = max(1, default_tokens_per_batch([self.device]) // self.window)
         nats = [np.empty(len(ids)) for ids in tokens]
         for first in range(0, len(blocks), size):
             batch = blocks[first : first + size]
-            source, target = (self._padded([block[part] for block in batch], left=False) for part in (2, 3))
+            source, target = (self._padded([texts[part] for _, _, texts in batch], left=False) for part in (0, 1))
             losses = [member(source, nll_of=target, per_token=True)[0].double() for member in self.members]
             nll = -_mean([-loss for loss in losses]).view_as(target).cpu().numpy()
-            for row, (number, start, _, ids) in enumerate(batch):
+            for row, (number, start, (_, ids)) in enumerate(batch):
                 nats[number][start : start + len(ids)] = nll[row, : len(ids)]
         return [TextScore(one, len(text.encode())) for one, text in zip(nats, texts, strict=True)]
 
@@ -248,9 +248,9 @@ class LanguagePredictor:
             random: the random numbers of each prompt.
         """
         contexts = {number: [self.tokenizer.eos, *ids] for number, ids in enumerate(prompts)}
-        tokens, states = torch.empty(0), None
+        tokens, states = torch.empty(0), list[dict]()
         for step in range(choice.max_tokens):
-            if states is None or any(len(context) > self.window for context in contexts.values()):
+            if not states or any(len(context) > self.window for context in contexts.values()):
                 for number, context in contexts.items():
                     if len(context) > self.window:
                         contexts[number] = context[-max(1, self.window // 2) :]
@@ -375,7 +375,7 @@ def _mean(log_probabilities: Sequence[Tensor]) -> Tensor:
 def _random_numbers(seed: int | None, count: int) -> list[np.random.Generator]:
     """Return a generator of random numbers for each of several prompts. They depend on the seed and the number only."""
     known = np.random.SeedSequence().entropy if seed is None else seed
-    return [np.random.default_rng([known, number]) for number in range(count)]  # type: ignore[list-item]
+    return [np.random.default_rng([known, number]) for number in range(count)]  # type: ignore[list-item, arg-type]
 
 
 def _draw(log_p: Tensor, top_k: int, top_p: float, random: Tensor) -> Tensor:

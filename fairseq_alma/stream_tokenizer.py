@@ -40,6 +40,8 @@ class StreamTokenizer:
                 f"{self.path} has no {'dict.txt' if file else ' and no '.join(names)}: give the stream folder with "
                 f"which the model was trained, or a folder with copies of its dict.txt and tokenizer file"
             )
+        self.file = file
+        """The file of the tokenizer."""
         try:
             self._tokenizer = load_file(file)
             tokens = self._tokenizer.symbols()

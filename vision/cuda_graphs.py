@@ -5,6 +5,8 @@ start the next one. A CUDA graph is a recording of such operations that the GPU 
 streams (`vision.networks.module_stack`), too.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,37 @@ from vision.networks.stack import LossGradient
 
 WARM_UPS = 3
 """Number of steps before a graph is recorded, in which libraries allocate their memory and choose their kernels."""
+
+RECORDABLE = ("vgg", "resnet20")
+"""Names of the backbones whose training steps are known to be recordable. Other networks may read values of the GPU."""
+MIN_UPDATES = 100
+"""With cuda_graphs=auto, steps are recorded in stages of at least this many updates.
+
+Recording a graph needs the time of WARM_UPS + 1 steps, for each of at most two shapes of a batch."""
+
+
+def are_used(setting: Literal["auto"] | bool, stack: Stack, num_updates: int, device: torch.device) -> bool:
+    """Return whether the training steps of a stage are recorded. The same settings always give the same answer.
+
+    Args:
+        setting: the setting `cuda_graphs`.
+        stack: the networks to train.
+        num_updates: number of updates of the stage.
+        device: the device that trains them.
+    """
+    if setting != "auto":
+        return setting
+    return (
+        device.type == "cuda"
+        and isinstance(stack, ModuleStack)
+        and stack.structure.backbone in RECORDABLE
+        and not _has_hard_gates(stack)
+        and num_updates >= MIN_UPDATES
+    )
+
+
+def _has_hard_gates(stack: Stack) -> bool:
+    return isinstance(stack, GatedStack) and stack.gates[0].hard
 
 
 class GraphedGradient:
@@ -27,7 +60,7 @@ class GraphedGradient:
 
     def __init__(self, stack: Stack):
         assert isinstance(stack, ModuleStack)  # the settings allow no other
-        if isinstance(stack, GatedStack) and stack.gates[0].hard:
+        if _has_hard_gates(stack):
             raise SettingError(
                 "cuda_graphs=true cannot be used with hard gates, because their random numbers are drawn on the CPU in "
                 "each training step: give cuda_graphs=false"

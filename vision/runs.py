@@ -63,7 +63,7 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     if settings.plugin:
         load_plugin(settings.plugin)
     device = _device(settings.device)
-    if settings.cuda_graphs and device.type != "cuda":
+    if settings.cuda_graphs is True and device.type != "cuda":
         raise SettingError(f"cuda_graphs=true needs a CUDA device, but device={device}: give cuda_graphs=false")
     if dataset is None:
         dataset = load_dataset(settings.dataset, settings.data_root, settings.image_size, settings.order)

@@ -144,9 +144,10 @@ class VisionSettings(RunSettings):
     precision: Literal["float32", "bfloat16", "tf32"] = "float32"
     """Networks other than mlp: data type of their computation (torch.autocast). bfloat16 is fast only on hardware that
     supports it. tf32 is float32 with the reduced precision of a GPU's tensor cores."""
-    cuda_graphs: bool = setting(False, free=True)
+    cuda_graphs: Literal["auto"] | bool = setting("auto", free=True)
     """Networks other than mlp, on a GPU: whether to record each training step as a CUDA graph, which a GPU starts as
-    one operation. It saves time if the network is small."""
+    one operation. It saves time if the network is small. `auto` records the steps of `vgg` and `resnet20` in stages of
+    at least 100 updates, except with hard gates."""
     keep_stages: bool = setting(False, free=True)
     """Whether to keep the networks of every stage on disk. Otherwise, only those that are still needed are kept."""
     preset: str = setting("paper", free=True)
@@ -220,7 +221,7 @@ class VisionSettings(RunSettings):
                 f"precision={self.precision} cannot be used with backbone=mlp, whose gradients are computed in float32 "
                 f"only: give precision=float32, or another backbone"
             )
-        if self.cuda_graphs and self.network == "mlp":
+        if self.cuda_graphs is True and self.network == "mlp":
             raise SettingError("cuda_graphs=true cannot be used with backbone=mlp: give cuda_graphs=false")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")

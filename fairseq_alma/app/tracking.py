@@ -6,7 +6,6 @@ error, one warning is printed, and nothing more is sent.
 """
 
 import logging
-import re
 import secrets
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any, Literal, TypedDict
 
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Tracker:
 
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise PermissionError("not logged in: give `wandb login`, or set WANDB_MODE=offline")
-        is_seed = re.fullmatch(r"seed_\d+", self._folder.name) is not None
+        is_seed = RunFolder(self._folder).is_of_one_of_several_seeds
         return wandb.init(
             project=self._project,
             id=identity,

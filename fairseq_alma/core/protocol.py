@@ -156,7 +156,9 @@ class Record(Protocol):
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k. The folder for k = 0 belongs to the untrained learner."""
 
-    def step(self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]) -> list[Spent]:
+    def do_unless_done(
+        self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]
+    ) -> list[Spent]:
         """Grow or train the learner in stage k by calling `do`. Store the cost of the step and return it.
 
         If an earlier process has finished the step, do not call `do`. Instead, return the stored cost, and load the
@@ -297,6 +299,6 @@ def _train_stage(stage: Stage, learner: Learner, record: Record) -> list[list[Sp
     # training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same result. A learner
     # that never grows needs no step, whose files would only repeat those of the stage before.
     if stage.index > 1 and getattr(learner, "can_grow", True):
-        spent.append(record.step(stage.index, "grow", learner, partial(learner.grow, stage)))
-    spent.append(record.step(stage.index, "train", learner, partial(learner.train, stage)))
+        spent.append(record.do_unless_done(stage.index, "grow", learner, partial(learner.grow, stage)))
+    spent.append(record.do_unless_done(stage.index, "train", learner, partial(learner.train, stage)))
     return spent

@@ -108,7 +108,9 @@ class RunRecord:
         """Return the folder of stage k, which may not exist. All seeds share this folder."""
         return self._run.stage(k)
 
-    def step(self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]) -> list[Spent]:
+    def do_unless_done(
+        self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]
+    ) -> list[Spent]:
         """Grow or train the learner in stage k, for all seeds together, or return the cost if this is finished.
 
         The learner is saved before the done mark. So if the done mark exists, the saved learner is complete.

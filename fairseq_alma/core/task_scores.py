@@ -52,13 +52,17 @@ def record_task_scores(run: Path, stage: int | None, scores: Sequence[Mapping[st
 
 
 def read_task_scores(run: Path) -> list[TaskScore]:
-    """Return the last result for each stage and task. Results of a stage that was trained again since are left out.
+    """Return the last result for each stage and task, of all examples of the task.
+
+    Results of a stage that was trained again since are left out.
 
     Raise RunError if a file is damaged.
     """
     folder = RunFolder(run)
     last: dict[tuple[int, str], Any] = {}
     for score in JsonLines(folder.task_scores).values(TaskScore):
+        if "limit" in score:  # a trial
+            continue
         path = folder.predictor(score["stage"])
         if path.is_file():
             predictor = read_predictor(run, score["stage"])["checkpoints"]

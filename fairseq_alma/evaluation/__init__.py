@@ -1,1 +1,4 @@
-"""Evaluation of language models: perplexity on a split, scores of a run, FLOPs. perplexity.py needs fairseq."""
+"""Evaluation of language models: perplexity on a split, scores of a run, scores on tasks, FLOPs.
+
+members.py needs fairseq, and harness.py needs lm-evaluation-harness.
+"""

@@ -79,8 +79,8 @@ class AlmaLM(TemplateLM):
         )
         self.max_length = self.predictor.window
         num_tokens = min(CPU_TOKENS, MAX_SCORES // self.predictor.tokenizer.dictionary_size)
-        is_given = batch_size is not None and not str(batch_size).startswith("auto")
-        self.batch_size = int(batch_size) if is_given else max(1, num_tokens // self.max_length)
+        given = "auto" if batch_size is None else str(batch_size)
+        self.batch_size = max(1, num_tokens // self.max_length) if given.startswith("auto") else int(given)
         self._device = self.predictor.device
 
     @property
@@ -157,7 +157,9 @@ class AlmaLM(TemplateLM):
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         for batch in tqdm(batches, desc="Scoring", disable=disable_tqdm):
             inputs = [torch.tensor(rows[index][0][:-1]) for index in batch]
-            scores_BLV = self.predictor.logits(pad_sequence(inputs, True, self.predictor.members[0].decoder.pad))
+            scores_BLV = self.predictor.logits(
+                pad_sequence(inputs, True, self.predictor.members[0].decoder.dictionary.pad())
+            )
             for index, scores_LV in zip(batch, scores_BLV, strict=True):
                 tokens, count = rows[index]
                 end = len(tokens) - 1
@@ -241,7 +243,7 @@ def evaluate(
         RunError: if a task cannot be evaluated, for example because its data are not on this machine.
     """
     try:
-        results = lm_eval.simple_evaluate(
+        results = lm_eval.simple_evaluate(  # type: ignore[attr-defined]
             model, tasks=list(names), task_manager=manager, num_fewshot=num_fewshot, limit=limit, log_samples=False,
             bootstrap_iters=1000,
         )  # fmt: skip
@@ -259,7 +261,7 @@ def evaluate(
             "num_examples": results["n-samples"][task]["effective"],
             "num_fewshot": results["n-shot"][task] or 0,
             **({} if limit is None else {"limit": limit}),
-            "lm_eval": lm_eval.__version__,
+            "lm_eval": lm_eval.__version__,  # type: ignore[attr-defined]
         }
         for task in results["n-samples"]
     ]

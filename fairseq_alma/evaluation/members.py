@@ -163,18 +163,21 @@ def _checked_options(state: Mapping[str, Any], path: Path, arch: str | None) -> 
 
     architecture = stored_entry(state, path, "cfg", "model").get("_name")
     name = ARCH_MODEL_NAME_REGISTRY.get(architecture) if isinstance(architecture, str) else None
-    is_ours = name is not None and issubclass(MODEL_REGISTRY[name], SwitchLanguageModel)
-    if not is_ours and name is not None and architecture == arch:
-        options = MODEL_DATACLASS_REGISTRY.get(name)
-        if options is not None and issubclass(MODEL_REGISTRY[name], FairseqLanguageModel):
-            return name, stored_options(state, path, options)
-    if not is_ours:
+    if name is not None and issubclass(MODEL_REGISTRY[name], SwitchLanguageModel):
+        return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
+    options = MODEL_DATACLASS_REGISTRY.get(name)
+    if (
+        name is None
+        or architecture != arch
+        or options is None
+        or not issubclass(MODEL_REGISTRY[name], FairseqLanguageModel)
+    ):
         shown = shortened(architecture).strip("'")
         raise StreamError(
             f"{path} is a checkpoint of {shown}, which is not one of our architectures: give --arch {shown} if you "
             f"expect it, and --plugin MODULE if code of yours registers it"
         )
-    return name, stored_model(state, path, MODEL_DATACLASS_REGISTRY[name])
+    return name, stored_options(state, path, options)
 
 
 def _check_shapes(build: Callable[[], Any], weights: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.stream_description import STREAM_FILE, read_description
 from fairseq_alma.report.tables import Table
 
 _SETTINGS = ("learner", "wait", "replay", "arch", "experts", "tokens_per_sample", "average", "dropout", "lr", "seed")
@@ -14,14 +15,14 @@ _SETTINGS = ("learner", "wait", "replay", "arch", "experts", "tokens_per_sample"
 
 
 def model_card(
-    run: Path | None, stage: int | None, stream: Mapping[str, Any], num_members: int, needs_code: bool, length: int
+    run: Path | None, stage: int | None, stream: Path, num_members: int, needs_code: bool, length: int
 ) -> str:
     """Return the text of the card.
 
     Args:
         run: the run folder; None for checkpoints without a run.
         stage: the exported stage of the run; None: the last one.
-        stream: the content of stream.json.
+        stream: the stream folder. Without a stream.json, the card does not describe the data.
         num_members: number of members of an ensemble; 1 for a single model.
         needs_code: whether the model needs the code in the exported folder.
         length: number of tokens that the model reads at once.
@@ -51,7 +52,7 @@ def model_card(
         f"The tokenizer begins each text with `</s>`, which ends a document: the model has learned to begin a document "
         f"after it. Prompt and continuation have at most {length:,} tokens together.",
         "## Data",
-        _data(stream),
+        *([_data(read_description(stream))] if (stream / STREAM_FILE).is_file() else []),
         "The licences of the texts are not recorded. State them here before you publish the model.",
     ]
     if run is not None:
@@ -88,13 +89,22 @@ def _arrivals(run: Path, stage: int | None) -> str:
     rows = []
     for row in ledger:
         scores = row.scores
-        shown = (scores.perplexity, scores.word_perplexity, scores.validation_perplexity)
+        shown = (scores.perplexity, scores.word_perplexity, scores.bits_per_byte, scores.validation_perplexity)
         rows.append(
             (
                 str(row.t), str(row.stage), *("" if score is None else f"{score:,.2f}" for score in shown),
                 f"{scores.num_params:,}", f"{row.spent.train_flops:.3g}",
             )
         )  # fmt: skip
-    columns = ("arrival", "stage", "test perplexity", "per word", "validation", "parameters", "training FLOPs")
+    columns = (
+        "arrival",
+        "stage",
+        "test perplexity",
+        "per word",
+        "bits per byte",
+        "validation",
+        "parameters",
+        "training FLOPs",
+    )
     note = f"Training took {sum(row.spent.train_flops for row in ledger):.3g} FLOPs in all."
     return Table("arrivals", "Scores after each arrival", columns, tuple(rows), note).markdown().rstrip()

@@ -24,6 +24,8 @@ from fairseq_alma.core.printing import log_to_stderr, say
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fairseq_alma.stream_tokenizer import StreamTokenizer
+
 RECORD = "alma_export.json"
 """File in an exported folder that says what was exported, with digests of the files."""
 CODE = ("configuration_alma.py", "modeling_alma.py")
@@ -56,21 +58,21 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
     Args:
         paths: the run folder, or the checkpoints of an ensemble.
         out: the folder to write. It must not exist, unless it contains the same export.
-        stream: the stream folder with the tokenizer; by default that of the run.
+        stream: the stream folder, or a folder with its dict.txt and tokenizer file; by default the stream of the run.
         stage: the stage of the run; by default the last one.
 
     Raises:
         SettingError, StreamError, RunError: if a checkpoint, a stream or `out` cannot be used.
     """
     require_libraries("alma-export")
-    from fairseq_alma.core.stream_folder import StreamFolder
     from fairseq_alma.evaluation.members import find_members
     from fairseq_alma.huggingface.card import model_card
-    from fairseq_alma.huggingface.tokenizer import exported_tokenizer, file_of
+    from fairseq_alma.huggingface.tokenizer import exported_tokenizer
+    from fairseq_alma.stream_tokenizer import StreamTokenizer
 
     found = find_members(paths, stream, stage)
-    checkpoints, stream_folder = found.checkpoints, StreamFolder.open(found.stream)
-    tokenizer = file_of(stream_folder.path, stream_folder.description)
+    checkpoints, dictionary = found.checkpoints, StreamTokenizer(found.stream)
+    tokenizer = dictionary.file
     if out.exists() and _is_there(out, [sha256_of(path) for path in checkpoints], sha256_of(tokenizer)):
         return False
     for leftover in unfinished_files(out.absolute().parent, out.name):
@@ -81,16 +83,16 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
         members = []
         for number, path in enumerate(checkpoints, start=1):
             member = folder / f"member_{number}" if len(checkpoints) > 1 else folder
-            members.append(_write_model(path, stream_folder, member))
+            members.append(_write_model(path, dictionary, member))
         if len(checkpoints) > 1:
-            _write_ensemble(members, folder)
+            _write_ensemble(members, dictionary, folder)
         for place in {folder, *(path.parent for path in folder.glob("member_*/config.json"))}:
             write_json(place / "tokenizer.json", described, durable=False)
             write_json(place / "tokenizer_config.json", tokenizer_config, durable=False)
         run = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
         length = min(config["max_position_embeddings"] for config in members)
         needs_code = len(members) > 1 or members[0]["model_type"] != "opt"
-        card = model_card(run, stage, stream_folder.description, len(members), needs_code, length)
+        card = model_card(run, stage, found.stream, len(members), needs_code, length)
         (folder / "README.md").write_text(card, encoding="utf-8")
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
         record = Record(
@@ -118,19 +120,20 @@ def _is_there(out: Path, checkpoints: list[str], tokenizer: str) -> bool:
     raise RunError(f"{out} exists, and {why}: choose another folder, or remove it")
 
 
-def _write_model(path: Path, stream: Any, folder: Path) -> dict[str, Any]:
+def _write_model(path: Path, dictionary: "StreamTokenizer", folder: Path) -> dict[str, Any]:
     """Write one model, without its tokenizer, and return its configuration."""
     import torch
     from transformers import OPTConfig
 
     from fairseq_alma.checkpoints import require_checkpoint
-    from fairseq_alma.evaluation.members import load_member
+    from fairseq_alma.evaluation.members import load_model
     from fairseq_alma.huggingface.configuration_alma import AlmaConfig
     from fairseq_alma.huggingface.weights import alma_weights, opt_weights, router_splits
     from fairseq_alma.models.stored import stored_model
 
-    model, _ = load_member(path, stream, torch.device("cpu"))
-    state, options = model.state_dict(), stored_model(require_checkpoint(path), path)
+    options = stored_model(require_checkpoint(path), path)
+    model, _ = load_model(path, dictionary, torch.device("cpu"))
+    state = model.state_dict()
     if options.eval_capacity_factor:
         say(
             f"note: {path} was evaluated with a limit on the tokens of an expert (eval_capacity_factor="
@@ -139,7 +142,7 @@ def _write_model(path: Path, stream: Any, folder: Path) -> dict[str, Any]:
         )
     length = min(options.tokens_per_sample, options.learned_positions)  # later positions were not trained
     common: dict[str, Any] = {
-        "vocab_size": stream.dictionary_size, "hidden_size": options.decoder_embed_dim,
+        "vocab_size": dictionary.dictionary_size, "hidden_size": options.decoder_embed_dim,
         "num_hidden_layers": options.decoder_layers, "num_attention_heads": options.decoder_attention_heads,
         "max_position_embeddings": length, "dropout": options.dropout, "attention_dropout": options.attention_dropout,
         "bos_token_id": 2, "pad_token_id": 1, "eos_token_id": 2, "dtype": "float32",
@@ -154,11 +157,11 @@ def _write_model(path: Path, stream: Any, folder: Path) -> dict[str, Any]:
             architectures=["AlmaForCausalLM"], **_auto_map("Alma"),
         )  # fmt: skip
         weights = alma_weights(state, length)
-    _write_files(config, folder, weights)
+    _write_files(config, dictionary, folder, weights)
     return config.to_dict()
 
 
-def _write_ensemble(members: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def _write_ensemble(members: Sequence[Mapping[str, Any]], dictionary: "StreamTokenizer", folder: Path) -> None:
     """Write the configuration of an ensemble, given those of its members."""
     from fairseq_alma.huggingface.configuration_alma import AlmaEnsembleConfig
 
@@ -170,7 +173,7 @@ def _write_ensemble(members: Sequence[Mapping[str, Any]], folder: Path) -> None:
         max_position_embeddings=min(member["max_position_embeddings"] for member in members), dtype="float32",
         architectures=["AlmaEnsembleForCausalLM"], **_auto_map("AlmaEnsemble"),
     )  # fmt: skip
-    _write_files(config, folder)
+    _write_files(config, dictionary, folder)
 
 
 def _auto_map(name: str) -> dict[str, Any]:
@@ -179,16 +182,21 @@ def _auto_map(name: str) -> dict[str, Any]:
     return {"auto_map": {"AutoConfig": configuration, "AutoModelForCausalLM": model}}
 
 
-def _write_files(config: Any, folder: Path, weights: "Mapping[str, Tensor] | None" = None) -> None:
+def _write_files(
+    config: Any, dictionary: "StreamTokenizer", folder: Path, weights: "Mapping[str, Tensor] | None" = None
+) -> None:
     """Write the configurations of a model, the code that it needs, and its weights if there are any."""
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
     folder.mkdir(exist_ok=True)
     config.save_pretrained(folder)
+    # As in alma-generate, no id is chosen that stands for no text, except for </s>.
+    chosen = {*dictionary.token_ids, config.eos_token_id}
     GenerationConfig(
-        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id
-    ).save_pretrained(folder)
+        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
+        suppress_tokens=[index for index in range(config.vocab_size) if index not in chosen],
+    ).save_pretrained(folder)  # fmt: skip
     if weights is not None:
         path = folder / "model.safetensors"
         save_file(dict(weights), path, metadata={"format": "pt"})

@@ -5,7 +5,6 @@ the symbols of the tokenizer, so each id is larger by 4 than in the tokenizer fi
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,11 @@ def _of_sentencepiece(file: Path) -> dict[str, Any]:
         if pieces[number][:cut] in known and pieces[number][cut:] in known
     ]
     tokenizer = Tokenizer(
-        models.BPE({piece: number for number, piece in enumerate(pieces)}, list(map(tuple, merges)), byte_fallback=True)
+        models.BPE(
+            {piece: number for number, piece in enumerate(pieces)},
+            [(one, two) for one, two in merges],
+            byte_fallback=True,
+        )
     )
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
@@ -131,11 +134,3 @@ def stream_tokenizer(content: bytes, file: Path) -> bytes:
     described["post_processor"] = described["truncation"] = described["padding"] = None
     # The form in which the library writes it, and alma-prep too.
     return Tokenizer.from_str(json.dumps(described)).to_str(pretty=False).encode()
-
-
-def file_of(stream: Path, description: Mapping[str, Any]) -> Path:
-    """Return the tokenizer file of a stream folder. Raise StreamError if it is missing."""
-    path = stream / description["tokenizer"]["file"]
-    if not path.is_file():
-        raise StreamError(f"{path} is missing: restore the tokenizer that alma-prep wrote")
-    return path

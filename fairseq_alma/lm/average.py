@@ -10,17 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import AVERAGE, BEST, CONTINUATION, LAST, link, require_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import (
+    AVERAGE,
+    BEST,
+    CONTINUATION,
+    EXPERT_DIGESTS,
+    LAST,
+    link,
+    require_checkpoint,
+    write_checkpoint,
+)
 from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.files import remove
 from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.modules.expert_parallel import ExpertShard, digests_of_experts
 
 
 class Average:
     """The average of a model's weights.
+
+    If experts are spread over ranks (see modules/expert_parallel.py), each rank averages the weights of its own.
 
     Args:
         model: the model in training.
@@ -35,14 +47,28 @@ class Average:
         # A tied weight has several names in a checkpoint, and only one in `_weights`.
         first = {id(weight): name for name, weight in self._weights.items()}
         self._names = {name: first[id(weight)] for name, weight in model.named_parameters(remove_duplicate=False)}
+        self._shards: dict[str, ExpertShard] = {
+            name: weight.expert for name, weight in self._weights.items() if hasattr(weight, "expert")
+        }
         shapes = {name: tensor.shape for name, tensor in entry["model"].items()} if entry else {}
-        if any(shapes.get(name) != weight.shape for name, weight in self._weights.items()):
+        if any(shapes.get(name) != self._shape(name) for name in self._weights):
             entry = None
         self._count: int = entry["count"] if entry else 0
         self._average = {
-            name: (entry["model"][name].to(weight.device, copy=True) if entry else weight.detach().clone())
+            name: (
+                self._own(name, entry["model"][name]).to(weight.device, copy=True) if entry else weight.detach().clone()
+            )
             for name, weight in self._weights.items()
         }
+
+    def _shape(self, name: str) -> torch.Size:
+        """Return the shape of a weight in a checkpoint, which has all experts."""
+        shape = self._weights[name].shape
+        return torch.Size([self._shards[name].num_experts, *shape[1:]]) if name in self._shards else shape
+
+    def _own(self, name: str, saved: Tensor) -> Tensor:
+        """Return the part of a weight in a checkpoint that this rank has."""
+        return saved[self._shards[name].own] if name in self._shards else saved
 
     @torch.no_grad()
     def add(self) -> None:
@@ -68,9 +94,21 @@ class Average:
         for name, weight in self._weights.items():
             weight.data, self._average[name] = self._average[name], weight.data
 
-    def entry(self) -> dict[str, Any]:
-        """Return the entry AVERAGE of a checkpoint."""
-        model = {name: self._average[first].cpu() for name, first in self._names.items()}
+    def collect_experts(self) -> dict[str, Tensor]:
+        """Return the averages of all experts that are spread over ranks, by name, for `entry`.
+
+        All ranks must call this. The first rank gets the averages, the others an empty dict. Raise RuntimeError if an
+        expert was damaged on its way.
+        """
+        collected = {name: shard.collect_checked(self._average[name]) for name, shard in self._shards.items()}
+        return {name: found.values for name, found in collected.items() if found is not None}
+
+    def entry(self, experts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the entry AVERAGE of a checkpoint, given the return value of `collect_experts`."""
+        model = {
+            name: experts[first] if first in experts else self._average[first].cpu()
+            for name, first in self._names.items()
+        }
         return {"count": self._count, "model": model}
 
 
@@ -84,9 +122,13 @@ def finish_stage(folder: Path, settings: LanguageModelSettings) -> None:
         last = require_checkpoint(folder / LAST)
         average = last["extra_state"][AVERAGE]
         optimizer = last.pop("last_optimizer_state")
-        without = {name: value for name, value in last["extra_state"].items() if name != AVERAGE}
+        extra_state = {name: value for name, value in last["extra_state"].items() if name != AVERAGE}
+        if EXPERT_DIGESTS in extra_state:
+            extra_state[EXPERT_DIGESTS] = {
+                name: digests_of_experts(average["model"][name]) for name in extra_state[EXPERT_DIGESTS]
+            }
         write_checkpoint(
-            {**last, "extra_state": without, "model": {**last["model"], **average["model"]}}, folder / BEST
+            {**last, "extra_state": extra_state, "model": {**last["model"], **average["model"]}}, folder / BEST
         )
         if settings.keeps_optimizer:
             last["last_optimizer_state"] = optimizer

@@ -412,7 +412,7 @@ class TrainingConfigs:
             "weight_decay": s.weight_decay,
             "precision": s.precision,
             "clip_norm": CLIP_NORM,
-            **self._rates(stage, updates),
+            **self._learning_rates(stage, updates),
             "max_update": updates,
             "seed": member.seed,
             "save_dir": folder,
@@ -474,7 +474,7 @@ class TrainingConfigs:
                 f"has a model with fairseq={before!r}: leave out what changes it, or choose another out="
             )
 
-    def _rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
+    def _learning_rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
         """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
         s, is_constant = self.settings, self.settings.schedule == "constant"
         grows = stage is not None and s.learner_settings is not None and s.learner_settings.grows_before(stage.index)

@@ -11,7 +11,7 @@ from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.models.stored import stored_model
 
@@ -67,7 +67,7 @@ def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict
 
 def initial_weights(settings: LanguageModelSettings, stream: TrainingView) -> dict[str, Any]:
     """Return the weights in the checkpoint. Raise AlmaError if they cannot be used with the stream."""
-    model, _ = load_member(_path(settings), stream, torch.device("cpu"))
+    model, _ = load_model(_path(settings), stream, torch.device("cpu"))
     return model.state_dict()
 
 

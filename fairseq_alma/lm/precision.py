@@ -23,10 +23,11 @@ def with_known_precision(settings: LanguageModelSettings) -> LanguageModelSettin
 
     out = Path(settings.out)
     recorded = read_settings(out, ("precision", "batch_size")) if (out / "settings.json").exists() else None
-    precision, batch_size = settings.precision, settings.batch_size
+    precision: Precision | None = settings.precision
+    batch_size = settings.batch_size
     if precision == "auto":
         precision = recorded["precision"] if recorded else _of_other_seed(out)
-        precision = precision or (precision_of_machine() if is_switch_lm(settings.arch) else "float32")
+    precision = precision or (precision_of_machine() if is_switch_lm(settings.arch) else "float32")
     if batch_size is None and recorded:
         batch_size = recorded["batch_size"]
     return replace(settings, precision=precision, batch_size=batch_size)

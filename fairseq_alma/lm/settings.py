@@ -236,10 +236,6 @@ class LanguageModelSettings(RunSettings):
             return
         _ = self.average_weights  # raises an error if `average` is invalid
         given = self.continuation_settings
-        if self.expert_parallel > 1:
-            raise SettingError(
-                f"{given} cannot be combined with expert_parallel={self.expert_parallel}: leave one of them out"
-            )
         if self.learner == "gens":
             raise SettingError(
                 f"{given} cannot be used with learner={self.learner}, whose stages train new members and keep the "

@@ -72,17 +72,17 @@ class SlurmProcesses(LocalProcesses):
         if len(jobs) == 1 and not self._has_trained:
             self._has_trained = True
             return super().run(stage, jobs, 1, updates)
-        raise HandedOver(self._hand_over(stage.index, sorted(jobs)))
+        raise HandedOver(self._submit_next_jobs(stage.index, sorted(jobs)))
 
     def check_free(self, stage: Stage) -> None:
         """Hand over the run if jobs that train the members of this stage are queued already.
 
         This is so if this job has submitted them, and was then killed and started again. For the errors, see `run`.
         """
-        if text := self._hand_over(stage.index, None):
+        if text := self._submit_next_jobs(stage.index, None):
             raise HandedOver(text)
 
-    def _hand_over(self, index: int, numbers: Sequence[int] | None) -> str:
+    def _submit_next_jobs(self, index: int, numbers: Sequence[int] | None) -> str:
         """Submit the jobs that continue the run, unless they are queued already. Return what they do.
 
         They are queued already if this job did this before, and was then killed and started again. If `numbers`, the

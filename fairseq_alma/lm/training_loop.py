@@ -261,6 +261,7 @@ class Checkpoints:
         if is_best:
             self.best = perplexity
         trainer.consolidate_optimizer()
+        averages_of_experts = {} if self._average is None else self._average.collect_experts()
         if not trainer.should_save_checkpoint_on_current_rank:
             if trainer.always_call_state_dict_during_save_checkpoint:
                 trainer.state_dict()
@@ -271,7 +272,7 @@ class Checkpoints:
         if self.best is not None:
             extra_state["best"] = self.best
         if self._average is not None:
-            extra_state[AVERAGE] = self._average.entry()
+            extra_state[AVERAGE] = self._average.entry(averages_of_experts)
         if digests := _digests_of_collected_experts(trainer.get_model()):
             extra_state[EXPERT_DIGESTS] = digests
         # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one

@@ -260,8 +260,11 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         with self._autocast(prev_output_tokens.device.type):
             x, extra = self._forward(prev_output_tokens, has_padding, incremental_state)
             if nll_of is not None:
-                nll = token_nll if per_token else summed_nll
-                x = nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
+                arguments = x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad
+                if per_token:
+                    x = token_nll(*arguments)
+                else:
+                    x = summed_nll(*arguments, compiled=self._is_compiled(prev_output_tokens, extra["token_mask"]))
             elif not features_only:
                 x = self.output_layer(x)
             return x, extra
@@ -291,9 +294,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         positions, attends = self._attended(prev_output_tokens, token_mask, cache)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
         x = self.dropout(x)
-        # Each shape would be compiled by itself. So batches of another shape, such as the last one of an epoch, and
-        # those of an evaluation are computed without.
-        is_compiled = self.training and token_mask is None and tuple(prev_output_tokens.shape) == self.compiled_shape
+        is_compiled = self._is_compiled(prev_output_tokens, token_mask)
         if is_compiled:
             for layer in self.layers:
                 if isinstance(layer.mixture, SwitchFeedForward):
@@ -355,6 +356,14 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         # Padding attends to itself, because the softmax of nothing would not be a number.
         attends = attends & is_token.unsqueeze(1) | (every == positions.unsqueeze(1))
         return (is_token.cumsum(1) - 1).clamp(min=0)[:, past:], attends.unsqueeze(1)
+
+    def _is_compiled(self, tokens: Tensor, token_mask: Tensor | None) -> bool:
+        """Return whether the layers and the loss are computed by compiled code.
+
+        Each shape would be compiled by itself. So batches of another shape, such as the last one of an epoch, and those
+        of an evaluation are computed without.
+        """
+        return self.training and token_mask is None and tuple(tokens.shape) == self.compiled_shape
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Return the scores [..., V] for features [..., D]. The weights are shared with the input embedding."""

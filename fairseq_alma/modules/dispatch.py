@@ -25,6 +25,12 @@ from torch import Tensor
 Way = Literal["split", "slots", "grouped"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
+MAX_COUNTED = 64
+"""Up to this many experts, tokens are sorted by counting those of each expert, and otherwise by a sort.
+
+Counting needs a matrix [E, T]. On a CPU, a plan takes about half of the time that it takes by a sort with 4 and 12
+experts, and about the same with 64."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -93,39 +99,48 @@ def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None, way:
     """
     num_tokens, device = expert_T.numel(), expert_T.device
     limit = num_tokens if capacity is None else capacity
-    load_E = count_tokens(expert_T, num_experts)
+    load_E, position_T = _positions(expert_T, num_experts)
     dropped_E = (load_E - limit).clamp(min=0)
-    # A sort of 16-bit numbers needs a quarter of the passes over the data that a sort of 64-bit numbers needs.
-    sorted_T = torch.argsort(expert_T.to(torch.int16), stable=True)
-    # first_E: for each expert, the position of its first token in sorted_T. rank_T: for each token in sorted_T, the
-    # number of earlier tokens with the same expert. A token is kept if its rank_T is smaller than `limit`.
+    # first_E: the position of the first token of each expert. rank_T: the number of its earlier tokens.
     first_E = load_E.cumsum(0) - load_E
-    sorted_expert_T = expert_T.index_select(0, sorted_T)
-    position_T = torch.arange(num_tokens, device=device)
-    rank_T = position_T - first_E.index_select(0, sorted_expert_T)
-
-    def in_order_of_tokens(sorted_values_T: Tensor) -> Tensor:
-        return torch.empty_like(sorted_values_T).scatter_(0, sorted_T, sorted_values_T)
-
+    rank_T = position_T - first_E.index_select(0, expert_T)
+    is_kept_T = rank_T < limit
+    kept_T = None if capacity is None else is_kept_T
+    sorted_T = torch.empty_like(position_T).scatter_(0, position_T, torch.arange(num_tokens, device=device))
     if way == "slots":
         column_C = torch.arange(limit, device=device)
         has_token_S = (column_C < load_E.unsqueeze(1)).flatten()
         position_S = (first_E.unsqueeze(1) + column_C).flatten().clamp(max=max(num_tokens - 1, 0))
-        row_T = sorted_expert_T * limit + rank_T.clamp(max=limit - 1)
-        kept_T = None if capacity is None else in_order_of_tokens(rank_T < limit)
+        row_T = expert_T * limit + rank_T.clamp(max=limit - 1)
         token_S, counts = sorted_T.index_select(0, position_S), (limit,) * num_experts
-        return Plan(way, token_S, has_token_S, in_order_of_tokens(row_T), kept_T, load_E, dropped_E, counts)
-    is_kept_T = rank_T < limit
+        return Plan(way, token_S, has_token_S, row_T, kept_T, load_E, dropped_E, counts)
     if way == "grouped":
-        used_S = None if capacity is None else is_kept_T
-        kept_T = None if capacity is None else in_order_of_tokens(is_kept_T)
-        return Plan(way, sorted_T, used_S, in_order_of_tokens(position_T), kept_T, load_E, dropped_E, None)
-    counts = tuple((load_E - dropped_E).tolist())
+        used_S = None if kept_T is None else kept_T.index_select(0, sorted_T)
+        return Plan(way, sorted_T, used_S, position_T, kept_T, load_E, dropped_E, None)
+    kept_E = load_E - dropped_E
+    counts = tuple(kept_E.tolist())
     if sum(counts) == num_tokens:
-        return Plan(way, sorted_T, None, in_order_of_tokens(position_T), None, load_E, dropped_E, counts)
-    row_T = in_order_of_tokens((is_kept_T.cumsum(0) - 1).clamp(min=0))
-    kept_T = in_order_of_tokens(is_kept_T)
-    return Plan(way, sorted_T[is_kept_T], None, row_T, kept_T, load_E, dropped_E, counts)
+        return Plan(way, sorted_T, None, position_T, None, load_E, dropped_E, counts)
+    token_S = sorted_T[is_kept_T.index_select(0, sorted_T)]
+    row_T = (kept_E.cumsum(0) - kept_E).index_select(0, expert_T) + rank_T.clamp(max=limit - 1)
+    return Plan(way, token_S, None, row_T, kept_T, load_E, dropped_E, counts)
+
+
+def _positions(expert_T: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return the number of tokens of each of E experts, int64 [E], and the position of each token, int64 [T], if the
+    tokens are sorted by expert, and for each expert by index.
+    """
+    if num_experts > MAX_COUNTED:
+        # A sort of 16-bit numbers needs a quarter of the passes over the data that a sort of 64-bit numbers needs.
+        sorted_T = torch.argsort(expert_T.to(torch.int16), stable=True)
+        position_T = torch.empty_like(sorted_T)
+        position_T.scatter_(0, sorted_T, torch.arange(expert_T.numel(), device=expert_T.device))
+        return count_tokens(expert_T, num_experts), position_T
+    is_expert_ET = expert_T == torch.arange(num_experts, device=expert_T.device).unsqueeze(1)
+    load_E = is_expert_ET.sum(dim=1)
+    # The number of tokens of the same expert up to each token, 1 for the first.
+    number_T = is_expert_ET.cumsum(dim=1, dtype=torch.int32).gather(0, expert_T.unsqueeze(0)).squeeze(0)
+    return load_E, (load_E.cumsum(0) - load_E).index_select(0, expert_T) + number_T - 1
 
 
 def to_rows(x_TD: Tensor, plan: Plan) -> Tensor:

@@ -1,5 +1,7 @@
 """Cross entropy over a large vocabulary, without storing the logits of all tokens at the same time."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ On a CPU, such a chunk stays in the cache during the softmax: with V = 4000, tok
 with chunks of 32 MiB. A GPU needs large chunks to be fully used."""
 
 
-def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int) -> Tensor:
+def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int, compiled: bool = False) -> Tensor:
     """Return the negative log-likelihood of the targets under softmax(x W^T), summed over tokens.
 
     The matrix products are computed in the dtype of autocast if it is on, otherwise in the dtype of x. Everything else
@@ -41,12 +43,14 @@ def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: 
         weight_VD: weights of the output layer, W, [V, D].
         target_T: the target word of each token, int64 [T].
         ignore_index: tokens with this target (padding) do not count.
+        compiled: whether the softmax and its gradient are compiled by `torch.compile`: they then read and write the
+            logits of a chunk fewer times, and need no copy of them in float32.
 
     Returns:
         A float32 scalar, in nats.
     """
     if torch.is_grad_enabled() and (x_TD.requires_grad or weight_VD.requires_grad):
-        return _SummedNll.apply(x_TD, weight_VD, target_T, ignore_index, compute_type(x_TD))
+        return _SummedNll.apply(x_TD, weight_VD, target_T, ignore_index, compute_type(x_TD), compiled)
     return token_nll(x_TD, weight_VD, target_T, ignore_index).sum()
 
 
@@ -72,7 +76,13 @@ class _SummedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int, dtype: torch.dtype
+        ctx: Any,
+        x_TD: Tensor,
+        weight_VD: Tensor,
+        target_T: Tensor,
+        ignore_index: int,
+        dtype: torch.dtype,
+        compiled: bool,
     ) -> Tensor:
         """Return the summed negative log-likelihood and store its gradients. The matrix products use `dtype`."""
         ctx.dtypes = x_TD.dtype, weight_VD.dtype
@@ -82,7 +92,7 @@ class _SummedNll(torch.autograd.Function):
         total = torch.zeros((), device=x_TD.device)
         for x_nD, target_n, grad_x_nD in zip(*_chunks(x_TD, target_T, grad_x_TD), strict=True):
             logits_nV = x_nD @ w_VD.t()
-            total += _nll_then_gradient(logits_nV, target_n, ignore_index).sum()
+            total += _nll_then_gradient(logits_nV, target_n, ignore_index, compiled).sum()
             is_padding_n1 = (target_n == ignore_index).unsqueeze(1)
             torch.mm(logits_nV, w_VD, out=grad_x_nD).masked_fill_(is_padding_n1, 0)
             grad_w_VD += logits_nV.t() @ x_nD.masked_fill(is_padding_n1, 0)
@@ -90,14 +100,14 @@ class _SummedNll(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the stored gradients times `grad`."""
         grad_x_TD, grad_w_VD = ctx.saved_tensors
         dtype_x, dtype_w = ctx.dtypes
-        return (grad_x_TD * grad).to(dtype_x), (grad_w_VD * grad).to(dtype_w), None, None, None
+        return (grad_x_TD * grad).to(dtype_x), (grad_w_VD * grad).to(dtype_w), None, None, None, None
 
 
-def _nll_then_gradient(logits_nV: Tensor, target_n: Tensor, ignore_index: int) -> Tensor:
+def _nll_then_gradient(logits_nV: Tensor, target_n: Tensor, ignore_index: int, compiled: bool) -> Tensor:
     """Return the negative log-likelihood of each target, float32 [n], in nats; 0 for padding (`ignore_index`).
 
     The logits [n, V] are overwritten by the gradient with respect to them; rows of padding get values without a
@@ -106,13 +116,27 @@ def _nll_then_gradient(logits_nV: Tensor, target_n: Tensor, ignore_index: int) -
     length = _tokens_in_float32(logits_nV.device.type, logits_nV.size(1))
     is_padding_n = target_n == ignore_index
     # Replace ignore_index by 0, because `gather` needs valid word indices and ignore_index can be a number like -100.
-    index_n1 = target_n.masked_fill(is_padding_n, 0).unsqueeze(1)
-    parts = []
-    for logits, index in zip(logits_nV.split(length), index_n1.split(length), strict=True):
-        values = logits.log_softmax(-1, dtype=torch.float32)
-        parts.append(-values.gather(1, index).squeeze(1))
-        logits.copy_(values.exp_().scatter_add_(1, index, values.new_full(index.shape, -1.0)))
+    index_n = target_n.masked_fill(is_padding_n, 0)
+    step = _compiled_step() if compiled else _softmax_step
+    parts = [step(*part) for part in zip(logits_nV.split(length), index_n.split(length), strict=True)]
     return torch.cat(parts).masked_fill_(is_padding_n, 0)
+
+
+def _softmax_step(logits_nV: Tensor, index_n: Tensor) -> Tensor:
+    """Return the negative log-likelihood of the words `index_n`, float32 [n], and overwrite the logits as above."""
+    values_nV = logits_nV.log_softmax(-1, dtype=torch.float32)
+    log_likelihood_n = values_nV.gather(1, index_n.unsqueeze(1)).squeeze(1)
+    logits_nV.copy_(values_nV.exp_())
+    # On a CPU, scatter_ needs a hundred times as long for numbers in bfloat16.
+    rows_n = torch.arange(len(index_n), device=index_n.device)
+    logits_nV[rows_n, index_n] = (log_likelihood_n.exp() - 1).to(logits_nV.dtype)
+    return -log_likelihood_n
+
+
+@cache
+def _compiled_step() -> Callable[[Tensor, Tensor], Tensor]:
+    """Return `_softmax_step`, compiled. torch.compile imports the compiler, which takes a second."""
+    return torch.compile(_softmax_step)
 
 
 def _chunks(*tensors: Tensor) -> list[tuple[Tensor, ...]]:

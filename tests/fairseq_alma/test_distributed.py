@@ -8,11 +8,21 @@ import sys
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import EXPERT_DIGESTS, num_updates, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import (
+    AVERAGE,
+    BEST,
+    CONTINUATION,
+    EXPERT_DIGESTS,
+    num_updates,
+    read_checkpoint,
+    write_checkpoint,
+)
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.growth.checkpoint import grow_checkpoint
+from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.fairseq_config import write_untrained_checkpoint
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.modules.expert_parallel import digests_of_experts
 from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of
@@ -199,6 +209,40 @@ def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, 
         grown.append(read_checkpoint(tmp_path / "grown.pt")["model"])
     assert [v.shape[0] for k, v in grown[0].items() if k.endswith("valid_loss_E")] == [6, 6]
     same_weights(*grown)
+
+
+def test_an_average_and_a_kept_optimizer_of_spread_experts_go_on_as_on_each_rank(stream, untrained, tmp_path):
+    """Two stages, in which each rank has half of the experts, or all of them. With half, the second is interrupted."""
+    settings = LanguageModelSettings(
+        stream=str(stream), out=str(tmp_path), updates=8, average="decay:0.8", optimizer_state="keep",
+        schedule="constant",
+    )  # fmt: skip
+    found = {}
+    for expert_parallel in (1, 2):
+        start, stages = untrained, []
+        for stage, stops in ((1, (8,)), (2, (5, 8) if expert_parallel == 2 else (8,))):
+            folder = tmp_path / f"stage_{stage}_of_{expert_parallel}"
+            for updates in stops:
+                options = (*SAME[:4], "--expert-parallel", expert_parallel, "--max-update", updates)
+                commands = member_commands(stream, folder, tmp_path, 2, *options, "--finetune-from-model", start)
+                run_ranks(
+                    [[*words, "--average", settings.average, "--keep-optimizer"] for words in commands], seconds=600
+                )
+            finish_stage(folder, settings)
+            start = folder / CONTINUATION
+            stages += [read_checkpoint(folder / name) for name in (BEST, CONTINUATION)]
+        found[expert_parallel] = stages
+    for spread, whole in zip(found[2], found[1], strict=True):
+        same_weights(spread["model"], whole["model"])
+        for name, digests in spread["extra_state"][EXPERT_DIGESTS].items():
+            assert digests == digests_of_experts(spread["model"][name])
+    assert [one["extra_state"][AVERAGE]["count"] for one in found[2][1::2]] == [8, 16]
+    assert not torch.equal(*(one["model"]["decoder.layers.1.mixture.fc1_weight"] for one in found[2][2:]))
+    states = [one[-1]["last_optimizer_state"]["state"] for one in (found[2], found[1])]
+    assert states[0].keys() == states[1].keys()
+    for number, state in states[0].items():
+        assert int(state["step"]) == int(states[1][number]["step"]) == 16
+        assert (state["exp_avg_sq"] - states[1][number]["exp_avg_sq"]).norm() <= 1e-2 * state["exp_avg_sq"].norm()
 
 
 def test_six_grown_experts_are_trained_on_four_ranks_as_on_one(stream, on_one_rank, tmp_path):

@@ -26,6 +26,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.predictors import checked_file
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder
+from vision import cuda_graphs
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners import files as saved
@@ -198,13 +199,15 @@ class VisionLearner:
         self.stack = stack  # the setter records that no file contains the networks, which will change in place
         optimizer = new_optimizer(stack.parameters.flat, settings)
         is_constant = settings.schedule == "constant"
-        rates = None if is_constant else cosine_rates(optimizer.lr, epochs * batches.updates_per_epoch)
+        num_updates = epochs * batches.updates_per_epoch
+        rates = None if is_constant else cosine_rates(optimizer.lr, num_updates)
+        graphs = cuda_graphs.are_used(settings.cuda_graphs, stack, num_updates, self.device)
         with random_state(self.generators("modules", stage.index)[0].initial_seed(), self.device):
             if self._average is not None:
                 self._average.begin_stage(stack)
             trained = train_stage(
                 stack, batches, data.validation, loss, optimizer, epochs, settings.select_by, self.watcher,
-                settings.patience, rates, settings.cuda_graphs,
+                settings.patience, rates, graphs,
             )  # fmt: skip
             if self._average is not None:
                 self._average.end_stage(stack, batches.epoch())

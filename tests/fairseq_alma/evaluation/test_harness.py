@@ -226,7 +226,9 @@ def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offl
     # For people; and the last stage alone.
     assert alma_eval([str(run), *options, "--limit", "3"]) == 0
     assert "stage 2: next_word: acc " in capsys.readouterr().out
-    assert [one.get("limit") for one in read_task_scores(run)] == [None, None, 3, 3]
+    lines = [json.loads(line) for line in (run / "task_scores.jsonl").read_text().splitlines()]
+    assert [one.get("limit") for one in lines] == [None] * 4 + [3, 3]
+    assert read_task_scores(run) == printed  # the first examples alone are a trial
     # The command of lm-evaluation-harness knows no models but its own; its function knows ours by name.
     found = lm_eval.simple_evaluate(
         "alma", f"run={run},stage=1,device=cpu", ["next_word"], log_samples=False,

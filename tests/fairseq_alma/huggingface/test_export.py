@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, SentencePiece, load_tokenizer
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import RECORD, export, main
 from fairseq_alma.huggingface.tokenizer import exported_tokenizer
 from tests.fairseq_alma.huggingface.conftest import SENTENCE
@@ -24,7 +24,7 @@ LENGTHS = (1, 2, 37, 512)
 
 
 def loaded(path, stream):
-    model, _ = load_member(path, StreamFolder.open(stream), torch.device("cpu"))
+    model, _ = load_model(path, StreamFolder.open(stream), torch.device("cpu"))
     return model
 
 
@@ -111,30 +111,42 @@ def test_every_implementation_of_the_experts(checkpoint, stream, tmp_path, imple
 
 
 @torch.no_grad()
-def check_greedy(models, ids, start):
+def check_greedy(models, ids, start, num_words):
     """Assert that each token from `start` on has the largest mean probability after the tokens before it."""
     mean = sum(model(torch.tensor([ids]))[0][0].double().softmax(dim=-1) for model in models)
+    mean[:, [0, 1, 3, *range(num_words, mean.size(1))]] = 0  # ids without text
     assert ids[start:] == mean.argmax(dim=-1)[start - 1 : -1].tolist()
 
 
 @pytest.mark.parametrize("experts", [(2,), (2, 1)], ids=["model", "ensemble"])
 def test_generate_gives_the_tokens_of_the_run(checkpoint, stream, tmp_path, experts):
+    from transformers import AutoTokenizer
+
+    import fairseq_alma
+
     paths = [checkpoint(number, seed=number) for number in experts]
     export(paths, tmp_path / "out", stream)
     theirs, ours = from_pretrained(tmp_path / "out"), [loaded(path, stream) for path in paths]
-    batch = torch.tensor([[2, 50, 60, 70], [1, 1, 2, 80]])
-    output = theirs.generate(batch, attention_mask=batch.ne(1).long(), max_new_tokens=200, do_sample=False).tolist()
-    ends = [row.index(2, 4) + 1 if 2 in row[4:] else len(row) for row in output]
-    assert max(ends) > 100
-    for row, padding, end in zip(output, (0, 2), ends, strict=True):
-        check_greedy(ours, row[padding:end], 4 - padding)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    prompts, num_words = ["the stream arrives", "a"], len(tokenizer)
+    batch = tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    length = batch.input_ids.size(1)
+    output = theirs.generate(**batch, max_new_tokens=200, do_sample=False).tolist()
+    predictor = fairseq_alma.load(paths, stream=stream)
+    for row, mask, expected in zip(
+        output, batch.attention_mask.tolist(), predictor.generate(prompts, 200, temperature=0), strict=True
+    ):
+        end = row.index(2, length) + 1 if 2 in row[length:] else len(row)
+        padding = mask.index(1)
+        check_greedy(ours, row[padding:end], length - padding, num_words)
         assert set(row[end:]) <= {1}
+        assert row[length:end] == expected.ids
+    assert max(len(row) for row in output) == length + 200
     # Without a prompt, a document begins.
-    check_greedy(ours, theirs.generate(max_new_tokens=9, do_sample=False)[0].tolist(), 1)
+    check_greedy(ours, theirs.generate(max_new_tokens=9, do_sample=False)[0].tolist(), 1, num_words)
     # Beams reorder the cache of every member.
-    options = {"attention_mask": torch.ones(1, 4), "max_new_tokens": 9, "num_beams": 3, "do_sample": False}
-    without = theirs.generate(batch[:1], **options, use_cache=False)
-    assert theirs.generate(batch[:1], **options).equal(without)
+    options = {"max_new_tokens": 9, "num_beams": 3, "do_sample": False}
+    assert theirs.generate(**batch, **options).equal(theirs.generate(**batch, **options, use_cache=False))
 
 
 def test_an_ensemble_predicts_the_mean_of_the_probabilities(checkpoint, stream, tmp_path):

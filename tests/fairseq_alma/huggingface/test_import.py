@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.members import load_member
+from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import export
 from fairseq_alma.huggingface.importing import import_model, main
 from tests.commands import RUN, run_command
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def logits(path, stream, x):
-    model, _ = load_member(path, StreamFolder.open(stream), torch.device("cpu"))
+    model, _ = load_model(path, StreamFolder.open(stream), torch.device("cpu"))
     with torch.no_grad():
         return model(x)[0]
 

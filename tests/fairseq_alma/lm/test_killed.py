@@ -103,12 +103,10 @@ FAIRSEQ_WRITES = Moment(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_like_an_uninterrupted_one(
-    stream, tmp_path, precision
-):
+@pytest.mark.parametrize("more", ["precision=float32", "precision=bfloat16", "compile=true"])
+def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_like_an_uninterrupted_one(stream, tmp_path, more):
     """With a checkpoint about every second update, most of them without a validation."""
-    settings = (*SHORT, *GMOE, "mega_batches=2", f"precision={precision}")
+    settings = (*SHORT, *GMOE, "mega_batches=2", more)
     reference = Reference.of(stream, tmp_path / "whole", settings)
     run = KilledRun(stream, tmp_path / "run", (*settings, "checkpoint_minutes=0.001"))
     run.kill_at(FAIRSEQ_WRITES)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fairseq_alma.modules import dispatch
 from fairseq_alma.modules.dispatch import WAYS, choose_way, count_tokens, from_rows, plan_dispatch, to_rows
 from fairseq_alma.modules.experts import ExpertWeights, run_experts
 from fairseq_alma.modules.switch_feed_forward import SwitchFeedForward
@@ -21,6 +22,21 @@ def test_tokens_are_sorted_by_expert_in_their_order_of_arrival():
     assert plan.counts == (2, 1, 2, 0)
     assert plan.load_E.tolist() == [2, 1, 2, 0]
     assert plan.kept_T is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("num_experts", [1, 4, 12, 64])
+def test_counting_and_sorting_give_the_same_plan(monkeypatch, way, num_experts):
+    for num_tokens, capacity in ((0, None), (1, 1), (301, None), (301, 301 // num_experts + 1), (301, 1)):
+        expert_T = torch.randint(0, num_experts, (num_tokens,)) // 2  # the upper half of the experts is empty
+        plans = []
+        for limit in (64, 0):
+            monkeypatch.setattr(dispatch, "MAX_COUNTED", limit)
+            plans.append(vars(plan_dispatch(expert_T, num_experts, capacity, way)))
+        for name, counted in plans[0].items():
+            sorted_one = plans[1][name]
+            same = torch.equal(counted, sorted_one) if torch.is_tensor(counted) else counted == sorted_one
+            assert same, (name, num_tokens, capacity)
 
 
 @pytest.mark.parametrize("way", WAYS)

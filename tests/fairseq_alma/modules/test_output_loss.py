@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_alma.lm.compilation import cost_so_far
 from fairseq_alma.modules import output_loss
 from fairseq_alma.modules.output_loss import summed_nll, token_nll
 
@@ -44,6 +45,22 @@ def test_loss_and_gradients_equal_the_plain_steps(kind, tolerance, autocast):
     for p, gradient in zip((x, weight), gradients, strict=True):
         assert p.grad.dtype == p.dtype
         assert (p.grad - gradient).abs().max() < tolerance * gradient.abs().max()
+
+
+@pytest.mark.parametrize("kind", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+def test_compiled_loss_and_gradients_are_the_same_but_for_rounding(kind):
+    found, before = [], cost_so_far()[0]
+    for compiled in (False, True):
+        torch.manual_seed(3)
+        x, weight, target = draw(kind)
+        loss = summed_nll(x, weight, target, PAD, compiled=compiled)
+        loss.backward()
+        found.append((loss.detach(), x.grad, weight.grad))
+    assert cost_so_far()[0] > before
+    tolerance = 1e-5 if kind == torch.float32 else 1e-2
+    for plain, compiled in zip(*found, strict=True):
+        assert (plain - compiled).abs().max() <= tolerance * plain.abs().max()
+    assert found[0][0].item() == pytest.approx(found[1][0].item(), rel=1e-6)
 
 
 def test_the_sum_is_exact_for_the_logits_that_bfloat16_gives():
