@@ -58,6 +58,9 @@ install torch torchvision numpy cython ninja
 # torch a second time.
 say "2/3 installing fairseq and the other packages (compiles for some minutes, only once)"
 install --no-build-isolation -e '.[test,corpora,docs]'
+# fairseq lists torchaudio as a requirement, but never imports it here. transformers imports it if it is there, and fails
+# if it was built for another version of CUDA than torch.
+.venv/bin/python -m pip uninstall --yes --disable-pip-version-check torchaudio >>"$log" 2>&1
 say "3/3 checking the installation"
 .venv/bin/python -c 'import torch, torchvision, fairseq, fairseq_alma.core, data_prep' >>"$log" 2>&1 ||
     fail "the installed packages cannot be imported: see the end of $log"
