@@ -101,6 +101,8 @@ def test_an_entry_can_be_added_and_removed():
 THE_CATALOGUE = {"fairseq_alma/core/catalogue.py", "fairseq_alma/core/learner_settings.py"}
 MAY_NAME = {
     "fairseq_alma/core/settings.py": {"split_by"},  # alma-lm has another setting instead
+    "fairseq_alma/huggingface/card.py": {"experts"},  # a setting of all language models
+    "fairseq_alma/huggingface/modeling_alma.py": {"members"},  # a name of transformers' weights
     "fairseq_alma/lm/learners.py": {"combine"},  # a key of predictor.json
     "vision/learners/base.py": {"combine"},  # a key of predictor.json
     "vision/predictor.py": {"combine"},  # the same
