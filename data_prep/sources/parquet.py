@@ -185,8 +185,13 @@ def _value_of(value: Any) -> object:
     A date or time that Python cannot represent, such as one with nanoseconds, is returned as Arrow's text for it, and
     another such value as None.
     """
-    from pyarrow import string, types
+    from pyarrow import string, timestamp, types
 
+    if types.is_timestamp(value.type) and value.type.unit == "ns" and value.is_valid:
+        # pyarrow would return an object of pandas, if that is installed.
+        if value.value % 1000:
+            return value.cast(string()).as_py()
+        value = value.cast(timestamp("us", value.type.tz))
     try:
         found = value.as_py()
         return found.decode("utf-8") if isinstance(found, bytes) else found

@@ -40,8 +40,7 @@ def experts_with_largest_loss(valid_loss_E: Tensor, num_new: int) -> list[int]:
     if not bool(valid_loss_E.gt(0).any()):
         raise SettingError(
             "no validation has recorded a loss for the experts of this model, so they cannot be ranked: use a "
-            "checkpoint that was saved after a validation with --criterion switch_lm (other criteria record no losses "
-            "of experts)"
+            "checkpoint that was saved after a validation"
         )
     return _largest(valid_loss_E, num_new)
 

@@ -10,6 +10,7 @@ Models with one expert in each mixture are written as OPT models, which need no 
 
 import argparse
 import importlib.util
+import logging
 import shutil
 import sys
 import warnings
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, message_of
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, unfinished_files, write_json, written_aside
-from fairseq_alma.core.printing import log_to_stderr, say
+from fairseq_alma.core.printing import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
     arguments = parser.parse_args(argv)
     # Libraries that fairseq imports print such messages. Their user can do nothing about them.
-    log_to_stderr("WARNING", force=True)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         is_new = export(arguments.path, arguments.out, arguments.stream, arguments.stage)

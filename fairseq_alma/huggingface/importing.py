@@ -12,6 +12,7 @@ tied embeddings. The files are read as numbers and text. No code that they name 
 """
 
 import argparse
+import logging
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, message_of
 from fairseq_alma.core.files import parse_json, remove, unfinished_files, written_aside
-from fairseq_alma.core.printing import log_to_stderr, say
+from fairseq_alma.core.printing import say
 from fairseq_alma.huggingface.export import require_libraries
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
     arguments = parser.parse_args(argv)
     # Libraries that fairseq imports print such messages. Their user can do nothing about them.
-    log_to_stderr("WARNING", force=True)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         import_model(arguments.source, arguments.out)

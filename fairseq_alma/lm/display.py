@@ -183,7 +183,7 @@ class _MemberDisplay:
             self._validation = f"valid ppl {found.perplexity:.2f}"
         else:
             # A criterion of the user may log only "loss".
-            loss = float(found.values.get("nll_loss", found.values["loss"]))
+            loss = float(found.values["nll_loss" if "nll_loss" in found.values else "loss"])
             self._training = f"loss {loss:.3f} bits  ppl {found.perplexity:.2f}"
         if self._record:
             self._record(found)

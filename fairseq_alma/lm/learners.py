@@ -7,7 +7,6 @@ checkpoints make the predictions. The labels and settings of the learners are in
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -346,8 +345,13 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 }
 """The class of every language-model learner. The keys are the values of the setting `learner`."""
 
-register_learner = partial(catalogue.register_learner, "language model", LEARNERS)
-"""Class decorator that makes a learner available as `learner=NAME`: see `fairseq_alma.core.catalogue`."""
+
+def register_learner(name: str, **options: Any) -> Callable[[type[LanguageModelLearner]], type[LanguageModelLearner]]:
+    """Return a class decorator that makes a learner available as `learner=NAME`.
+
+    For the options and the errors, see `fairseq_alma.core.catalogue.register_learner`.
+    """
+    return catalogue.register_learner("language model", LEARNERS, name, **options)
 
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:

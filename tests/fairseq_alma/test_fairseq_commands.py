@@ -66,7 +66,7 @@ def test_the_task_trains_any_language_model_of_fairseq(stream, tmp_path, capsys)
     assert float(re.search(r"Perplexity: ([\d.]+)", output)[1]) < 24  # the number of types
     assert f"Evaluated {StreamFolder.open(stream).counts('test')['tokens']:,} tokens" in output
     assert alma_eval([str(best), "--stream", str(stream)]) == 2
-    assert "is a checkpoint of transformer_lm, not of a switch_lm model" in capsys.readouterr().err
+    assert "is a checkpoint of transformer_lm, which is not one of our architectures" in capsys.readouterr().err
 
 
 def test_a_training_on_other_data_needs_new_meters_to_write_a_best_checkpoint(stream, trained, tmp_path):

@@ -10,7 +10,7 @@ networks grow to different shapes.
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -362,5 +362,9 @@ LEARNERS: dict[str, type[VisionLearner]] = {}
 """The class of each vision learner, by name of the learner. `register_learner` adds entries."""
 
 
-register_learner = partial(catalogue.register_learner, "vision", LEARNERS)
-"""Class decorator that makes a learner available as `learner=NAME`: see `fairseq_alma.core.catalogue`."""
+def register_learner(name: str, **options: Any) -> Callable[[type[VisionLearner]], type[VisionLearner]]:
+    """Return a class decorator that makes a learner available as `learner=NAME`.
+
+    For the options and the errors, see `fairseq_alma.core.catalogue.register_learner`.
+    """
+    return catalogue.register_learner("vision", LEARNERS, name, **options)
