@@ -211,6 +211,7 @@ def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, 
     same_weights(*grown)
 
 
+@pytest.mark.slow  # ten processes
 def test_an_average_and_a_kept_optimizer_of_spread_experts_go_on_as_on_each_rank(stream, untrained, tmp_path):
     """Two stages, in which each rank has half of the experts, or all of them. With half, the second is interrupted."""
     settings = LanguageModelSettings(

@@ -237,15 +237,26 @@ def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offl
     assert found["results"]["next_word"]["acc,none"] == printed[0]["metrics"]["acc"]
 
 
-def test_bad_input_gives_one_message(run, tasks, capsys, monkeypatch):
-    def said(*arguments) -> str:
+@pytest.fixture
+def said(run, capsys):
+    """A function that calls alma-eval with bad input and returns its message."""
+
+    def call(*arguments) -> str:
         assert alma_eval([str(run), *map(str, arguments)]) == 2
         [line] = capsys.readouterr().err.splitlines()
         return line
 
+    return call
+
+
+@pytest.mark.slow  # the library reads the files of its 14,000 tasks
+def test_an_unknown_task_is_refused_with_the_nearest_one(said, tasks):
     assert said("--tasks", "next_wrod", "--include-path", tasks) == (
         "alma-eval: lm-evaluation-harness has no task 'next_wrod': did you mean next_word?"
     )
+
+
+def test_bad_input_gives_one_message(said, tasks, monkeypatch):
     assert "is not a folder" in said("--tasks", "next_word", "--include-path", tasks / "none")
     assert "--limit needs --tasks" in said("--limit", 3)
     assert "--by-source and --tasks cannot be combined" in said("--tasks", "next_word", "--by-source")

@@ -32,7 +32,8 @@ def float64_steps(x, weight, target):
     return loss.item(), (x.grad, weight.grad)
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+# Logits reach 16, where bfloat16 rounds to multiples of 1/8: a probability can be wrong by 1/16.
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1 / 16)])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_loss_and_gradients_equal_the_plain_steps(kind, tolerance, autocast):
     x, weight, target = draw(torch.float32 if autocast else kind)
@@ -47,7 +48,8 @@ def test_loss_and_gradients_equal_the_plain_steps(kind, tolerance, autocast):
         assert (p.grad - gradient).abs().max() < tolerance * gradient.abs().max()
 
 
-@pytest.mark.parametrize("kind", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_compiled_loss_and_gradients_are_the_same_but_for_rounding(kind):
     found, before = [], cost_so_far()[0]
     for compiled in (False, True):
@@ -134,7 +136,8 @@ def test_no_token_has_no_loss():
     assert weight.grad.abs().sum() == 0
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+# Logits reach 16, where bfloat16 rounds to multiples of 1/8: a probability can be wrong by 1/16.
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1 / 16)])
 @pytest.mark.parametrize("tokens_per_chunk", [1, 7, 300, 1000])
 @torch.inference_mode()
 def test_the_loss_of_each_token_does_not_depend_on_the_chunks(monkeypatch, kind, tolerance, tokens_per_chunk):
