@@ -39,7 +39,7 @@ from fairseq_alma.evaluation.devices import CPU_TOKENS, default_devices
 logger = logging.getLogger(__name__)
 
 END_OF_DOCUMENT = "</s>"
-"""What stands for the end of a document in the text of a request."""
+"""Text in a request that ends a document."""
 MAX_SCORES = 1 << 27
 """Maximum number of scores in a forward pass, tokens times entries of the dictionary: 0.5 GB."""
 
