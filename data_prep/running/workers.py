@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -32,8 +31,8 @@ CONTEXT = multiprocessing.get_context("forkserver") if sys.platform == "linux" e
 _PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet"]
 """A module that imports all tasks, and the parts of pyarrow that the first and the last of them use. These are names,
 because a module of this package may not import higher packages, and this process itself does not need pyarrow."""
-_EXIT_POLLS, _EXIT_POLL_SECONDS = 20, 0.1
-"""How often, and at what intervals in seconds, the exit codes of dead workers are asked for."""
+_JOIN_SECONDS = 2
+"""How long to wait for the pool to end the other workers after one has died."""
 
 
 class Workers:
@@ -91,15 +90,14 @@ class Workers:
 
     def died(self) -> dict[int, str]:
         """Return the processes that have died, each with what ended it, such as "SIGKILL" or "status 1"."""
-        # If one process dies, the pool ends the others by SIGTERM. They are left out.
+        # If one process dies, a thread of the pool ends the others by SIGTERM, which are left out, and waits for all of
+        # them. An exit code can be read only once, and Python reports status 255 to whoever reads second. So let the
+        # thread read first. It would wait forever for a process that was suspended, hence the time limit.
         processes = list((self._pool._processes or {}).values())
-        codes: dict[int | None, int | None] = {}
-        for _ in range(_EXIT_POLLS):
-            codes = {process.pid: process.exitcode for process in processes}
-            if None not in codes.values():
-                break
-            # A thread of the pool is just asking for the exit codes, too. Only one of the two gets them at once.
-            time.sleep(_EXIT_POLL_SECONDS)
+        thread: Any = self._pool._executor_manager_thread
+        if thread is not None:
+            thread.join(_JOIN_SECONDS)
+        codes = {process.pid: process.exitcode for process in processes}
         return {
             pid: signal.Signals(-code).name if code < 0 else f"status {code}"
             for pid, code in codes.items()
