@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 MODULES = {
+    "alma-deploy": "fairseq_alma.deploy",
     "alma-eval": "fairseq_alma.evaluation.cli",
     "alma-export": "fairseq_alma.huggingface.export",
     "alma-generate": "fairseq_alma.generate",

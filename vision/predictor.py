@@ -109,7 +109,8 @@ def load(
         StageError: if a file is missing.
         SettingError: if the run has another backbone, or if the module of the function is not found.
     """
-    folder = Path(folder)
+    # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
+    folder = Path(folder).resolve() if Path(folder).is_symlink() else Path(folder)
     description = _description(folder, stage)
     settings, image_format = read_settings(folder), ImageFormat.read(folder)
     if backbone is not None and not isinstance(backbone, str):

@@ -2,6 +2,7 @@
 
 alma-eval RUN
 alma-eval CHECKPOINT [CHECKPOINT ...] --stream STREAM
+alma-eval RUN --text FILE                                        any text: a text file, or JSON lines
 alma-eval RUN --all-stages --tasks arc_easy,lambada_openai       tasks of lm-evaluation-harness
 """
 
@@ -12,10 +13,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
-from fairseq_alma.api import load
+import numpy as np
+
+from fairseq_alma.api import TextScore, load
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
+from fairseq_alma.core.files import parse_json
+from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -69,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", help="architecture of the checkpoints, if it is not one of ours")
     parser.add_argument("--plugin", metavar="MODULE", help="module of yours that registers the architecture; it runs")
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE",
+        help="score this text instead of a split: one document, or, if the name ends with .jsonl, a document in the "
+        'field "text" of each line. Of the stream, only the tokenizer is needed',
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     tasks = parser.add_argument_group("tasks of lm-evaluation-harness, instead of the perplexity")
     tasks.add_argument(
@@ -93,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.tasks:
             _evaluate_on_tasks(arguments)
             return 0
+        if arguments.text:
+            _evaluate_on_text(arguments)
+            return 0
         found = find_members(arguments.path, arguments.stream, arguments.stage)
         stream = _open_stream(found)
         _check_split(arguments.split, stream)
@@ -116,6 +130,8 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     """Raise SettingError if an option has no effect."""
     if arguments.tasks and arguments.by_source:
         raise SettingError("--by-source and --tasks cannot be combined: leave one of them out")
+    if arguments.text and (arguments.tasks or arguments.by_source):
+        raise SettingError("--text cannot be combined with --tasks and --by-source: leave one of them out")
     if arguments.all_stages and arguments.stage is not None:
         raise SettingError("--all-stages and --stage cannot be combined: leave one of them out")
     for name in ("include_path", "all_stages", "num_fewshot", "limit"):
@@ -158,6 +174,42 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
             say(f"{place}{score['task']}: {', '.join(metrics)} ({score['num_examples']:,} examples)")
 
 
+def _evaluate_on_text(arguments: argparse.Namespace) -> None:
+    """Score the documents of a file, and print the result."""
+    documents = _documents_in(arguments.text)
+    predictor = load(
+        arguments.path, arguments.stage, parse_devices(arguments.device)[0], arguments.stream, arguments.arch
+    )
+    scores = predictor.score(documents, end_of_document=True)
+    total = TextScore(np.concatenate([one.nats for one in scores]), sum(one.num_bytes for one in scores))
+    if arguments.json:
+        counts = {"num_documents": len(scores), "num_tokens": total.num_tokens, "num_bytes": total.num_bytes}
+        print(json.dumps({"text": str(arguments.text), **counts, "perplexity": total.perplexity,
+                          "bits_per_byte": total.bits_per_byte}))  # fmt: skip
+        return
+    say(f"{len(scores):,} documents of {arguments.text}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
+    print(f"perplexity {total.perplexity:.4f} per token, {total.bits_per_byte:.6f} bits per byte")
+
+
+def _documents_in(path: Path) -> list[str]:
+    """Return the documents in a text file, or in a file of JSON lines. Raise SettingError if it contains no text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = [line for line in text.split("\n") if line.strip()]
+        found = [value_of(parse_json(line), _Line)["text"] for line in lines] if path.suffix == ".jsonl" else [text]
+    except ValueError as error:
+        raise SettingError(f"{path} is not text in UTF-8, or a line has no field text ({error}): mend it") from error
+    if not any(found):
+        raise SettingError(f"{path} contains no text: give another file")
+    return [one for one in found if one]
+
+
+class _Line(TypedDict):
+    """A line of a file of JSON lines."""
+
+    text: str
+
+
 def _print_score(
     result: PerplexityScore, by_source: dict[str, PerplexityScore], num_members: int, split: str, stream: StreamFolder,
     as_json: bool,
@@ -187,6 +239,8 @@ def _open_stream(found: Members) -> StreamFolder:
         stream = StreamFolder.open(found.stream)
     except StreamError as error:
         if not found.settings:
+            if (found.stream / "predictor.json").is_file():  # of alma-deploy
+                raise StreamError(f"{found.stream} has no text: give --text FILE, or --stream STREAM") from error
             raise
         raise StreamError(f"{error}; if the stream was moved, give --stream") from error
     if found.settings.get("evaluated_on") not in (None, [stream.digest(split) for split in ("valid", "test")]):

@@ -42,7 +42,8 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
         stage: stage of the run after which its models are used. By default, the last one.
     """
     if len(paths) == 1 and paths[0].is_dir():
-        run = paths[0]
+        # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
+        run = paths[0].resolve() if paths[0].is_symlink() else paths[0]
         if not RunFolder(run).predictor().is_file():
             runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
             if runs:
@@ -65,6 +66,8 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
             raise StreamError(
                 f"{run} is not an alma-lm run, because its settings contain no stream: give a run of a language model"
             )
+        if stream is None and (run / "dict.txt").is_file():
+            stream = run  # alma-deploy has copied the tokenizer
         return Members(checkpoints, stream) if stream else Members(checkpoints, Path(settings["stream"]), settings)
     if stage is not None:
         raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")

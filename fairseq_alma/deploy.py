@@ -1,0 +1,327 @@
+"""alma-deploy: copy the predictor of a run, or an exported model, to the folder from which it is used.
+
+alma-deploy RUN TO                the predictor of the run now
+alma-deploy RUN TO --stage 2      that after stage 2
+alma-deploy EXPORT TO             a folder that alma-export wrote
+alma-deploy --back TO             return to the one before
+alma-deploy --list TO
+
+TO/current is a link to the folder of the deployed predictor, such as TO/stage_003. It is replaced in one step, after the
+copy is complete and its digests were compared, so that it leads to a whole folder at each moment.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
+from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
+from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
+from fairseq_alma.core.printing import say
+from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.settings import Count
+from fairseq_alma.core.stream_description import read_description
+from fairseq_alma.core.stream_folder import check_tokenizer_files
+from fairseq_alma.huggingface.export import RECORD as EXPORT_RECORD
+from fairseq_alma.huggingface.export import Record as ExportRecord
+
+RECORD = "deployed.json"
+"""File in a deployed folder that says what was deployed, with digests of its files."""
+CURRENT = "current"
+"""The link to the deployed folder."""
+
+
+class _Record(TypedDict):
+    """The content of deployed.json."""
+
+    source: str
+    number: Count
+    is_taken_back: bool
+    content: list[str]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A predictor in TO."""
+
+    folder: Path
+    source: str
+    """What was copied, for the user."""
+    number: int
+    """Position in the order in which the predictors were deployed, from 1."""
+    is_taken_back: bool
+    """Whether `alma-deploy --back` has left it. Then it is deployed again only with --stage."""
+    content: list[str]
+    """SHA-256 digests of what predicts. Two predictors with equal content are the same."""
+    files: dict[str, str]
+    """SHA-256 digest of each file, by the path in the folder."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Deployed":
+        """Return the predictor in a folder. Raise RunError if its record is damaged."""
+        return cls(folder, **read_json(folder / RECORD, _Record, advice=f"remove {folder} and deploy it again"))
+
+    def write(self) -> None:
+        """Write deployed.json."""
+        record = {name: value for name, value in vars(self).items() if name != "folder"}
+        write_json(self.folder / RECORD, sealed(record))
+
+    def check(self) -> None:
+        """Raise RunError if a file is missing or has changed."""
+        for name, digest in self.files.items():
+            path = self.folder / name
+            if not path.is_file() or sha256_of(path) != digest:
+                raise RunError(f"{path} is missing or has changed: remove {self.folder} and deploy it again")
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """What is to be copied."""
+
+    source: str
+    name: str
+    """Name of the folder in TO, if it is free."""
+    content: list[str]
+    files: dict[str, tuple[Path, str]]
+    """Path in the copy -> the file, and its SHA-256 digest."""
+    predictor: dict[str, Any] | None = None
+    """The content of the new predictor.json; None for an exported model."""
+
+
+def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: int = 3) -> tuple[Path, bool]:
+    """Copy a predictor to `to`, and let `to`/current lead to it.
+
+    The copy needs neither the run nor the stream: `fairseq_alma.load` and `vision.load` take the folder `to`/current.
+    If the same predictor is in `to` already, only the link changes. If it was left by `go_back` and `stage` is None,
+    nothing changes, so that a scheduled command does not deploy it again.
+
+    Args:
+        source: run folder of alma-lm or alma-vision with one seed, or a folder that alma-export wrote.
+        to: the folder with the deployed predictors. It is created if it does not exist.
+        stage: the stage of the run; by default its predictor now.
+        keep: number of predictors to keep, with the new one. Older ones are removed.
+
+    Returns:
+        The folder to which `to`/current leads now, and whether it is the predictor of `source`.
+
+    Raises:
+        AlmaError: if there is no such predictor, if a file has changed, or if another process is at work in `to`.
+    """
+    source, to = Path(source), Path(to)
+    if keep < 1:
+        raise SettingError(f"keep={keep}: give the number of predictors to keep, 1 or more")
+    copy = _copy_of(source, stage)
+    if any((to / name).exists() for name in ("predictor.json", "settings.json", EXPORT_RECORD, RECORD)):
+        raise SettingError(f"{to} is a run or a model itself: give another folder for the deployed predictors")
+    with Lease(to):
+        found, current = all_deployed(to), current_of(to)
+        one = next((one for one in found if one.content == copy.content), None)
+        if one is not None:
+            one.check()
+            if one.is_taken_back and stage is None and current is not None:
+                return current, False
+        number = found[-1].number + 1 if found else 1
+        if one is None:
+            one = _write(copy, to, number)
+        elif one.folder != current or one.is_taken_back:
+            one = replace(one, number=number, is_taken_back=False)
+            one.write()
+        _lead_to(to, one.folder)
+        rest, kept = all_deployed(to)[::-1], 0
+        for old in rest:
+            if kept >= keep and old.folder != one.folder:
+                remove(old.folder)
+            kept += not old.is_taken_back
+    return one.folder, True
+
+
+def go_back(to: str | Path) -> Path:
+    """Let `to`/current lead to the predictor that was deployed before, and return its folder.
+
+    The predictor that is left is kept, but `deploy` does not deploy it again unless its stage is given.
+
+    Raises:
+        RunError: if there is none, if one of its files has changed, or if another process is at work in `to`.
+    """
+    to = Path(to)
+    if current_of(to) is None:
+        raise RunError(f"{to} has no link {CURRENT}: deploy a predictor first (alma-deploy RUN {to})")
+    with Lease(to):
+        found, current = all_deployed(to), current_of(to)
+        now = next((one for one in found if one.folder == current), None)
+        before = [one for one in found if not one.is_taken_back and now is not None and one.number < now.number]
+        if now is None or not before:
+            raise RunError(f"{to} has no predictor from before {current}: alma-deploy RUN {to} --stage K deploys one")
+        before[-1].check()
+        # If this process is killed before the link is changed, the same command goes back to the same folder.
+        replace(now, is_taken_back=True).write()
+        _lead_to(to, before[-1].folder)
+        return before[-1].folder
+
+
+def all_deployed(to: Path) -> list[Deployed]:
+    """Return the predictors in a folder, in the order in which they were deployed."""
+    folders = [path.parent for path in to.glob(f"*/{RECORD}") if not path.parent.is_symlink()]
+    return sorted(map(Deployed.read, folders), key=lambda one: one.number)
+
+
+def current_of(to: Path) -> Path | None:
+    """Return the folder to which `to`/current leads; None if there is no link. Raise RunError if it is no link."""
+    link = to / CURRENT
+    if not link.is_symlink():
+        if link.exists():
+            raise RunError(f"{link} is not a link: move it away, or give another folder")
+        return None
+    return to / os.readlink(link)  # noqa: PTH115 (the path as it was given, not resolved)
+
+
+def _copy_of(source: Path, stage: int | None) -> _Copy:
+    """Return what to copy from a run or an exported model. For the errors, see `deploy`."""
+    if (source / EXPORT_RECORD).is_file():
+        if stage is not None:
+            raise SettingError(f"{source} is an exported model, not a run: leave out --stage")
+        record = read_json(source / EXPORT_RECORD, ExportRecord)
+        files = {name: (source / name, digest) for name, digest in record["files"].items()}
+        if outside := [name for name in files if not _is_inside(name)]:
+            raise RunError(f"{source / EXPORT_RECORD} names a file outside its folder ({outside[0]}): export it again")
+        for name in (EXPORT_RECORD, "README.md"):
+            if (source / name).is_file():
+                files[name] = (source / name, sha256_of(source / name))
+        name = source.resolve().name
+        name = f"model_{name}" if name.startswith(".") or name == CURRENT else name
+        return _Copy(f"the exported model {source}", name, sorted(record["files"].values()), files)
+    run = RunFolder(source)
+    if not run.predictor().is_file():
+        several = sorted(str(path.parent) for path in source.glob("*/predictor.json"))
+        raise RunError(
+            f"{source} has no predictor.json, so it is neither a run with a finished stage nor a folder of alma-export"
+            + (f": give one of its runs, {', '.join(several)}" if several else ": give another folder")
+        )
+    if not run.predictor(stage).is_file():
+        raise RunError(f"{source} has no predictor of stage {stage}: {stages_with_predictor(source)}")
+    settings, description = read_settings(source), dict(read_predictor(source, stage))
+    files, entries = {"settings.json": (run.settings, sha256_of(run.settings))}, []
+    for number, entry in enumerate(description["checkpoints"], start=1):
+        path, name = checked_file(source, entry), f"member_{number}{Path(entry['path']).suffix}"
+        if not path.is_file():
+            raise StageError(f"{path} is missing: run the command of the run again")
+        files[name] = (path, entry.get("sha256") or sha256_of(path))
+        entries.append({**entry, "path": name, "sha256": files[name][1]})
+    if "stream" in settings:
+        files |= _tokenizer_files(Path(settings["stream"]), settings.get("dictionary"))
+    elif not (source / "inputs.json").is_file():
+        raise RunError(f"{source / 'inputs.json'} is missing: run the command of the run again, which writes the file")
+    else:
+        files["inputs.json"] = (source / "inputs.json", sha256_of(source / "inputs.json"))
+    stage = _stage_of([entry["path"] for entry in description["checkpoints"]]) if stage is None else stage
+    content = [entry["sha256"] for entry in entries]
+    return _Copy(
+        f"stage {stage} of {source}", f"stage_{stage:03d}", content, files, {**description, "checkpoints": entries}
+    )
+
+
+def _is_inside(name: str) -> bool:
+    """Return True if a relative path stays in its folder."""
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def _stage_of(paths: Sequence[str]) -> int:
+    """Return the last stage in which one of the checkpoints was trained, from their paths."""
+    parts = [part.removeprefix("stage_") for path in paths for part in Path(path).parts if part.startswith("stage_")]
+    return max((int(part) for part in parts if part.isdecimal()), default=0)
+
+
+def _tokenizer_files(stream: Path, dictionary: str | None) -> dict[str, tuple[Path, str]]:
+    """Return the files of the tokenizer of a stream. Raise AlmaError if they are not those of the run."""
+    description = read_description(stream)
+    check_tokenizer_files(stream, description)
+    tokenizer = description["tokenizer"]
+    if dictionary not in (None, tokenizer["dict_sha256"]):
+        raise RunError(f"the dictionary of {stream} is not that of the run: restore the stream of the run")
+    return {name: (stream / name, sha256_of(stream / name)) for name in ("dict.txt", tokenizer["file"])}
+
+
+def _write(copy: _Copy, to: Path, number: int) -> Deployed:
+    """Copy the files to a new folder, compare their digests, and return the predictor in it."""
+    names = (copy.name, *(f"{copy.name}_{count}" for count in range(2, 10**6)))
+    target = next(to / name for name in names if not os.path.lexists(to / name))
+    with written_aside(target) as folder:
+        for name, (path, digest) in copy.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)
+            if sha256_of(folder / name) != digest:
+                raise RunError(
+                    f"{path} has changed while it was copied, or the disk is damaged: give the command again"
+                )
+        if copy.predictor is not None:
+            write_json(folder / "predictor.json", copy.predictor, durable=False)
+        files = {
+            path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
+        }
+        Deployed(folder, copy.source, number, False, copy.content, files).write()
+    return Deployed.read(target)
+
+
+def _lead_to(to: Path, folder: Path) -> None:
+    """Let `to`/current lead to a folder in `to`, in one step."""
+    with written_aside(to / CURRENT, durable=False) as link:
+        link.symlink_to(folder.name)
+
+
+def _print_list(to: Path) -> None:
+    """Print the predictors in a folder, the newest last."""
+    found, current = all_deployed(to), current_of(to)
+    if not found:
+        raise RunError(f"{to} contains no deployed predictor: alma-deploy RUN {to} deploys one")
+    width = max(len(one.folder.name) for one in found)
+    for one in found:
+        since = datetime.fromtimestamp((one.folder / RECORD).stat().st_mtime).isoformat(" ", "minutes")
+        state = "current" if one.folder == current else "taken back" if one.is_taken_back else ""
+        say(f"{one.folder.name:{width}}  {since}  {one.source}" + (f"  ({state})" if state else ""))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command alma-deploy and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="alma-deploy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", nargs="?", type=Path, metavar="RUN|EXPORT", help="a run, or a folder of alma-export")
+    parser.add_argument("to", type=Path, metavar="TO", help="the folder with the deployed predictors")
+    parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: now)")
+    parser.add_argument(
+        "--keep", type=int, default=3, metavar="N",
+        help="number of predictors to keep in TO, with the new one (default: %(default)s)",
+    )  # fmt: skip
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--back", action="store_true", help="return to the predictor that was deployed before")
+    what.add_argument("--list", action="store_true", help="list the predictors in TO")
+    arguments = parser.parse_args(argv)
+    source, to = arguments.source, arguments.to
+    try:
+        if (source is None) != (arguments.back or arguments.list):
+            raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
+        if arguments.list:
+            _print_list(to)
+        elif arguments.back:
+            say(f"deployed: {go_back(to)}")
+        else:
+            folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
+            note = "" if is_source else f" (that of {source} was taken back with --back; --stage K deploys it again)"
+            say(f"deployed: {folder}{note}")
+    except (AlmaError, OSError) as error:
+        say(f"alma-deploy: {message_of(error)}", sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""alma-deploy: what is deployed works by itself, and `current` leads to a whole predictor at each moment."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fairseq_alma as alma
+import vision
+from fairseq_alma.core.errors import RunError, SettingError, StreamError
+from fairseq_alma.core.files import sha256_of, write_json
+from fairseq_alma.core.lease import Lease
+from fairseq_alma.deploy import all_deployed, current_of, deploy, go_back, main
+from fairseq_alma.huggingface.export import export
+from tests.commands import ROOT, RUN, run_command
+from tests.streams import make_stream
+from tests.vision.tiny_runs import small_run, taken
+
+TEXT = "w1 w2 w3 w1 w5"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run of an ensemble after three stages. Its stream is gone; the files of the tokenizer are in tokenizer/."""
+    folder = tmp_path_factory.mktemp("run")
+    stream = make_stream(folder / "stream")
+    settings = (f"stream={stream}", f"out={folder / 'run'}", *RUN, "learner=ens", "members=2", "updates=4")
+    result = run_command("alma-lm", *settings)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return folder / "run"
+
+
+@pytest.fixture
+def moved(run, tmp_path) -> Path:
+    """A copy of the run that a test may change."""
+    return shutil.copytree(run, tmp_path / "moved")
+
+
+def names(to: Path) -> list[str]:
+    return [one.folder.name for one in all_deployed(to)]
+
+
+def score(folder: Path, **options) -> float:
+    return alma.load(folder, **options).score(TEXT)[0].nats.sum()
+
+
+def test_what_is_deployed_predicts_as_the_run_without_run_and_stream(run, tmp_path, capsys):
+    expected = {stage: score(run, stage=stage) for stage in (2, 3)}
+    hidden = run.parent.with_name("hidden")
+    assert main([str(run), str(tmp_path / "to"), "--stage", "2"]) == 0
+    assert main([str(run), str(tmp_path / "to")]) == 0
+    to = Path(shutil.move(tmp_path / "to", tmp_path / "elsewhere"))  # all links are relative
+    run.parent.rename(hidden)
+    try:
+        assert score(to / "current") == score(to / "stage_003") == expected[3]
+        assert score(to / "stage_002") == expected[2] != expected[3]
+        generated = run_command("alma-generate", to / "current", "--prompt", "w1", "--max-tokens", 3, "--json")
+        assert generated.returncode == 0 and len(json.loads(generated.stdout)["ids"]) <= 3, generated.stderr
+        (tmp_path / "text.txt").write_text(TEXT)
+        evaluated = run_command("alma-eval", to / "current", "--text", tmp_path / "text.txt", "--json")
+        assert evaluated.returncode == 0, evaluated.stderr
+        ended = alma.load(to / "current").score(TEXT, end_of_document=True)[0]
+        assert json.loads(evaluated.stdout)["perplexity"] == pytest.approx(ended.perplexity)
+        refused = run_command("alma-eval", to / "current")
+        assert refused.returncode == 2 and "--text" in refused.stderr
+    finally:
+        hidden.rename(run.parent)
+    scored = run_command("alma-eval", to / "current", "--stream", run.parent / "stream")
+    assert scored.returncode == 0, scored.stderr
+
+
+def test_back_list_and_keep(run, tmp_path, capsys):
+    to = tmp_path / "to"
+    for stage in (1, 2, 3):
+        deploy(run, to, stage, keep=2)
+    assert names(to) == ["stage_002", "stage_003"] and current_of(to) == to / "stage_003"
+    assert main(["--back", str(to)]) == 0 and current_of(to) == to / "stage_002"
+    with pytest.raises(RunError, match="has no predictor from before"):
+        go_back(to)
+    # A scheduled command does not deploy again what was taken back, and a user can.
+    assert deploy(run, to) == (to / "stage_002", False) and current_of(to) == to / "stage_002"
+    assert main(["--list", str(to)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].endswith("(current)") and lines[-1].endswith("(taken back)")
+    assert deploy(run, to, 3) == (to / "stage_003", True) and current_of(to) == to / "stage_003"
+    assert deploy(run, to) == (to / "stage_003", True) and names(to) == ["stage_002", "stage_003"]
+
+
+def test_a_stage_that_was_trained_again_is_another_predictor(moved, tmp_path):
+    to = tmp_path / "to"
+    deploy(moved, to, 2), deploy(moved, to)
+    file = moved / json.loads((moved / "predictors/stage_003.json").read_text())["checkpoints"][0]["path"]
+    file.write_bytes(file.read_bytes() + b"\0")
+    with pytest.raises(RunError, match="has changed since the run recorded its sha256"):
+        deploy(moved, to)
+    assert names(to) == ["stage_002", "stage_003"]
+    for name in ("predictor.json", "predictors/stage_003.json"):
+        content = json.loads((moved / name).read_text())
+        content["checkpoints"][0]["sha256"] = sha256_of(file)
+        write_json(moved / name, content)
+    assert deploy(moved, to)[0] == to / "stage_003_2" == current_of(to)
+    assert go_back(to) == to / "stage_003"
+
+
+def test_damage_and_wrong_folders_are_refused(run, moved, tmp_path, capsys):
+    to = tmp_path / "to"
+    for source, message in ((tmp_path, "give one of its runs"), (run / "stages", "neither a run")):
+        with pytest.raises(RunError, match=message):
+            deploy(source, to)
+    with pytest.raises(RunError, match="no predictor of stage 9"):
+        deploy(run, to, 9)
+    with pytest.raises(SettingError, match="1 or more"):
+        deploy(run, to, keep=0)
+    assert not to.exists()
+    with pytest.raises(SettingError, match="is a run or a model itself"):
+        deploy(run, moved)
+    for arguments in ([str(to)], ["--back", str(run), str(to)], ["--list", str(to)], ["--back", str(to)]):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    deploy(run, to, 2), deploy(run, to, 3)
+    weights = to / "stage_002/member_1.pt"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for command in (lambda: go_back(to), lambda: deploy(run, to, 2)):
+        with pytest.raises(RunError, match=r"member_1\.pt is missing or has changed"):
+            command()
+    assert current_of(to) == to / "stage_003"
+    settings = json.loads((moved / "settings.json").read_text())
+    write_json(moved / "settings.json", settings | {"dictionary": "0" * 64})
+    with pytest.raises(RunError, match="is not that of the run"):
+        deploy(moved, to)
+    write_json(moved / "settings.json", settings | {"stream": str(tmp_path / "gone")})
+    with pytest.raises(StreamError):
+        deploy(moved, to)
+
+
+def start(*arguments) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fairseq_alma.deploy", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_at_once_are_safe(run, tmp_path):
+    to = tmp_path / "to"
+    processes = [start(run, to, "--stage", stage) for stage in (1, 2, 3, 3)]
+    texts = [process.communicate()[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    assert 0 in statuses and {*statuses} <= {0, 2}
+    assert all(text.count("\n") == 1 for text, status in zip(texts, statuses, strict=True) if status == 2), texts
+    for one in all_deployed(to):
+        one.check()
+    assert current_of(to) in [one.folder for one in all_deployed(to)]
+    with Lease(to), pytest.raises(RunError, match="process"):
+        deploy(run, to)
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path):
+    """Killed after a random time, again and again; then the same command ends the work."""
+    to, generator = tmp_path / "to", random.Random(0)
+    deploy(run, to, 1)
+    began = time.monotonic()
+    assert start(run, to, "--stage", 2).wait() == 0
+    seconds = time.monotonic() - began
+    commands = [(run, to), ("--back", to), (run, to, "--stage", 1), (run, to, "--stage", 3, "--keep", 1)]
+    for number in range(12):
+        process = start(*commands[number % len(commands)])
+        time.sleep(seconds * generator.uniform(0.5, 1.0))
+        process.kill()
+        process.communicate()
+        whole = {one.folder: one for one in all_deployed(to)}
+        whole[current_of(to)].check()
+        assert os.readlink(to / "current") == current_of(to).name
+    assert start(run, to, "--stage", 3).wait() == 0
+    assert score(to / "current") == score(run)
+    assert {path.name for path in to.iterdir()} == {"current", *names(to)}
+
+
+def test_networks_of_images(tmp_path):
+    small_run(tmp_path / "run", seeds=2, epochs=2, keep_stages=True, **taken("gens", grow_every=1))
+    images, run, to = np.zeros((2, 8, 8), np.uint8), tmp_path / "run/seed_1", tmp_path / "to"
+    expected = [vision.load(run, stage)(images) for stage in (2, None)]
+    deploy(run, to, 2)
+    before = deploy(run, to)[0]
+    shutil.rmtree(tmp_path / "run")
+    for folder, probabilities in zip((to / "stage_002", to / "current"), expected, strict=True):
+        np.testing.assert_array_equal(vision.load(folder)(images), probabilities)
+    assert before == to / "stage_004" and vision.load(to / "current").class_names == vision.load(before).class_names
+
+
+def test_an_exported_model(run, tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    for stage in (2, 3):
+        export([run], tmp_path / f"export_{stage}", stage=stage)
+        deploy(tmp_path / f"export_{stage}", tmp_path / "to")
+    assert names(tmp_path / "to") == ["export_2", "export_3"]
+    copied = tmp_path / "to/current"
+    files = {path.name for path in (tmp_path / "export_3").iterdir()}
+    assert {path.name for path in copied.iterdir()} == files | {"deployed.json"}
+    weights = tmp_path / "export_2/member_1/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="has changed while it was copied"):
+        deploy(tmp_path / "export_2", tmp_path / "new")
+    assert names(tmp_path / "new") == [] and current_of(tmp_path / "new") is None
