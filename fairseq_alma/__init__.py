@@ -10,6 +10,7 @@ app, report                     shared code of the commands, and alma-report; ne
 modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
 data, models, tasks, criteria, optim   the parts that fairseq-train uses; need torch and fairseq
 evaluation, lm                  alma-eval and alma-lm; need torch; a few of their files import fairseq
+deploy                          alma-deploy; needs no libraries
 api, generate                   `fairseq_alma.load` and alma-generate; need torch and fairseq
 """
 

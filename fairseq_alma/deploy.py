@@ -6,8 +6,8 @@ alma-deploy EXPORT TO             a folder that alma-export wrote
 alma-deploy --back TO             return to the one before
 alma-deploy --list TO
 
-TO/current is a link to the folder of the deployed predictor, such as TO/stage_003. It is replaced in one step, after the
-copy is complete and its digests were compared, so that it leads to a whole folder at each moment.
+TO/current is a link to the folder of the deployed predictor, such as TO/stage_003. It is replaced in one step, after
+the copy is complete and its digests were compared, so that it leads to a whole folder at each moment.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """alma-deploy: what is deployed works by itself, and `current` leads to a whole predictor at each moment."""
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -174,7 +173,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path):
         process.communicate()
         whole = {one.folder: one for one in all_deployed(to)}
         whole[current_of(to)].check()
-        assert os.readlink(to / "current") == current_of(to).name
+        assert (to / "current").readlink() == Path(current_of(to).name)
     assert start(run, to, "--stage", 3).wait() == 0
     assert score(to / "current") == score(run)
     assert {path.name for path in to.iterdir()} == {"current", *names(to)}
