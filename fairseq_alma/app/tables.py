@@ -125,12 +125,10 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
 def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
     """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none."""
     last_stage = max((row.t for row in rows if row.updated), default=0)
-    count = rows[-1].t - last_stage
-    if not count:
+    waiting = [row.t for row in rows[last_stage + 1 :] if not row.is_skipped]
+    if not (count := len(waiting)):
         return None
-    which = (
-        f"mega-batch {last_stage + 1} waits" if count == 1 else f"mega-batches {last_stage + 1} to {rows[-1].t} wait"
-    )
+    which = f"mega-batch {waiting[0]} waits" if count == 1 else f"mega-batches {waiting[0]} to {waiting[-1]} wait"
     # With wait=auto, the errors at the next arrivals decide how many are missing.
     more = "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait)} more"
     return f"{which} for {more} (wait={wait}); to train now, give last_group=train"

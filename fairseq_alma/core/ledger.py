@@ -139,13 +139,16 @@ class LedgerRow:
     """In vision: score on the validation data of mega-batch t of the predictor from before arrival t.
 
     None at t = 0."""
+    is_skipped: bool = False
+    """Whether no stage trains on mega-batch t (setting `skip_mega_batches`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as a flat JSON object, without the fields that are None."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
         changed = {"changed_settings": self.changed_settings} if self.changed_settings else {}
         prequential = self.prequential.to_json() if self.prequential else {}
-        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **prequential}
+        skipped = {"skipped": True} if self.is_skipped else {}
+        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **skipped, **scores, **prequential}
         return {**row, **asdict(self.spent), **changed}
 
     @classmethod
@@ -158,7 +161,8 @@ class LedgerRow:
         if None in value.values():
             raise ValueError("a value is null, but a row only has the values that are known")
         scores, spent, prequential = value_of(value, Scores), value_of(value, Spent), Prequential.from_json(value)
-        return cls(head["t"], head["stage"], head["updated"], scores, spent, head.get("changed_settings"), prequential)
+        changed, skipped = head.get("changed_settings"), head.get("skipped", False)
+        return cls(head["t"], head["stage"], head["updated"], scores, spent, changed, prequential, skipped)
 
 
 class _Head(TypedDict):
@@ -167,6 +171,7 @@ class _Head(TypedDict):
     t: NonNegative
     stage: NonNegative
     updated: bool
+    skipped: NotRequired[bool]
     changed_settings: NotRequired[dict[str, list[Any]]]
 
 

@@ -223,6 +223,10 @@ class RunRecord:
 
         return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.seeds)]
 
+    def is_skipped(self, t: int, wanted: bool) -> bool:
+        """Return whether no stage trains on mega-batch t. See `protocol.Record`."""
+        return self.seeds[0].is_skipped(t, wanted)
+
     def decision(self, t: int, due: Due) -> Due:
         """Store whether a stage starts at arrival t, for all seeds, and return it. See `protocol.Record`.
 

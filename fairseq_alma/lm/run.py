@@ -6,6 +6,7 @@ alma-lm stream=STREAM out=RUN updates=1000 launch=slurm launch.partition=gpu lau
 alma-lm status RUN                                                  the ledger and the jobs so far, and what is left
 alma-lm logs RUN                                                    the logs, until the run ends
 alma-lm cancel RUN                                                  end the run; what is being trained is saved
+alma-lm rollback RUN --to-stage K                                   go back to stage K; later stages are set aside
 alma-lm --help                                                      every setting
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, slurm_settings, store_settings
+from fairseq_alma.app.command import Command, Subcommand, slurm_settings, store_settings
 from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
@@ -42,6 +43,7 @@ from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.settings import defaults_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
+from fairseq_alma.lm.rollback import finish_rollback, roll_back_runs
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import SlurmProcesses, run_member_job, submit_runs, summarize_seeds
 from fairseq_alma.lm.stage_processes import LocalProcesses
@@ -95,6 +97,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     settings = with_known_precision(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     with Lease(settings.out), closing(scalars):
+        finish_rollback(Path(settings.out))
         record = SeedRecord(
             settings.out,
             _identity(settings, stream_folder),
@@ -121,7 +124,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             RunRecord([record]),
             complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
-        remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage)
+        remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage, settings.keep_states)
         return rows
 
 
@@ -202,6 +205,7 @@ COMMAND = Command(
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
     other_choices={"arch": _other_architectures},
+    subcommands={"rollback": Subcommand(roll_back_runs, {"--to-stage": {"type": int, "required": True}})},
 )
 
 
