@@ -115,6 +115,8 @@ class Command:
         self._subcommands = {**SUBCOMMANDS, **(subcommands or {})}
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
+        self.exit_status = 0
+        """Exit status of the command if nothing fails."""
         self._folder: Path | None = None
         """Folder of a sweep, between two of its jobs."""
 
@@ -127,7 +129,7 @@ class Command:
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
         self._failed.clear()
-        self._folder = None
+        self._folder, self.exit_status = None, 0
         arguments = sys.argv[1:]
         with print_errors(self.name):
             if arguments and arguments[0] in self._subcommands:
@@ -149,6 +151,8 @@ class Command:
             if self._failed:
                 say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
                 sys.exit(1)
+            if self.exit_status:
+                sys.exit(self.exit_status)
         except KeyboardInterrupt:
             if self._folder is not None:
                 with suppress(KeyboardInterrupt), in_job(self._folder, self._signals):

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import exp
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -10,7 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Spent
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, deployed_stage
+from fairseq_alma.core.metrics import excess_losses, out_of_line
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_folder import find_runs
@@ -132,3 +134,43 @@ def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
     # With wait=auto, the errors at the next arrivals decide how many are missing.
     more = "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait)} more"
     return f"{which} for {more} (wait={wait}); to train now, give last_group=train"
+
+
+def new_text_message(rows: Sequence[LedgerRow], t: int, score: Prequential) -> str:
+    """Return a sentence about how hard a new mega-batch is for the model from before, with a warning if it is unusual.
+
+    Args:
+        rows: the rows of the ledger before arrival t.
+        t: the arrival.
+        score: the score of a language model on the new mega-batch.
+    """
+    row = LedgerRow(t, rows[-1].stage, False, rows[-1].scores, prequential=score)
+    excess = excess_losses([*rows, row])
+    before = [f"{exp(one.prequential.loss):,.1f}" for one in rows if one.prequential and one.t in excess]
+    earlier = f"; earlier mega-batches: {', '.join(before[-6:])}" if before else ""
+    validation = exp(rows[-1].scores.validation_loss or 0.0)
+    text = (
+        f"mega-batch {t}, before training on it: perplexity {exp(score.loss):,.1f} (validation set {validation:,.1f})"
+        f"{earlier}"
+    )
+    if t in out_of_line(excess):
+        text += f"\nwarning: this is far out of line with what came before. Look at the text of mega-batch {t}"
+    return text
+
+
+def deployed_message(rows: Sequence[LedgerRow]) -> str | None:
+    """Return what is deployed now, with its validation perplexity and that before; None if nothing is."""
+    validation = {row.stage: f"{row.scores.validation_perplexity or 0:.2f}" for row in rows if row.updated}
+    if not (stage := deployed_stage(rows)):
+        return None
+    text = f"deployed: stage {stage}, validation {validation[stage]}"
+    if is_refused(rows):
+        return f"{text} (stage {rows[-1].stage} was refused: {validation[rows[-1].stage]})"
+    before = deployed_stage([row for row in rows if row.stage < stage])
+    return f"{text} (before: {validation[before]})" if before else text
+
+
+def is_refused(rows: Sequence[LedgerRow]) -> bool:
+    """Return whether the predictor of the last stage did not pass the gate."""
+    gate = rows[-1].scores.gate if rows else None
+    return gate is not None and not gate["passed"]

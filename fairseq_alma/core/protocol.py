@@ -144,7 +144,7 @@ LearnerT = TypeVar("LearnerT", bound=Learner)
 Evaluate = Callable[[LearnerT], list[Scores]]
 """Function that scores the predictor of a learner, for each seed, on the test set, to which nothing else has access."""
 
-PrequentialEvaluate = Callable[[LearnerT, MegaBatch], list[Prequential]]
+PrequentialEvaluate = Callable[[LearnerT, MegaBatch], Sequence[Prequential | None]]
 """Function that scores the predictor of a learner, for each seed, on the validation data of a mega-batch that the
 learner has not trained on yet. Like `Evaluate`, it belongs to the environment and not to the learner."""
 
@@ -170,7 +170,7 @@ class Record(Protocol):
     def scores(self, t: int, do: Callable[[], list[Scores]]) -> list[Scores]:
         """Return the scores in the row of arrival t. Call `do` to measure them, if there is no such row yet."""
 
-    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+    def prequential(self, t: int, do: Callable[[], Sequence[Prequential | None]]) -> list[Prequential | None]:
         """Return the prequential scores at arrival t: those of the predictor from before this arrival.
 
         Call `do` to measure them, unless an earlier process has stored them. `decision` stores them.

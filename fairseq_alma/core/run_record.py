@@ -207,14 +207,14 @@ class RunRecord:
             for record in self.seeds:
                 record.write()
 
-    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+    def prequential(self, t: int, do: Callable[[], Sequence[Prequential | None]]) -> list[Prequential | None]:
         """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
 
         Then it is measured for all seeds. Those whose score a killed process has stored keep it; it is equal.
         """
-        measured: list[Prequential] = []
+        measured: list[Prequential | None] = []
 
-        def of_seed(number: int) -> Prequential:
+        def of_seed(number: int) -> Prequential | None:
             # Measure the scores of all seeds together, and only if they are needed.
             if not measured:
                 self._load()

@@ -105,7 +105,7 @@ class SeedRecord:
         write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
         write_provenance(self.paths.provenance, settings)
 
-    def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
+    def prequential(self, t: int, do: Callable[[], Prequential | None]) -> Prequential | None:
         """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet."""
         if decision := self._arrivals.decision(t):
             return decision.prequential

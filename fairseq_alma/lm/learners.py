@@ -144,6 +144,8 @@ class LanguageModelLearner:
     def save(self, folder: Path) -> None:
         """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json.
 
+        With the setting `gate`, RUN/predictor.json is written later, if the predictor passes.
+
         After the training of a stage, also write RUN/predictors/STAGE.json, which later stages do not change.
         """
         predictor = [self._entry(path) for path in self.predictor]
@@ -152,7 +154,8 @@ class LanguageModelLearner:
         write_json(folder / "learner.json", sealed(state))
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         paths = RunFolder(self.run_folder)
-        write_json(paths.predictor(), deployed)
+        if self.settings.gate is None:  # otherwise, the gate decides (see lm/gate.py)
+            write_json(paths.predictor(), deployed)
         if folder.name == "train":
             write_json(paths.predictor(index_of_stage(folder.parent)), deployed)
 

@@ -20,7 +20,7 @@ from fairseq_alma.core.fence import fence_of
 from fairseq_alma.core.files import read_json, remove, sync_folder, write_json, write_whole, written_aside
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.ledger import Ledger, LedgerRow, deployed_stage
 from fairseq_alma.core.metrics import read_summary, summarize
 from fairseq_alma.core.predictors import Checkpoint, checked_file, read_learner_state
 from fairseq_alma.core.printing import say
@@ -126,7 +126,8 @@ def finish_rollback(run: Path) -> None:
                 shutil.copyfile(path, temporary)
     # First what readers use: the predictor and the ledger never name files that were moved.
     if k:
-        write_whole(paths.predictor(), paths.predictor(k).read_text(encoding="utf-8"))
+        deployed = deployed_stage([row for row in Ledger(paths.ledger).rows() if row.t <= t])
+        write_whole(paths.predictor(), paths.predictor(deployed).read_text(encoding="utf-8"))
     else:
         remove(paths.predictor())
     JsonLines(paths.ledger).keep_if(lambda row: row["t"] <= t)

@@ -12,9 +12,11 @@ alma-lm --help                                                      every settin
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Collection
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,20 +29,31 @@ from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
+from fairseq_alma.app.tables import (
+    NOTHING_TO_DO,
+    deployed_message,
+    is_refused,
+    ledger_table,
+    new_text_message,
+    rows_in,
+    title_of,
+    waiting_message,
+    wide_console,
+)
 from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
-from fairseq_alma.core.printing import log_to_stderr
+from fairseq_alma.core.printing import log_to_stderr, say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.settings import defaults_of
+from fairseq_alma.core.stream import MegaBatch
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
 from fairseq_alma.lm.rollback import finish_rollback, roll_back_runs
@@ -90,8 +103,10 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.evaluation.held_out import score_before_training
     from fairseq_alma.lm.average import remove_old_continuations
-    from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.gate import decide
+    from fairseq_alma.lm.learners import LanguageModelLearner, make_learner
     from fairseq_alma.lm.precision import with_known_precision
 
     settings = with_known_precision(settings)
@@ -116,12 +131,28 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             untrained_tokens=UNTRAINED_TOKENS if stream_settings.arrivals_of_stages[:1] == [1] else None,
             arch=settings.arch,
         )
+
+        def evaluate(learner: LanguageModelLearner) -> list[Scores]:
+            scores, rows = evaluator(learner), record.rows()
+            if settings.gate is not None and rows:
+                skipped = [t for t in range(1, len(rows) + 1) if record.is_skipped(t, wanted=False)]
+                scores = replace(scores, gate=decide(settings, stream_folder, rows, skipped))
+            return [scores]
+
+        def score_new(learner: LanguageModelLearner, mega_batch: MegaBatch) -> list[Prequential | None]:
+            if not (learner.is_trained and stream_folder.came_later(mega_batch.t)):
+                return [None]
+            score = score_before_training(learner.predictor, stream_folder, mega_batch.t, settings.arch)
+            say(new_text_message(record.rows(), mega_batch.t, score), sys.stderr)
+            return [score]
+
         (rows,) = run_stream(
             stream,
             learner,
-            lambda learner: [evaluator(learner)],
+            evaluate,
             stream_settings,
             RunRecord([record]),
+            score_new,
             complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
         remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage, settings.keep_states)
@@ -155,6 +186,10 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
+        if message := deployed_message(rows):
+            console.print(message)
+        if is_refused(rows):
+            COMMAND.exit_status = 3
         summary = read_summary(Path(settings.out))
         return summary[score_key([summary])]
     out, summaries = Path(settings.out), []
