@@ -101,9 +101,10 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         sum((one.spent for one in rows[start : row.t + 1]), Spent()) for start, row in zip(starts, shown, strict=False)
     ]
     unit, flops_of_unit = flops_unit([cost.train_flops for cost in costs])
-    for name in ("t", "stage", *quality, "params", "updates", f"train {unit}", "seconds"):
+    times = ["seconds"] if is_vision else ["train s", "score s"]
+    for name in ("t", "stage", *quality, "params", "updates", f"train {unit}", *times):
         table.add_column(name, justify="right")
-    for row, cost in zip(shown, costs, strict=True):
+    for start, row, cost in zip(starts, shown, costs, strict=False):
         scores, trained = row.scores, row.stage > 0
         if is_vision:
             numbers = [f"{scores.error_rate:.2%}", f"{scores.validation_error_rate or 0:.2%}"]
@@ -120,8 +121,15 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             f"{cost.num_updates:,}",
             f"{cost.train_flops / flops_of_unit:,.4g}",
             f"{cost.train_seconds:,.1f}" if is_vision else f"{cost.train_seconds:,.0f}",
+            *([] if is_vision else [_score_seconds(rows[start : row.t + 1])]),
         )
     return table
+
+
+def _score_seconds(rows: Sequence[LedgerRow]) -> str:
+    """Return the time in which these rows were scored. Rows of arrivals without a stage repeat the scores of others."""
+    known = [row.scores.score_seconds for row in rows if row.updated or not row.t]
+    return "" if None in known else f"{sum(one or 0 for one in known):,.0f}"
 
 
 def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:

@@ -32,7 +32,7 @@ def scores_of(
     for checkpoint in checkpoints:  # load one model after the other, to limit the memory use
         model, task = load_member(checkpoint, stream, devices[0], arch)
         for split in splits:
-            scores = score_tokens(model, task, split, devices, max_tokens=max_tokens)
+            scores = score_tokens(model, task, split, devices, max_tokens=max_tokens, title=f"the split {split}")
             members[split].append(scores.log_probability_T)
     return {split: combine(arrays, stream.counts(split)["words"]) for split, arrays in members.items()}
 

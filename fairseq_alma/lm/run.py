@@ -13,6 +13,7 @@ alma-lm --help                                                      every settin
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Collection
 from contextlib import closing
@@ -67,6 +68,9 @@ CONFIGS = Path(__file__).parent / "configs"
 UNTRAINED_TOKENS = 10_000
 """Number of tokens of the validation set and of the test set on which the untrained learner is scored, if no metric
 includes its perplexity. The first tokens are taken."""
+
+SHOWN_MEANS = ("average_perplexity", "final", "final_validation")
+"""Metrics in summary.json whose means over several seeds are printed, with their standard errors."""
 
 OTHER_KEYS = ("table_updates",)
 """Keys in the YAML files that are not settings of the run, but from which the YAML files compute settings."""
@@ -132,17 +136,25 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             arch=settings.arch,
         )
 
+        seconds = 0.0  # spent on scoring since the last stage
+
         def evaluate(learner: LanguageModelLearner) -> list[Scores]:
+            nonlocal seconds
+            began = time.perf_counter()
             scores, rows = evaluator(learner), record.rows()
             if settings.gate is not None and rows:
                 skipped = [t for t in range(1, len(rows) + 1) if record.is_skipped(t, wanted=False)]
                 scores = replace(scores, gate=decide(settings, stream_folder, rows, skipped))
-            return [scores]
+            total, seconds = seconds + time.perf_counter() - began, 0.0
+            return [replace(scores, score_seconds=round(total, 3))]
 
         def score_new(learner: LanguageModelLearner, mega_batch: MegaBatch) -> list[Prequential | None]:
+            nonlocal seconds
             if not (learner.is_trained and stream_folder.came_later(mega_batch.t)):
                 return [None]
+            began = time.perf_counter()
             score = score_before_training(learner.predictor, stream_folder, mega_batch.t, settings.arch)
+            seconds += time.perf_counter() - began
             say(new_text_message(record.rows(), mega_batch.t, score), sys.stderr)
             return [score]
 
@@ -195,13 +207,16 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
     out, summaries = Path(settings.out), []
     with Lease(out):
         for seed in range(settings.seed, settings.seed + settings.seeds):
+            say(f"seed {seed}, {seed - settings.seed + 1} of {settings.seeds}", sys.stderr)
             folder = RunFolder(out).of_seed(seed).path
             one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(folder)}
             run_seeds(LanguageModelSettings.from_mapping(one))
             summaries.append(read_summary(folder))
             write_json(RunFolder(out).summary, mean_and_standard_error(summaries))
-    summary = read_summary(out)["mean"]
-    return summary[score_key([summary])]
+    found = read_summary(out)
+    for key in SHOWN_MEANS:
+        console.print(f"{key}: {found['mean'][key]:.4f} ± {found['stderr'][key]:.4f} (mean of {settings.seeds} seeds)")
+    return found["mean"][score_key([found["mean"]])]
 
 
 def _refuse_other_layout(settings: LanguageModelSettings) -> None:
