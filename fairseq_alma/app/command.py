@@ -68,7 +68,11 @@ class Subcommand:
     """Name of each option -> the arguments of argparse's `add_argument`."""
 
 
-SUBCOMMANDS = {"status": Subcommand(status), "logs": Subcommand(follow_logs), "cancel": Subcommand(cancel_runs)}
+SUBCOMMANDS = {
+    "status": Subcommand(status, {"--json": {"action": "store_true"}}),
+    "logs": Subcommand(follow_logs),
+    "cancel": Subcommand(cancel_runs),
+}
 """The subcommands of both commands."""
 
 

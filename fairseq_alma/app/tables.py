@@ -167,9 +167,10 @@ def new_text_message(rows: Sequence[LedgerRow], t: int, score: Prequential) -> s
 
 
 def deployed_message(rows: Sequence[LedgerRow]) -> str | None:
-    """Return what is deployed now, with its validation perplexity and that before; None if nothing is."""
+    """Return what is deployed now, with its validation perplexity and that before; None if nothing is (or images)."""
     validation = {row.stage: f"{row.scores.validation_perplexity or 0:.2f}" for row in rows if row.updated}
-    if not (stage := deployed_stage(rows)):
+    # A predictor of images is deployed as it is saved, in any stage.
+    if not (stage := deployed_stage(rows)) or rows[0].scores.error_rate is not None:
         return None
     text = f"deployed: stage {stage}, validation {validation[stage]}"
     if is_refused(rows):

@@ -106,6 +106,12 @@ def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):
     assert lm(months, out, *gated, "mega_batches=3").returncode == 3  # nothing is new, and it is still refused
     assert len(alarm.read_text().splitlines()) == 1
 
+    state = json.loads(run_command("alma-lm", "status", out, "--json").stdout)
+    expected = {"run": str(out), "state": "finished", "arrivals": 3, "arrivals_left": 0, "stage": 3, "deployed": 2}
+    assert state.items() >= {**expected, "refused": True, "rollbacks": 0}.items()
+    assert (state["out_of_line"], state["skipped"]) == ([3], [])
+    assert state["new_text_perplexity"] == pytest.approx(newest["deployed"])
+
     roll_back(out, 2)
     result = lm(months, out, *gated, "skip_mega_batches=[3]")
     assert result.returncode == 0, result.stderr[-3000:]
@@ -113,6 +119,10 @@ def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):
     assert [row.is_skipped for row in rows] == [False, False, False, True, False]
     assert (rows[4].scores.gate["passed"], rows[4].scores.gate["deployed"]) == (True, 3)
     assert (out / "predictor.json").read_bytes() == (out / "predictors/stage_003.json").read_bytes()
+    state = json.loads(run_command("alma-lm", "status", out, "--json").stdout)
+    assert (state["refused"], state["deployed"], state["skipped"], state["rollbacks"]) == (False, 3, [3], 1)
+    assert "train s" in result.stdout
+    assert all(row.scores.score_seconds > 0 for row in rows)
 
 
 def test_a_process_that_was_killed_before_its_row_decides_again_in_the_same_way(months, tmp_path):
