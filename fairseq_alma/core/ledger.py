@@ -104,7 +104,7 @@ class Scores:
     """Chronological streams: perplexity per token on the test text of each period, also of those that arrive later.
 
     None if an untrained model was scored on the first tokens only."""
-    score_seconds: Amount | None = None
+    score_seconds: Amount | None = field(default=None, compare=False)
     """Language models: wall-clock time of these scores, of that of the gate and of the new mega-batch, in seconds."""
     gate: GateDecision | None = None
     """With `gate`: whether the predictor of the last stage was deployed, and why."""
