@@ -22,8 +22,8 @@ def scoring_progress(title: str, num_tokens: int) -> Iterator[Callable[[int], No
         num_tokens: number of tokens of all batches.
     """
     console = SafeConsole(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("scoring {task.description}"), BarColumn(bar_width=20))
-    columns += (TextColumn("{task.percentage:.0f}%"), TimeRemainingColumn())
+    percent, left = TextColumn("{task.percentage:.0f}%"), TimeRemainingColumn()
+    columns = (TextColumn("scoring {task.description}"), BarColumn(bar_width=20), percent, left)
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task, began = bar.add_task(title, total=num_tokens), time.monotonic()
         done, next_line = 0, began + SECONDS_BETWEEN_LINES
@@ -35,7 +35,7 @@ def scoring_progress(title: str, num_tokens: int) -> Iterator[Callable[[int], No
             now = time.monotonic()
             if not console.is_terminal and now >= next_line and done < num_tokens:
                 next_line = now + SECONDS_BETWEEN_LINES
-                left = (now - began) / done * (num_tokens - done)
-                console.print(f"scoring {title}  {done:,}/{num_tokens:,} tokens  {left:,.0f} s left")
+                seconds = (now - began) / done * (num_tokens - done)
+                console.print(f"scoring {title}  {done:,}/{num_tokens:,} tokens  {seconds:,.0f} s left")
 
         yield advance
