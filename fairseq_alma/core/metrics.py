@@ -120,7 +120,7 @@ def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
 
 OUT_OF_LINE_NATS = 0.5
 """How far the loss on a new mega-batch may lie outside of what was seen before, in nats per token: a factor of 1.65 in
-perplexity. Ordinary periods of Python's proposals differed from the validation set by at most 0.37."""
+perplexity. Ordinary periods of Python's proposals differed from the validation set by at most 0.43."""
 
 
 def excess_losses(rows: Sequence[LedgerRow]) -> dict[int, float]:
