@@ -234,7 +234,7 @@ def prepare(settings: PrepSettings) -> dict:
         # The bytes of the stream must not depend on the order in which the sources are given. With "as-given", this is
         # the order of the mega-batches.
         causal = is_causal(settings, finished.description if settings.extend and finished else None)
-        files = dict(sorted(files.items(), key=lambda item: _content_key(*item, causal)))
+        files = dict(sorted(files.items(), key=lambda item: _content_key(item[0], item[1], causal)))
     if finished is not None:
         check_known_settings(settings, finished.description)
     if settings.extend and finished is not None:

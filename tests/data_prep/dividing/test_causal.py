@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import torch
 
 from data_prep.cli import main
+from fairseq_alma.checkpoints import read_checkpoint
+from tests.commands import RUN, run_command
 from tests.data_prep.encoding.test_documents import prose, rows_of, splits_of, write_lines
+from tests.fairseq_alma.killing import rows_without_seconds
 
 CAUSAL = ("--partition", "chronological", "--period", "month", "--causal")
 MONTHS = range(1, 5)
@@ -145,3 +149,36 @@ def test_a_stream_that_is_extended_month_by_month_is_the_one_made_at_once(tmp_pa
     ours, at_once = (json.loads((each / "stream.json").read_text()) for each in (out, stream))
     for key in ("num_mega_batches", "splits", "periods", "periods_in_test", "held_out", "tokenizer", "dictionary_size"):
         assert ours[key] == at_once[key]
+
+
+def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
+    """Two runs that grow and choose their waits, on streams that differ from the third month on."""
+    runs = []
+    for name, later in (("a", [month(3), month(4)]), ("b", [month(3, seed=1), month(4, seed=2), month(5)])):
+        # The paths are equal while a stream is made and trained on, because checkpoints record them.
+        source = write_months(tmp_path / "months", [month(1), month(2), *later])
+        stream = prepare(tmp_path / "stream", f"text:{source}")
+        settings = (*RUN, "dropout=0.1", "updates=6", "validations=3", "wait=auto", "learner=gmoe", "experts=2")
+        done = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / 'run'}", *settings, "grow_experts=2")
+        assert done.returncode == 0, done.stderr[-3000:]
+        folder = tmp_path / name
+        folder.mkdir()
+        runs.append((tmp_path / "run").rename(folder / "run"))
+        for path in (source, stream):
+            path.rename(folder / path.name)
+    rows = [rows_without_seconds(run) for run in runs]
+    assert [len(each) for each in rows] == [5, 6]
+    for t in range(3):
+        # Scores on the test text of later periods look ahead by their nature, and decide nothing.
+        of_later = [row[t].pop("period_perplexities") or [] for row in rows]
+        assert of_later[0][:2] == of_later[1][:2]
+        assert rows[0][t] == rows[1][t]
+    assert rows[0][3] != rows[1][3]
+    decisions = [(run / "decisions.jsonl").read_text().splitlines() for run in runs]
+    assert decisions[0][:2] == decisions[1][:2]
+    names = [path.relative_to(runs[0]) for k in (1, 2) for path in runs[0].glob(f"stages/stage_00{k}/**/*.pt")]
+    assert len(names) >= 3
+    for name in names:
+        first, second = (read_checkpoint(run / name)["model"] for run in runs)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(value, second[key]) for key, value in first.items()), name
