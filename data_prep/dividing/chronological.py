@@ -30,8 +30,8 @@ from data_prep.settings import PrepSettings
 from data_prep.sources.dates import date_text, parse_date, period_of
 
 _ADVICE = (
-    "Held-out text consists of whole documents, so each period needs several documents: lower --mega-batches, or add "
-    "sources."
+    "Held-out text consists of whole documents, so each period needs several documents: make fewer or longer periods "
+    "(--mega-batches, --period), or add sources."
 )
 
 

@@ -4,11 +4,19 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 
+from data_prep import pipeline
+from data_prep.accounts import removed_rows
 from data_prep.cli import main
+from data_prep.copies.deduplication import remove_copies
+from data_prep.copies.near_copies import Duplicates
+from data_prep.dividing import chronological
+from data_prep.reading.index import Index
+from data_prep.sources.dates import period_of
 from fairseq_alma.checkpoints import read_checkpoint
 from tests.commands import RUN, run_command
 from tests.data_prep.encoding.test_documents import prose, rows_of, splits_of, write_lines
@@ -182,3 +190,116 @@ def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
         first, second = (read_checkpoint(run / name)["model"] for run in runs)
         assert first.keys() == second.keys()
         assert all(torch.equal(value, second[key]) for key, value in first.items()), name
+
+
+def looked_ahead(out: Path, capsys) -> tuple[int, dict[str, str]]:
+    """The exit code of the check, and what it says of each quantity that looks ahead."""
+    capsys.readouterr()
+    code = main(["check", "--look-ahead", str(out)])
+    lines = capsys.readouterr().out.splitlines()
+    found = [line.removeprefix("looks ahead").strip() for line in lines if line.startswith("looks ahead")]
+    return code, dict(line.split(": ", 1) for line in found)
+
+
+def test_the_check_finds_nothing_in_a_causal_stream(tmp_path, stream, capsys):
+    assert looked_ahead(stream, capsys) == (0, {})
+    assert main(["check", str(stream)]) == 0
+    assert "complete and undamaged" in capsys.readouterr().out
+    assert main(["check", str(tmp_path)]) == 2
+    # A stream that was extended month by month is causal without the option.
+    first = write_month(tmp_path, 1, month(1))
+    argv = [
+        "--mega-batches",
+        "1",
+        "--test-words",
+        "800",
+        "--partition",
+        "chronological",
+        "--vocab-size",
+        "300",
+        "--workers",
+        "1",
+    ]
+    assert main([str(tmp_path / "out"), "--source", f"text:{first}", *argv]) == 0
+    extend(tmp_path / "out", f"text:{write_month(tmp_path, 2, month(2))}")
+    assert looked_ahead(tmp_path / "out", capsys) == (0, {})
+
+
+def test_the_check_names_all_that_looks_ahead_in_a_stream_that_is_not_causal(tmp_path, capsys):
+    source = f"text:{write_months(tmp_path / 'months', [month(number) for number in MONTHS])}"
+    argv = ["--source", source, "--partition", "chronological", "--vocab-size", "300", "--workers", "1"]
+    by_share, by_date = tmp_path / "by_share", tmp_path / "by_date"
+    assert main([str(by_share), *argv, "--mega-batches", "4", "--decontaminate", "13"]) == 0
+    code, found = looked_ahead(by_share, capsys)
+    both = {"validation set", "test set", "tokenizer", "counts in dict.txt", "held-out shares"}
+    both |= {f"{name} mega-batches 1 to 4" for name in ("passages of", "near copies in")}
+    assert (code, set(found)) == (
+        1,
+        both | {f"{name} mega-batches 1 to 4" for name in ("limits of", "decontamination of")},
+    )
+    assert "it has text of up to 2001-04-2" in found["validation set"]
+    assert main([str(by_date), *argv, "--period", "month"]) == 0
+    assert set(looked_ahead(by_date, capsys)[1]) == both
+    assert main([str(tmp_path / "equal"), "--source", source, "--mega-batches", "2", "--vocab-size", "300"]) == 0
+    assert set(looked_ahead(tmp_path / "equal", capsys)[1]) == {
+        "mega-batches", "validation set", "tokenizer and dictionary", "copies",
+    }  # fmt: skip
+
+
+def later_copies_first(spooled, keys, signatures, work, cache, which):
+    """Of near copies in the text of all periods, keep the longest, whatever its date."""
+    every = spooled._replace(dates=np.zeros_like(spooled.dates))
+    _, found, _ = remove_copies(every, np.empty(0, "V16"), [], work, cache)
+    documents, found = spooled.documents[which], Duplicates(*(each[which] for each in found))
+    is_removed = found.exact | found.near
+    return documents[~is_removed], found, removed_rows("near copy", spooled.names, documents[is_removed])
+
+
+@pytest.mark.damages_streams
+@pytest.mark.parametrize("leak", ["tokenizer", "dictionary", "validation", "limits", "dates", "copies"])
+def test_the_check_finds_a_leak_in_a_stream_that_says_that_it_is_causal(tmp_path, capsys, monkeypatch, leak):
+    months = [month(number) for number in MONTHS]
+    if leak == "tokenizer":
+        training = Index.training
+        monkeypatch.setattr(Index, "training", lambda self, only_first=False: training(self))
+        expected = {"tokenizer"}
+    elif leak == "dictionary":
+        encode = pipeline.encode
+
+        def with_all_counts(*arguments):
+            encoded = encode(*arguments)
+            return encoded._replace(counts={"mega_batch_1": np.sum([*encoded.counts.values()], axis=0)})
+
+        monkeypatch.setattr(pipeline, "encode", with_all_counts)
+        expected = {"counts in dict.txt"}
+    elif leak == "validation":
+        join = pipeline.joined_periods
+        of_all = [f"mega_batch_{t}/valid" for t in MONTHS]
+
+        def with_validation_of_all(parts, starts):
+            periods = join(parts, starts)
+            return periods._replace(unions=periods.unions | {"valid": of_all})
+
+        monkeypatch.setattr(pipeline, "joined_periods", with_validation_of_all)
+        expected = {"validation set"}
+    elif leak == "limits":
+        limits = [20010120000000, 20010214000000, 20010312000000]
+        monkeypatch.setattr(pipeline, "period_of", lambda period, dates: np.searchsorted(limits, dates, "right"))
+        expected = {"limits of mega-batches 1 to 4"}
+    elif leak == "dates":  # the last days of March are in the first mega-batch
+        late = 20010321000000
+
+        def with_late_text(period, dates):
+            return np.where((dates > late) & (dates < 20010400000000), 200101, period_of(period, dates))
+
+        monkeypatch.setattr(pipeline, "period_of", with_late_text)
+        monkeypatch.setattr(chronological, "_check_later", lambda *arguments: None)
+        expected = {"mega-batch 1", "limits of mega-batches 1 to 4"}
+    else:
+        copies = [{**row, "date": "2001-02-27", "text": f"{row['text']} and more"} for row in month(1)[:8]]
+        months[1] += copies
+        monkeypatch.setattr(pipeline, "remove_copies", later_copies_first)
+        expected = {"near copies"}
+    out = prepare(tmp_path / "out", f"text:{write_months(tmp_path / 'months', months)}")
+    code, found = looked_ahead(out, capsys)
+    assert (code, set(found)) == (1, expected)
