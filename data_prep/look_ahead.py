@@ -101,7 +101,8 @@ class _Call(NamedTuple):
 def _calls(description: Mapping) -> list[_Call]:
     extensions = description.get("extensions", [])
     num_first = extensions[0]["mega_batches"][0] - 1 if extensions else description["num_mega_batches"]
-    added = [_Call(*extension["mega_batches"], extension["settings"]) for extension in extensions]
+    bounds = [each["mega_batches"] for each in extensions]
+    added = [_Call(first, last, each["settings"]) for (first, last), each in zip(bounds, extensions, strict=True)]
     return [_Call(1, num_first, description["settings"]), *added]
 
 

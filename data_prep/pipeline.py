@@ -253,7 +253,10 @@ def _divide(
     if settings.causal and valid_words is None:
         valid_words = max(1, min(500_000, total // 20))  # one period, which stands for the whole stream
     sizes = (num_mega_batches, valid_words, settings.passage_words)
-    plan = partition.make_plan(total, *sizes, extends=description is not None)
+    # The first period of a causal stream is planned as a later one: its test set is smaller than a mega-batch.
+    plan = partition.make_plan(total, *sizes, extends=description is not None or settings.causal)
+    if settings.causal and valid_words is not None:
+        plan = plan._replace(valid_words=valid_words)
     passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:
