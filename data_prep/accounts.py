@@ -4,7 +4,7 @@ For each source, the table "cleaning" in stream.json says what was removed, as n
 text. `check_accounts` compares it with what was read and what is left. So no step can lose text without a reason.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,16 @@ def removed_rows(
             sums = {unit: int(entries[field].sum(dtype=np.int64)) for unit, field in UNITS.items()}
             rows.append({"step": step, "source": name, "documents": count(entries), **sums})
     return rows
+
+
+def merged_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the table "cleaning" with one row for each step and source, which has the sums of its rows."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        merged = found.setdefault((row["step"], row["source"]), row | dict.fromkeys(("documents", *UNITS), 0))
+        for unit in ("documents", *UNITS):
+            merged[unit] += row[unit]
+    return list(found.values())
 
 
 def count_documents(documents: np.ndarray) -> int:

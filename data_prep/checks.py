@@ -17,6 +17,7 @@ from data_prep.dividing.shares import check_shares
 from data_prep.errors import PrepError
 from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
+from data_prep.settings.options import options_of
 from data_prep.sources import KINDS, Files, Source, endings_left_out, fingerprint, list_files, needed_libraries
 from data_prep.sources.dates import groups_of
 from data_prep.sources.remote import is_remote
@@ -159,12 +160,14 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     # stream.json records the settings twice. "given" has the values that the user gave; None stands for a default that
     # is computed from the text. "settings" has the computed values instead of None.
     given = stream["given"]
-    changed = []
+    changed, options = [], options_of(settings)
     for name, now in json.loads(json.dumps(settings.identity())).items():
         # A setting counts as unchanged if the user gave the same value when the stream was made, or the same was used.
-        if now in (given[name], before[name]):
+        # A stream of an earlier version lacks settings that were added since then, which had their default.
+        default = options[name].default if name in options else None
+        if now in (given.get(name, default), before.get(name, default)):
             continue
-        changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
+        changed.append(f"{name} was {before.get(name, default)} and is now {'the default' if now is None else now}")
     for name, now in (settings.digests() | settings.benchmark_digest()).items():
         if before.get(name, now) != now:
             changed.append(f"a file of the {name.removeprefix('sha256 of ')} setting has changed")

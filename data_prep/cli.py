@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from data_prep.look_ahead import check_stream, look_ahead
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.settings.cluster import Cluster
@@ -39,8 +40,11 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
+        `check --look-ahead` returns 1 if something in the stream looks ahead.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["check"]:
+        return _check(argv[1:])
     if argv[:1] == ["inspect"]:
         return _fail(f"there is no inspect any more: {INSPECT}.")
     for word in argv:
@@ -69,6 +73,35 @@ def main(argv: list[str] | None = None) -> int:
     words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
     say(f"The stream is in {settings.out}. To train on it: {words} ...")
     return 0
+
+
+def _check(argv: list[str]) -> int:
+    """Run `alma-prep check`, and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="alma-prep check", description="Compare all files of a finished stream with the digests in manifest.json."
+    )
+    parser.add_argument("out", metavar="STREAM", type=Path, help="the stream folder")
+    parser.add_argument(
+        "--look-ahead",
+        action="store_true",
+        help="also name everything in the stream that depends on text of later periods; the exit code is then 1",
+    )
+    parsed = parser.parse_args(argv)
+    try:
+        stream = check_stream(parsed.out)
+        findings = look_ahead(stream) if parsed.look_ahead else []
+    except (AlmaError, OSError) as error:
+        return _fail(message_of(error))
+    for finding in findings:
+        say(f"{finding.verdict:<12} {finding.quantity}: {finding.why}")
+    num_ahead = sum(finding.verdict == "looks ahead" for finding in findings)
+    if not parsed.look_ahead:
+        say(f"{parsed.out} is complete and undamaged.")
+    elif num_ahead:
+        say(f"{num_ahead} quantities of {parsed.out} depend on later text.")
+    else:
+        say(f"Nothing that was looked at in {parsed.out} depends on later text.")
+    return min(num_ahead, 1)
 
 
 def _fail(message: str) -> int:

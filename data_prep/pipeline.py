@@ -7,23 +7,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.accounts import check_accounts, count_documents, removed_rows
+from data_prep.accounts import check_accounts, count_documents, merged_rows, removed_rows
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.dividing import layout, partition
-from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
+from data_prep.dividing.chronological import Periods, is_causal, is_chronological, joined_periods, lay_out_periods
 from data_prep.dividing.partition import CutTask
 from data_prep.dividing.shares import keep_documents, keep_words, share_rows, wanted_words_of, words_by_source
 from data_prep.encoding.encode import TASK_BYTES, encode
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
-from data_prep.leakage.measure import HeldOutText, measure_leakage, without_overlaps
-from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
+from data_prep.errors import NothingNew, Unworkable
+from data_prep.leakage.measure import HeldOutText, held_out_of, measure_leakage, without_overlaps
+from data_prep.reading.facts import dates_of
+from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, is_training, write_index
 from data_prep.reading.read import Spooled, read_sources
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.running.progress import note
 from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
+from data_prep.sources.dates import date_text, period_of
 from data_prep.tokenization.tokenizers import TOKENIZERS, dictionary_size
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import FORMAT_VERSION
@@ -79,7 +82,8 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
     described |= {"leakage": measure_leakage(index, where)}
     if base is not None:
         return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
-    dict_file = write_dictionary(symbols, encoded.counts, work)
+    counted = [encoded.counts["mega_batch_1"]] if settings.causal else list(encoded.counts.values())
+    dict_file = write_dictionary(symbols, np.sum(counted, axis=0), work)
     return {
         "format_version": FORMAT_VERSION,
         "num_mega_batches": num_mega_batches,
@@ -119,6 +123,20 @@ class _Divided(NamedTuple):
     num_mega_batches: int
 
 
+class _Part(NamedTuple):
+    """A part of the text that is divided by itself: all text, or in a causal stream the text of one period."""
+
+    plan: partition.Plan
+    passages: np.ndarray
+    """The index entry of each passage."""
+    planned: layout.Layout
+    names: list[str]
+    """The names of the splits."""
+    periods: Periods | None
+    table: list[dict]
+    """The rows of the table "cleaning" in stream.json."""
+
+
 def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, base: BaseStream | None) -> _Divided:
     """Read all documents, remove copies, cut long documents into passages, and divide the passages into splits.
 
@@ -126,27 +144,119 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     """
     work, description = where.work, base.description if base else None
     seed, number = (base.description["seed"], base.num_extensions + 1) if base else (settings.seed, 0)
-    chronological = is_chronological(settings, description)
-    spooled = read_sources(settings, seed, files, work, chronological)
-    documents, table, record = spooled.documents, list(spooled.removed), None
+    spooled = read_sources(settings, seed, files, work, is_chronological(settings, description))
+    known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
+    if is_causal(settings, description):
+        parts = _divide_periods(settings, spooled, files, where, description, seed, known)
+    else:
+        every = np.arange(len(spooled.documents))
+        parts = [_divide(settings, spooled, every, files, where, description, seed, number, known)]
+    # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
+    # here on, only the passages are needed.
+    num_documents, spooled = len(spooled.documents), spooled._replace(documents=np.empty(0, ENTRY), dates=None)
+    table = [*spooled.removed, *merged_rows([row for part in parts for row in part.table])]
+    parts = [part for part in parts if part.names]
+    if not parts:
+        raise NothingNew(f"each of the {num_documents:,} new documents is a copy of a document of the stream")
+    [plan, passages, planned, names, periods, _] = parts[0]
+    if len(parts) > 1:
+        starts = np.cumsum([0, *(len(part.passages) for part in parts[:-1])]).tolist()
+        passages = np.concatenate([part.passages for part in parts])
+        periods = joined_periods([part.periods for part in parts if part.periods], starts)
+        planned, names = layout.Layout(periods.layout.order, periods.layout.cuts), periods.layout.splits
+    check_accounts(spooled.records, spooled.names, table, passages, planned.order)
+    path = work.folder / INDEX
+    write_index(path, passages, planned.order)
+    unions = periods.unions if periods else {}
+    index = Index(path, sha256_of(path), work.spool, planned.cuts, names, unions)
+    return _Divided(spooled, plan, index, periods, table, sum(map(is_training, names)))
+
+
+def _divide_periods(
+    settings: PrepSettings, spooled: Spooled, files: Files, where: HeldOutText, description: Mapping | None, seed: int,
+    known: tuple[np.ndarray, list[SignatureFiles]],
+) -> list[_Part]:  # fmt: skip
+    """Divide the text of a causal stream period by period, so that nothing depends on the text of later periods.
+
+    Each period is added as --extend would add it to a stream that ends with the period before. For the arguments, see
+    `_divide`.
+    """
+    assert settings.period is not None and spooled.dates is not None
+    period_of_document, parts = period_of(settings.period, spooled.dates), []
+    for period in np.unique(period_of_document):
+        which = np.flatnonzero(period_of_document == period)
+        number = description["num_mega_batches"] if description else 0
+        work = where.work.within(f"period_{number + 1}")
+        try:
+            part = _divide(settings, spooled, which, files, where._replace(work=work), description, seed, number, known)
+        except Unworkable as error:
+            dates = [date_text(int(date)) for date in (spooled.dates[which].min(), spooled.dates[which].max())]
+            raise Unworkable(f"period {number + 1}, {dates[0]} to {dates[1]}: {error}") from error
+        parts.append(part)
+        if part.periods is None:
+            continue
+        settings_of_stream = description["settings"] if description else {"valid_source": settings.valid_source}
+        description = {"settings": settings_of_stream, **part.periods.base(description)}
+        if settings.decontaminate is not None:
+            path = work.folder / INDEX
+            write_index(path, part.passages, part.planned.order)
+            index = Index(path, sha256_of(path), work.spool, part.planned.cuts, part.names)
+            where = where._replace(before=[*where.before, *held_out_of(index)])
+        recorded = SignatureFiles(work.stream / "dedup" / f"{number:04d}")
+        known = (np.concatenate([known[0], np.fromfile(f"{recorded.prefix}.keys", "V16")]), [*known[1], recorded])
+    return parts
+
+
+def _divide(
+    settings: PrepSettings, spooled: Spooled, which: np.ndarray, files: Files, where: HeldOutText,
+    description: Mapping | None, seed: int, number: int, known: tuple[np.ndarray, list[SignatureFiles]],
+) -> _Part:  # fmt: skip
+    """Remove copies among some documents, cut long ones into passages, and divide the passages into splits.
+
+    Args:
+        settings, files: see `build_stream`.
+        spooled: the documents that were read.
+        which: indices of the documents to divide.
+        where: where to find the validation and test set. Its work folder is used for the steps.
+        description: the content of stream.json of the stream to which the text is added; None for a new stream.
+        seed: the seed of the stream.
+        number: the number of the files in the folder `dedup` of the stream that record the documents.
+        known: keys and signature files of the documents of the stream, see `BaseStream`.
+
+    Returns:
+        The part. It has no splits if all documents are copies of documents of the stream.
+    """
+    work, chronological = where.work, spooled.dates is not None
+    documents, table, record = spooled.documents[which], [], None
     if settings.duplicates != "keep":
-        known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
-        documents, found, rows = remove_copies(spooled, *known, work, settings.cache)
+        documents, found, rows = remove_copies(spooled, *known, work, settings.cache, which)
         table += rows
-        record = functools.partial(record_documents, work.stream / "dedup", number, spooled, found)
+        if not len(documents) and len(known[0]):
+            empty = layout.Layout(np.empty(0, np.int64), [0])
+            return _Part(partition.Plan(0, 0, 0, 0), documents, empty, [], None, table)
+        if not len(documents):
+            raise Unworkable(
+                f"no document is left: all {len(which):,} are copies of others. Add sources with other text."
+            )
+        record = functools.partial(record_documents, work.stream / "dedup", number, spooled, which, found)
         if all(source.share is None for source in files):
             # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
             record()
             record = None
-    # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
-    # here on, only `documents`, the documents without copies, are needed.
-    spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
-    # A mega-batch for each snapshot (text of one point in time), or as many as the user wants.
+    # A mega-batch for each snapshot (text of one point in time) or period, or as many as the user wants.
     num_mega_batches = len(spooled.snapshots or ()) or settings.num_mega_batches or 1
+    if settings.period is not None:
+        num_mega_batches = len(np.unique(period_of(settings.period, dates_of(work.spool, documents))))
     words = words_by_source(documents, len(files))
     wanted_words = wanted_words_of(files, words)
-    sizes = (num_mega_batches, settings.valid_words, settings.passage_words)
-    plan = partition.make_plan(sum(wanted_words.values()), *sizes, extends=base is not None)
+    total, valid_words = sum(wanted_words.values()), settings.valid_words
+    if settings.causal and valid_words is None:
+        valid_words = max(1, min(500_000, total // 20))  # one period, which stands for the whole stream
+    sizes = (num_mega_batches, valid_words, settings.passage_words)
+    # The first period of a causal stream is planned as a later one: its test set is smaller than a mega-batch.
+    plan = partition.make_plan(total, *sizes, extends=description is not None or settings.causal)
+    if settings.causal and valid_words is not None:
+        plan = plan._replace(valid_words=valid_words)
     passages = _cut(seed, plan, documents, work)
     del documents
     if wanted_words != words:
@@ -166,14 +276,9 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
         planned, removed = without_overlaps(settings, passages, planned, names, where)
         step = f"{settings.decontaminate}-gram overlap with held-out text"
         table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
-    check_accounts(spooled.records, spooled.names, table, passages, planned.order)
-    path = work.folder / INDEX
-    write_index(path, passages, planned.order)
-    unions = periods.unions if periods else {}
-    index = Index(path, sha256_of(path), work.spool, planned.cuts, names, unions)
     if record is not None:
         record(passages["document"])
-    return _Divided(spooled, plan, index, periods, table, num_mega_batches)
+    return _Part(plan, passages, planned, names, periods, table)
 
 
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder) -> np.ndarray:
@@ -205,7 +310,9 @@ def _lay_out(
     valid_source = base["settings"].get("valid_source") if base else settings.valid_source
     strata, valid_strata = layout.strata_of(files, valid_source)
     if is_chronological(settings, base):
-        periods = lay_out_periods(settings, passages, strata, valid_strata, plan.valid_words, spool, base)
+        periods = lay_out_periods(
+            settings, passages, strata, valid_strata, plan.valid_words, num_mega_batches, spool, base
+        )
         return layout.Layout(periods.layout.order, periods.layout.cuts), periods.layout.splits, periods
     if base is not None:
         first = base["num_mega_batches"] + 1

@@ -21,12 +21,20 @@ from data_prep.checks import (
     check_sizes,
 )
 from data_prep.copies.deduplication import load_keys
+from data_prep.dividing.chronological import is_causal
 from data_prep.errors import NothingNew, PrepError
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.progress import note
 from data_prep.running.slurm import open_executor
-from data_prep.running.stream_folder import belongs_to_stream, check_bytes, check_free, read_manifest, read_stream
+from data_prep.running.stream_folder import (
+    belongs_to_stream,
+    check_bytes,
+    check_free,
+    num_dedup_files,
+    read_manifest,
+    read_stream,
+)
 from data_prep.running.work_folder import WorkFolder, full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
@@ -63,6 +71,8 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
         settings = replace(settings, **of_stream, given=given)
     except ValueError as error:  # for example, the stream was made by a release with other languages
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
+    if settings.period is not None and "periods" not in stream:
+        raise PrepError("this stream has no periods, because it is not chronological: omit --period.")
     if "periods" in stream and settings.duplicates == "keep":
         raise PrepError(
             "this stream holds out whole documents, so it cannot be extended with --duplicates "
@@ -104,7 +114,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     check_bytes(out)
     check_sizes(settings, files)
     number = len(stream.get("extensions", [])) + 1
-    base = BaseStream(out, stream, *load_keys(out / "dedup", number, settings.duplicates))
+    num_dedup = num_dedup_files(stream)
+    base = BaseStream(out, stream, *load_keys(out / "dedup", num_dedup, settings.duplicates))
     with _work_folder(settings, base) as work:
         added = _build(settings, files, work, base)
         manifest = read_manifest(out)
@@ -113,7 +124,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         manifest["outputs"] = {
             name: output
             for name, output in manifest["outputs"].items()
-            if belongs_to_stream(name, stream["num_mega_batches"], number - 1)
+            if belongs_to_stream(name, stream["num_mega_batches"], num_dedup - 1)
         }
         manifest["extensions"] = [*manifest["extensions"][: number - 1], inputs(settings, files)]
         stream = _extended(settings, stream, added, fingerprints, digests)
@@ -217,12 +228,13 @@ def prepare(settings: PrepSettings) -> dict:
         print("alma-prep: the script calls prepare() when a worker process imports it", file=sys.stderr, flush=True)
         sys.exit(1)
     files: Files = {source: list_files(source) for source in settings.sources}
+    check_out_is_not_a_source(settings, files)
+    finished = read_stream(settings.out)
     if settings.partition != "as-given":
         # The bytes of the stream must not depend on the order in which the sources are given. With "as-given", this is
         # the order of the mega-batches.
-        files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
-    check_out_is_not_a_source(settings, files)
-    finished = read_stream(settings.out)
+        causal = is_causal(settings, finished.description if settings.extend and finished else None)
+        files = dict(sorted(files.items(), key=lambda item: _content_key(item[0], item[1], causal)))
     if finished is not None:
         check_known_settings(settings, finished.description)
     if settings.extend and finished is not None:
@@ -264,11 +276,14 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
     return dict(stream)
 
 
-def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
+def _content_key(source: Source, files: Sequence[SourceFile], causal: bool) -> tuple:
     """Return a tuple by which `prepare` sorts the sources.
 
     The name matters only if everything else is equal, because renaming a source should not change the stream. The order
     of the sources can change it: if two sources contain the same text, the text is kept only in the first source, and
-    the second has fewer words left to provide its share.
+    the second has fewer words left to provide its share. In a causal stream, the sizes of the files cannot be used,
+    because files grow when later text is added to them.
     """
+    if causal:
+        return (source.kind, source.share or 0.0, source.name)
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

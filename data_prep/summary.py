@@ -15,10 +15,12 @@ def summary(stream: dict) -> str:
         stream: the content of stream.json. If alma-prep --extend has added mega-batches to the stream, the tables of
             removed documents and of skipped files show only those of the last call of alma-prep --extend.
     """
-    lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
+    lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}{'bytes/token':>13}"]
     for name, split in stream["splits"].items():
         counts = f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
-        lines.append(f"{name:<16}{counts}{_dates_of(stream, name)}")
+        # How well the tokenizer fits this text: with a tokenizer of old text, it falls from period to period.
+        ratio = f"{split['bytes'] / split['tokens']:>13.2f}" if "bytes" in split else f"{'':>13}"
+        lines.append(f"{name:<16}{counts}{ratio}{_dates_of(stream, name)}")
     lines += losses_summary(stream["splits"])
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream

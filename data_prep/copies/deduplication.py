@@ -19,7 +19,7 @@ import numpy as np
 from data_prep.accounts import removed_rows
 from data_prep.copies.candidates import save_corpus
 from data_prep.copies.near_copies import Duplicates, find_duplicates, find_near_copies
-from data_prep.errors import NothingNew, PrepError, Unworkable
+from data_prep.errors import PrepError
 from data_prep.reading.index import sortable
 from data_prep.reading.provenance import copies_digest, reading_digest
 from data_prep.reading.read import Spooled
@@ -38,7 +38,7 @@ _SORTED_ROWS = 1 << 18
 
 def remove_copies(
     spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[SignatureFiles], work: WorkFolder,
-    cache: str | None = None,
+    cache: str | None = None, which: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:  # fmt: skip
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
@@ -51,25 +51,31 @@ def remove_copies(
         known_signatures: the files with the signatures of these m documents (see `pipeline.BaseStream`).
         work: the work folder.
         cache: the folder of --cache, which keeps the pairs of near copies of a new stream.
+        which: indices of the new documents to look at, for example those of one period; None: all.
 
     Returns:
         Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which of the new
         documents are copies. `Duplicates.kept` is -1 for copies of documents in the stream, and else the index of a new
         document. Third, rows for the "cleaning" table in stream.json, with what was removed.
     """
-    documents, num_known = spooled.documents, len(known_keys)
+    which = np.arange(len(spooled.documents)) if which is None else which
+    documents, num_known = spooled.documents[which], len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
     zeros = np.zeros(num_known, np.int32)
     # Give the documents already in the stream rank -1, because a smaller rank has priority, and the ranks of new
     # documents, which are the indices of their snapshots or their dates, start at 0.
-    rank_of_new = documents["group"].astype(np.int32) if spooled.dates is None else spooled.dates
+    rank_of_new = documents["group"].astype(np.int32) if spooled.dates is None else spooled.dates[which]
     rank = np.concatenate([zeros - 1, rank_of_new])
     num_words = np.concatenate([zeros, documents["num_words"]])
 
     def find_pairs(priority: np.ndarray, by_priority: np.ndarray) -> Pairs:
         def find() -> Pairs:
             files = [*known_signatures, *(spooled.signatures or [])]
-            corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
+            # The rows in these files of the documents to look at. The others are left out, as exact copies are.
+            rows = np.concatenate([np.arange(num_known), num_known + which])
+            number_of_row = np.full(num_known + len(spooled.documents), -1, priority.dtype)
+            number_of_row[rows] = priority
+            corpus = save_corpus(work.folder / "corpus", files, num_known, number_of_row, rows[by_priority])
             return find_near_copies(work, corpus)
 
         # With --extend, the pairs also depend on the stored sketches of the stream. The keys do not contain these, so
@@ -79,12 +85,6 @@ def remove_copies(
     wanted = find_pairs if spooled.signatures is not None else None
     exact, near, instead = (each[num_known:] for each in find_duplicates(keys, rank, num_words, wanted, num_known))
     kept = documents[~(exact | near)]
-    if not len(kept):
-        if num_known:
-            raise NothingNew(f"each of the {len(documents):,} new documents is a copy of a document of the stream")
-        raise Unworkable(
-            f"no document is left: all {len(documents):,} are copies of others. Add sources with other text."
-        )
     rows = removed_rows("exact copy", spooled.names, documents[exact])
     rows += removed_rows("near copy", spooled.names, documents[near])
     return kept, Duplicates(exact, near, np.maximum(instead - num_known, -1)), rows
@@ -117,8 +117,9 @@ def _cached_pairs(
 
 
 def record_documents(
-    folder: Path, number: int, spooled: Spooled, found: Duplicates, in_stream: np.ndarray | None = None
-) -> None:
+    folder: Path, number: int, spooled: Spooled, which: np.ndarray, found: Duplicates,
+    in_stream: np.ndarray | None = None,
+) -> None:  # fmt: skip
     """Record the documents of the stream for later calls of alma-prep --extend.
 
     All documents are recorded except exact copies, and those of which a share left out every part, with the near copies
@@ -128,16 +129,19 @@ def record_documents(
         folder: the folder `dedup` of the stream.
         number: 0 for a new stream, else the number of the extension, from 1.
         spooled: the documents that were read.
+        which: indices of the documents that the stream, the extension or the period could use.
         found: which of these documents are copies.
         in_stream: the keys of the documents of which some part is in the stream; None: no text is left out.
     """
-    keys, is_recorded = spooled.documents["document"], ~found.exact
+    keys, is_recorded = spooled.documents["document"][which], ~found.exact
     if in_stream is not None:
         is_left_out = ~(found.exact | found.near | np.isin(sortable(keys), sortable(in_stream)))
         of_left_out = found.near & (found.kept >= 0)
         of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
         is_recorded &= ~(is_left_out | of_left_out)
-    save_keys(folder, number, keys, is_recorded, found.near, spooled.signatures)
+    recorded, near = np.zeros((2, len(spooled.documents)), bool)
+    recorded[which], near[which] = is_recorded, found.near
+    save_keys(folder, number, spooled.documents["document"], recorded, near, spooled.signatures)
 
 
 def save_keys(

@@ -1,11 +1,15 @@
 """Divide a stream in time: each mega-batch is the text of one period, with held-out text of its own.
 
-With partition="chronological", documents are sorted by date. The order is cut into periods of equal numbers of words.
-A document belongs to one period as a whole. The period with index t - 1 becomes mega-batch t.
+With partition="chronological", documents are sorted by date. The order is cut into periods of equal numbers of words,
+or at dates (the setting `period`). A document belongs to one period as a whole. The period with index t - 1 becomes
+mega-batch t.
 
 In each period, whole documents are held out for validation and for the test, so that no passage of a held-out document
 is trained on. The validation set of the stream consists of the validation documents of all periods, and the test set
 likewise.
+
+A causal stream (the setting `causal`) is made period by period, as if each later period were added by --extend. So its
+validation set and its test set are those of the first period, and nothing depends on later text.
 
 The functions read and write no files. They compute with index entries (`index.ENTRY`) and dates (see `dates`).
 """
@@ -23,11 +27,11 @@ from data_prep.errors import Unworkable
 from data_prep.reading.facts import dates_of
 from data_prep.reading.index import is_training, sortable
 from data_prep.settings import PrepSettings
-from data_prep.sources.dates import date_text, parse_date
+from data_prep.sources.dates import date_text, parse_date, period_of
 
 _ADVICE = (
-    "Held-out text consists of whole documents, so each period needs several documents: lower --mega-batches, or add "
-    "sources."
+    "Held-out text consists of whole documents, so each period needs several documents: make fewer or longer periods "
+    "(--mega-batches, --period), or add sources."
 )
 
 
@@ -59,6 +63,14 @@ class Periods(NamedTuple):
     unions: dict[str, list[str]]
     """The splits that the validation set and the test set consist of; empty for an extension, which has neither."""
 
+    def base(self, before: Mapping | None) -> dict:
+        """Return what the next period of a causal stream needs to know of the stream, as in its stream.json.
+
+        `before` is the same for this period; None for the first period.
+        """
+        periods = [*(before["periods"] if before else []), *self.layout.periods]
+        return {"periods": periods, "num_mega_batches": len(periods), "held_out": self.held_out._asdict()}
+
     def described(self, splits: Mapping[str, dict]) -> dict:
         """Return the entries of stream.json about periods and splits.
 
@@ -69,12 +81,39 @@ class Periods(NamedTuple):
         held_out = [{part: splits[f"{name}/{part}"] for part in ("valid", "test")} for name in names]
         order = ["valid", *names, "test"] if self.unions else names
         # The number of periods whose test text makes up the test set. Extensions do not change it.
-        in_test = {"periods_in_test": len(names)} if self.unions else {}
+        in_test = {"periods_in_test": len(self.unions["test"])} if self.unions else {}
         return in_test | {
             "splits": {name: splits[name] for name in order},
             "periods": [dates | parts for dates, parts in zip(self.layout.periods, held_out, strict=True)],
             "held_out": self.held_out._asdict(),
         }
+
+
+def joined_periods(parts: Sequence[Periods], starts: Sequence[int]) -> Periods:
+    """Return the periods of a causal stream, or those that are added to one.
+
+    Args:
+        parts: each period.
+        starts: the index of the first passage of each period in the array of the passages of all periods.
+    """
+    found = [
+        (name, start + part.layout.order[first:last])
+        for part, start in zip(parts, starts, strict=True)
+        for name, (first, last) in zip(part.layout.splits, itertools.pairwise(part.layout.cuts), strict=True)
+    ]
+    # A stable sort, so that the periods stay in order: validation text, mega-batches, test text.
+    found.sort(key=lambda each: ("valid", "", "test").index(each[0].partition("/")[2]))
+    cuts = [0, *itertools.accumulate(len(order) for _, order in found)]
+    periods = [period for part in parts for period in part.layout.periods]
+    order = np.concatenate([order for _, order in found])
+    return Periods(
+        ChronologicalLayout(order, cuts, [name for name, _ in found], periods), parts[0].held_out, parts[0].unions
+    )
+
+
+def is_causal(settings: PrepSettings, base: Mapping | None) -> bool:
+    """Return True if a new stream, or the stream with the stream.json `base`, is causal."""
+    return settings.causal if base is None else bool(base["settings"].get("causal"))
 
 
 def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
@@ -84,7 +123,7 @@ def is_chronological(settings: PrepSettings, base: Mapping | None) -> bool:
 
 def lay_out_periods(
     settings: PrepSettings, passages: np.ndarray, strata: np.ndarray, valid_strata: Sequence[int] | None,
-    valid_words: int, spool: Path, base: Mapping | None,
+    valid_words: int, num_periods: int, spool: Path, base: Mapping | None,
 ) -> Periods:  # fmt: skip
     """Return the periods of a new stream, or those that are added to a stream.
 
@@ -92,6 +131,7 @@ def lay_out_periods(
         settings: the settings of this call of alma-prep.
         passages, strata, valid_strata: see `chronological_layout`.
         valid_words: number of words of the validation set. It is not used for an extension.
+        num_periods: the number of periods.
         spool: the spool folder, which contains the dates of the documents.
         base: the content of stream.json of the stream to extend; None for a new stream.
 
@@ -100,16 +140,18 @@ def lay_out_periods(
             documents are earlier than the stream's last one.
     """
     dates = dates_of(spool, passages)
-    num_periods = settings.num_mega_batches or 1
     if base is not None:
         _check_later(passages, dates, base)
         held_out, first, unions = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1, {}
     else:
         words = int(passages["num_words"].sum(dtype=np.int64))
-        held_out, first = _held_out_fractions(words, valid_words, settings.test_words, num_periods), 1
+        # The usual share would be half of the first period, which stands for the whole stream.
+        test_words = words // 10 if settings.causal and settings.test_words is None else settings.test_words
+        held_out, first = _held_out_fractions(words, valid_words, test_words, num_periods), 1
         numbers = range(1, num_periods + 1)
         unions = {part: [f"mega_batch_{t}/{part}" for t in numbers] for part in ("valid", "test")}
-    found = chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata, first)
+    limits = settings.period if num_periods > 1 else None
+    found = chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata, first, limits)
     return Periods(found, held_out, unions)
 
 
@@ -146,6 +188,7 @@ def chronological_layout(
     num_periods: int,
     valid_strata: Sequence[int] | None = None,
     first: int = 1,
+    limits: str | None = None,
 ) -> ChronologicalLayout:
     """Return the layout of a chronological stream, or of mega-batches that are added to one.
 
@@ -154,15 +197,19 @@ def chronological_layout(
         dates: int64 [number of passages], the date of the document of each passage.
         strata: int [number of sources], index of the stratum of each source (see `layout.mixed`).
         held_out: how much text of each period is held out.
-        num_periods: the number of periods, all with the same number of words.
+        num_periods: the number of periods, all with the same number of words unless `limits` is given.
         valid_strata: the strata from which the validation text is taken; None: all strata.
         first: number of the first mega-batch.
+        limits: the setting `period`, which says where periods begin.
 
     Raises:
         Unworkable: if a period has too little text.
     """
     documents = _documents(passages, dates)
-    bounds = equal_cuts(documents.num_words, num_periods)
+    if limits is None:
+        bounds = equal_cuts(documents.num_words, num_periods)
+    else:
+        bounds = [0, *(1 + np.flatnonzero(np.diff(period_of(limits, documents.dates)))), len(documents.dates)]
     parts: dict[str, list[np.ndarray]] = {"valid": [], "train": [], "test": []}
     periods = []
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):

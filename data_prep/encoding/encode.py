@@ -49,9 +49,8 @@ class Encoded(NamedTuple):
 
     splits: dict[str, dict]
     """For each split, its entry in stream.json."""
-    counts: np.ndarray
-    """int [dictionary size]: number of occurrences of each fairseq id in the encoded mega-batches. The validation
-    set and the test set are not counted."""
+    counts: dict[str, np.ndarray]
+    """For each mega-batch, int [dictionary size]: the number of occurrences of each fairseq id in it."""
 
 
 def encode(
@@ -123,17 +122,17 @@ def encode(
 
 def _encoded(index: Index, join: Step, names: Sequence[str], results: Sequence[dict], work: WorkFolder) -> Encoded:
     """Add the joined files to the stream. `names` are those of the splits, in the order of the tasks of `join`."""
-    splits, counts = {}, []
+    splits, counts = {}, {}
     for number, (name, split) in enumerate(zip(names, results, strict=True)):
         for ending in ("bin", "idx"):
             work.add_shard(f"{split_prefix(Path(), name)}.{ending}", *join.file(number, ending))
         work.add_shard(f"documents/{name}.parquet", *join.file(number, "parquet"))
         splits[name] = split | {"sha256": join.file(number, "bin")[1]["sha256"]}
         if is_training(name):
-            counts.append(np.fromfile(join.path(number, "counts"), np.int64))
+            counts[name] = np.fromfile(join.path(number, "counts"), np.int64)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
-    return Encoded(splits, np.sum(counts, axis=0))
+    return Encoded(splits, counts)
 
 
 @dataclass(frozen=True)

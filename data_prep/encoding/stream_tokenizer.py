@@ -38,14 +38,14 @@ each. Some systems allow a process only 256 open files."""
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Path:
     """Write the tokenizer file into the work folder: copy the user's tokenizer, or train one on all mega-batches.
 
-    Return the path of the file.
+    In a causal stream, it is trained on the first mega-batch. Return the path of the file.
     """
     if settings.tokenizer not in TOKENIZERS:
         name, content = given_tokenizer(settings.tokenizer)
         return _write(work.stream / name, content)
     tokenizer = TOKENIZERS[settings.tokenizer]
     # The passages from `start` to `end` are those of all mega-batches, without the validation set and the test set.
-    start, end = index.training()
+    start, end = index.training(only_first=settings.causal)
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
     # Train only on one in `one_in` passages, so that the training text has about `most` words.

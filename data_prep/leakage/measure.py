@@ -165,11 +165,14 @@ class HeldOutText(NamedTuple):
     description: Mapping
     """For --extend: the content of stream.json of the stream to extend, whose validation and test set are used. Empty
     for a new stream."""
+    before: Sequence[Texts] = ()
+    """The held-out texts of earlier periods of this call, for a period of a causal stream."""
 
     def texts(self, index: Index) -> list[Texts]:
         """Return all held-out texts: those of the stream, and those of the passages of this call (`index`)."""
         splits = [split for splits in self._splits().values() for split in splits]
-        return [*(decoded_texts(self.work, self.stream, split, self.description) for split in splits), *_of_call(index)]
+        decoded = (decoded_texts(self.work, self.stream, split, self.description) for split in splits)
+        return [*decoded, *self.before, *held_out_of(index)]
 
     def measured(self, index: Index) -> dict[str, tuple[list[Texts], int]]:
         """Return the texts that the report looks at, and k if these are every k-th of the texts.
@@ -183,7 +186,7 @@ class HeldOutText(NamedTuple):
             every = _every(sum(split_entry(self.description, split)["bytes"] for split in splits))
             texts = [decoded_texts(self.work, self.stream, split, self.description, every) for split in splits]
             found[name] = (texts, every)
-        for name, of_call in zip(HELD_OUT, _of_call(index), strict=False):
+        for name, of_call in zip(HELD_OUT, held_out_of(index), strict=False):
             every = _every(int(of_call.entries()["num_bytes"].sum(dtype=np.int64)))
             found[f"new_{name}" if self.description else name] = ([of_call._replace(step=every)], every)
         return found
@@ -202,7 +205,7 @@ class HeldOutText(NamedTuple):
         return of_first | {f"added_{name}": [f"mega_batch_{t}/{name}" for t in added] for name in HELD_OUT if added}
 
 
-def _of_call(index: Index) -> list[Texts]:
+def held_out_of(index: Index) -> list[Texts]:
     """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
     texts = []
     for name in HELD_OUT:

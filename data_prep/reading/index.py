@@ -74,12 +74,15 @@ class Index(NamedTuple):
         """Return the passages from `start` (included) to `end` (excluded), for a task."""
         return Texts(str(self.path), self.sha256, str(self.spool), start, end)
 
-    def training(self) -> tuple[int, int]:
-        """Return the range (start, end) of the passages that belong to mega-batches. `end` is excluded."""
+    def training(self, only_first: bool = False) -> tuple[int, int]:
+        """Return the range (start, end) of the passages that belong to mega-batches, or only to the first of them.
+
+        `end` is excluded.
+        """
         # The validation set is stored first, then all mega-batches, then the test set. So the range begins with the
         # first passage of the first mega-batch, and ends with the last passage of the last mega-batch.
         which = [number for number, name in enumerate(self.splits) if is_training(name)]
-        return self.cuts[which[0]], self.cuts[which[-1] + 1]
+        return self.cuts[which[0]], self.cuts[which[0 if only_first else -1] + 1]
 
 
 class Texts(NamedTuple):

@@ -7,6 +7,7 @@ not list is not part of the stream.
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -90,7 +91,7 @@ def check_bytes(out: Path) -> None:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
-    sizes = (stream["num_mega_batches"], len(stream.get("extensions", [])))
+    sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
     shards = {}
     for name, output in read_manifest(out)["outputs"].items():
         # The manifest also lists the shards of a call of alma-prep --extend that was killed after it wrote the manifest
@@ -107,16 +108,27 @@ def check_bytes(out: Path) -> None:
             raise PrepError(f"{path} has changed since alma-prep wrote it. {_advice(out)}")
 
 
-def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> bool:
-    """Return True if a stream with these numbers of mega-batches and extensions has a shard with this name.
+def num_dedup_files(stream: Mapping[str, Any]) -> int:
+    """Return how many times documents were recorded in the folder `dedup`. `stream` is the content of stream.json.
+
+    The stream as it was first made and each extension have files of their own there, in a causal stream each period.
+    """
+    if stream.get("settings", {}).get("causal"):
+        return stream["num_mega_batches"]
+    return 1 + len(stream.get("extensions", []))
+
+
+def belongs_to_stream(name: str, num_mega_batches: int, last_dedup: int) -> bool:
+    """Return True if a stream with this number of mega-batches has a shard with this name.
 
     `name` is the path relative to the stream folder. The mega-batches that extensions have added count, too.
+    `last_dedup` is the number of the last files in the folder `dedup`, see `num_dedup_files`.
     """
     mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
     dedup = re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
         return int(mega_batch[1]) <= num_mega_batches
-    return int(dedup[1]) <= num_extensions if dedup else True
+    return int(dedup[1]) <= last_dedup if dedup else True
 
 
 def check_free(out: Path) -> None:

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from data_prep.errors import NothingNew, PrepError, Unworkable, is_full_disk
 from data_prep.running.progress import Bar, interrupts_delayed, note
-from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, Recorded, belongs_to_stream, files_beside_work
+from data_prep.running.stream_folder import (
+    MANIFEST,
+    SHARD_NAME,
+    WORK,
+    Recorded,
+    belongs_to_stream,
+    files_beside_work,
+    num_dedup_files,
+)
 from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
@@ -47,11 +55,13 @@ class WorkFolder:
     """Runs the tasks, on this machine or on a Slurm cluster."""
     digests: dict[str, Mapping] = field(default_factory=dict)
     """{"bytes": .., "sha256": ..} of the shards that tasks have written, by the path relative to the stream folder."""
+    whole: Path | None = None
+    """For a part of the work (see `within`): the work folder itself."""
 
     @property
     def spool(self) -> Path:
         """The spool folder, which contains the text of all documents in plain text files."""
-        return self.folder / "spool"
+        return (self.whole or self.folder) / "spool"
 
     @property
     def kept(self) -> Path:
@@ -62,7 +72,7 @@ class WorkFolder:
     def stream(self) -> Path:
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
         OUT is the stream folder."""
-        return self.folder / "stream"
+        return (self.whole or self.folder) / "stream"
 
     def run(
         self, name: str, tasks: Sequence[Task], title: str = "", unit: str = "tasks",
@@ -108,7 +118,7 @@ class WorkFolder:
     def within(self, name: str) -> "WorkFolder":
         """Return the subfolder `name` as a work folder, for the steps of a part of the work. It is created."""
         (self.folder / name).mkdir(parents=True, exist_ok=True)
-        return replace(self, folder=self.folder / name)
+        return replace(self, folder=self.folder / name, whole=self.whole or self.folder)
 
     def add_shard(self, name: str, path: Path, digest: Mapping) -> None:
         """Add a task's output file to the stream under a name, which is its path relative to the stream folder.
@@ -326,7 +336,7 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
         )
     if changed or is_other_code:
         # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a hung worker.
-        for path in (out / WORK).glob("*/*.alive"):
+        for path in (out / WORK).rglob("*.alive"):
             path.unlink(missing_ok=True)
     if changed:
         note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
@@ -361,8 +371,9 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
     if "extension" not in settings:
         names += [name for name in found if (out / name).is_dir()]  # folders that are empty
     else:
-        num_mega_batches = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))["num_mega_batches"]
-        names = [name for name in names if not belongs_to_stream(name, num_mega_batches, settings["extension"] - 1)]
+        stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
+        sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
+        names = [name for name in names if not belongs_to_stream(name, *sizes)]
         if names and not resumes:
             raise PrepError(
                 f"{out} contains files that do not belong to its stream: {', '.join(names[:5])}. Extending the stream "

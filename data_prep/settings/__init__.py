@@ -14,6 +14,7 @@ from data_prep.cleaning.filters import filter_sha256, parse_filters
 from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
 from data_prep.settings.options import options_of, setting
 from data_prep.sources import Source, fingerprint, list_files
+from data_prep.sources.dates import check_period
 from data_prep.tokenization.given import check_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
 
@@ -91,7 +92,8 @@ class PrepSettings:
     )  # fmt: skip
     valid_words: int | None = setting(
         None, "--valid-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
-        help="number of words in the validation set; default: min(500000, 1%% of all words)",
+        help="number of words in the validation set; default: min(500000, 1%% of all words), with --causal 5%% of the "
+        "first period",
     )  # fmt: skip
     valid_source: str | None = setting(
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
@@ -112,7 +114,19 @@ class PrepSettings:
     )  # fmt: skip
     test_words: int | None = setting(
         None, "--test-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
-        help="with --partition chronological: number of words in the test set; default: as many as in a mega-batch",
+        help="with --partition chronological: number of words in the test set; default: as many as in a mega-batch, "
+        "with --causal 10%% of the first period",
+    )  # fmt: skip
+    period: str | None = setting(
+        None, "--period", _MEGA_BATCHES, metavar="year|month|DATE,DATE,...", inherited=True,
+        help="with --partition chronological: the limits of the periods, instead of --mega-batches. year, month: one "
+        "mega-batch per calendar year or month that has text; dates such as 1900,1950-06: the periods begin at these "
+        "dates, the first one before them. --extend takes year or month from the stream",
+    )  # fmt: skip
+    causal: bool = setting(
+        False, "--causal", _MEGA_BATCHES, fixed_by_stream=True,
+        help="with --partition chronological and --period: nothing depends on later text. The tokenizer, the "
+        "validation set and the test set are those of the first period, and copies are compared with earlier text only",
     )  # fmt: skip
     undated: str = setting(
         "error", "--undated", _MEGA_BATCHES, choices=("error", "drop"), shapes_stream=False,
@@ -242,9 +256,17 @@ class PrepSettings:
                     f"--extend does not support --partition {self.partition}, because new mega-batches have equal "
                     "numbers of words: run alma-prep --extend once for each snapshot, oldest first"
                 )
-        elif self.num_mega_batches is None and (self.partition == "equal" or is_chronological):
+        elif self.num_mega_batches is None and self.period is None and (self.partition == "equal" or is_chronological):
             raise ValueError("the number of mega-batches is missing: give --mega-batches")
-        for name in ("test_words", "undated"):
+        if self.period is not None:
+            check_period(self.period)
+            if self.num_mega_batches is not None:
+                raise ValueError("--period determines the number of mega-batches: omit --mega-batches")
+        if self.causal and self.period is None:
+            raise ValueError("--causal needs limits of periods that do not depend on later text: add --period")
+        if self.causal and self.duplicates == "keep":
+            raise ValueError("--causal holds out whole documents of later periods, too: omit --duplicates keep")
+        for name in ("test_words", "undated", "period", "causal"):
             if getattr(self, name) != options[name].default and not (is_chronological or self.extend):
                 raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
 

@@ -9,7 +9,9 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from data_prep.errors import PrepError
+import numpy as np
+
+from data_prep.errors import PrepError, Unworkable
 from data_prep.sources import Files, Source
 
 UNDATED = 0
@@ -63,6 +65,46 @@ def date_text(number: int) -> str:
     if time != "000000":
         return f"{year}-{month}-{day}T{time[:2]}:{time[2:4]}:{time[4:]}Z"
     return "-".join([year, *(part for part in (month, day) if part != "00")])
+
+
+_CALENDAR = {"year": (10**10, 0), "month": (10**8, 10**2)}
+"""For each calendar period: by what to divide the number of a date to get the number of its period, and by what this
+must not be divisible, because then the date is less precise than the period."""
+
+
+def check_period(period: str) -> None:
+    """Raise ValueError if a value of the setting `period` is not year, month, or dates in ascending order."""
+    if period in _CALENDAR:
+        return
+    limits = [parse_date(text) for text in period.split(",")]
+    if UNDATED in limits or sorted(set(limits)) != limits:
+        raise ValueError(
+            f"period={period} is neither year nor month, nor dates in ascending order: give for example --period month "
+            "or --period 1900,1950-06"
+        )
+
+
+def period_of(period: str, dates: np.ndarray) -> np.ndarray:
+    """Return a number for the period of each date, int64 [n]. Later periods have larger numbers.
+
+    Args:
+        period: the setting `period`, see `check_period`.
+        dates: int64 [n], the numbers of dates.
+
+    Raises:
+        Unworkable: if a date is less precise than the period, so that it cannot be said in which period it is.
+    """
+    if period not in _CALENDAR:
+        limits = np.array([parse_date(text) for text in period.split(",")], np.int64)
+        return np.searchsorted(limits, dates, side="right")
+    divisor, whole = _CALENDAR[period]
+    numbers = dates // divisor
+    if whole and (is_vague := numbers % whole == 0).any():
+        raise Unworkable(
+            f"{int(is_vague.sum()):,} documents have a date without a month, for example "
+            f"{date_text(int(dates[is_vague][0]))}: give --period year, or correct the dates."
+        )
+    return numbers
 
 
 def date_in_path(name: str, path: str) -> int:

@@ -160,8 +160,11 @@ class StreamFolder:
 
     @property
     def is_extended(self) -> bool:
-        """Whether mega-batches were added to the stream after it was made, so that more may follow."""
-        return bool(self.description.get("extensions"))
+        """Whether mega-batches were added to the stream after it was made, so that more may follow.
+
+        Those of a causal stream were added one after the other, also if one command made it.
+        """
+        return bool(self.description.get("extensions") or self.description.get("settings", {}).get("causal"))
 
     def came_later(self, t: int) -> bool:
         """Return whether mega-batch t is a period of a chronological stream, or was added to the stream later."""
