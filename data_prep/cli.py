@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from data_prep.look_ahead import check_stream, look_ahead
-from data_prep.prepare import prepare
+from data_prep.prepare import drop_last, prepare
 from data_prep.settings import PrepSettings
 from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, parsed_settings
@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         return _check(argv[1:])
     if argv[:1] == ["inspect"]:
         return _fail(f"there is no inspect any more: {INSPECT}.")
+    if "--drop-last" in argv:
+        return _drop_last(argv)
     for word in argv:
         if reason := REMOVED.get(word.partition("=")[0]):
             return _fail(f"there is no {word.partition('=')[0]} any more: {reason}.")
@@ -67,8 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     except (AlmaError, OSError) as error:
         return _fail(message_of(error))
     except KeyboardInterrupt:
-        print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
-        return 130
+        return _interrupted()
     say(summary(stream))
     words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
     say(f"The stream is in {settings.out}. To train on it: {words} ...")
@@ -102,6 +103,27 @@ def _check(argv: list[str]) -> int:
     else:
         say(f"Nothing that was looked at in {parsed.out} depends on later text.")
     return min(num_ahead, 1)
+
+
+def _drop_last(argv: list[str]) -> int:
+    """Run `alma-prep --drop-last`, and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="alma-prep", description="Take back what the last --extend has added. The source files are not touched."
+    )
+    parser.add_argument("out", metavar="STREAM", type=Path, help="the stream folder")
+    parser.add_argument("--drop-last", action="store_true", required=True, help="take the newest extension back")
+    try:
+        say(summary(drop_last(parser.parse_args(argv).out)))
+    except (AlmaError, OSError) as error:
+        return _fail(message_of(error))
+    except KeyboardInterrupt:
+        return _interrupted()
+    return 0
+
+
+def _interrupted() -> int:
+    print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
+    return 130
 
 
 def _fail(message: str) -> int:
@@ -138,6 +160,10 @@ def _parser() -> argparse.ArgumentParser:
         "reads, such as s3://BUCKET/FOLDER. SHARE is the fraction of the stream's words that the source provides,"
         " as in common-crawl:PATH@0.6.",
     )
+    parser.add_argument(
+        "--drop-last", action="store_true",
+        help="take back what the last --extend has added to the stream OUT; give no other option",
+    )  # fmt: skip
     groups = {"options": parser, "sources": sources}
     add_options(parser, groups, PrepSettings)
     add_options(parser, groups, Cluster)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import current_process
+from pathlib import Path
 from typing import Any
 
 from data_prep.checks import (
@@ -35,7 +36,14 @@ from data_prep.running.stream_folder import (
     read_manifest,
     read_stream,
 )
-from data_prep.running.work_folder import WorkFolder, full_disk_reported, publish, remove_finished_work, work_folder
+from data_prep.running.work_folder import (
+    WorkFolder,
+    full_disk_reported,
+    publish,
+    remove_finished_work,
+    take_back,
+    work_folder,
+)
 from data_prep.settings import PrepSettings
 from data_prep.settings.options import options_of
 from data_prep.sources import Files, Source, SourceFile, fingerprint, list_files
@@ -252,6 +260,45 @@ def prepare(settings: PrepSettings) -> dict:
     if finished is not None:
         return _check_finished(settings, files, finished.description)
     return _make_new(settings, files)
+
+
+def drop_last(out: Path) -> dict:
+    """Take the newest extension of a stream back: the mega-batches that the last call of alma-prep --extend added.
+
+    Afterwards, the stream has the bytes that it had before, so a following extension is the same as if this one had
+    never been. A call that was killed is finished by the next one.
+
+    Returns:
+        The content of stream.json.
+
+    Raises:
+        PrepError: if there is no stream or no extension, or if another alma-prep is running in `out`.
+    """
+    finished = read_stream(out)
+    if finished is None:
+        raise PrepError(f"there is no stream in {out}: give the folder that alma-prep has written.")
+    base = dict(finished.description)
+    extensions = base.get("extensions", [])
+    if len(read_manifest(out)["extensions"]) > len(extensions):  # an earlier call was killed
+        take_back(out, base, base)
+        note(f"{out} now ends with mega-batch {base['num_mega_batches']}, as an interrupted call has begun")
+        return base
+    if not extensions:
+        raise PrepError(f"the stream in {out} was never extended, so there is no mega-batch to take back.")
+    first, last = extensions[-1]["mega_batches"]
+    removed = {f"mega_batch_{t}" for t in range(first, last + 1)}
+    stream = {**base, "num_mega_batches": first - 1, "extensions": extensions[:-1]}
+    stream["splits"] = {name: split for name, split in base["splits"].items() if name not in removed}
+    if "periods" in base:
+        stream["periods"] = base["periods"][: first - 1]
+    if not stream["extensions"]:
+        del stream["extensions"]
+    take_back(out, base, stream)
+    note(
+        f"{out} now ends with mega-batch {first - 1}. Runs that have trained on a later one: give "
+        "`alma-lm rollback RUN --to-stage K` with the stage before it"
+    )
+    return stream
 
 
 def _make_new(settings: PrepSettings, files: Files) -> dict:

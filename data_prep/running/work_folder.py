@@ -22,6 +22,7 @@ from data_prep.running.stream_folder import (
     belongs_to_stream,
     files_beside_work,
     num_dedup_files,
+    read_manifest,
 )
 from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
@@ -380,11 +381,44 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
                 "would overwrite them, so nothing was changed. Move these files away."
             )
     for name in names:
-        remove(out / name)
-        folder = (out / name).parent
-        while folder != out and not any(folder.iterdir()):
-            folder.rmdir()
-            folder = folder.parent
+        _remove_shard(out, name)
+
+
+def _remove_shard(out: Path, name: str) -> None:
+    """Remove a shard, and the folders that become empty."""
+    remove(out / name)
+    folder = (out / name).parent
+    while folder != out and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def take_back(out: Path, base: Mapping, stream: Mapping) -> None:
+    """Replace the stream with the stream.json `base` by an earlier one with the stream.json `stream`.
+
+    The earlier stream.json is written first. From then on, the shards of later mega-batches do not belong to the
+    stream, and are removed. A call that was killed in between is continued by a call with `base` equal to `stream`.
+
+    Raises:
+        PrepError: if another alma-prep is running in `out` or has just finished there, or if there is an unfinished
+            extension.
+    """
+    with _lease_held(out):
+        _check_unchanged(out, base)
+        if _previous_settings(out):
+            raise PrepError(
+                f"{out} contains an unfinished extension: finish it with the same command, or remove {out / WORK}."
+            )
+        if stream != base:
+            _write_stream_json(out, stream)
+        sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
+        for name in filter(SHARD_NAME.fullmatch, files_beside_work(out)):
+            if not belongs_to_stream(name, *sizes):
+                _remove_shard(out, name)
+        manifest = read_manifest(out)
+        outputs = {name: one for name, one in manifest["outputs"].items() if belongs_to_stream(name, *sizes)}
+        extensions = manifest["extensions"][: len(stream.get("extensions", []))]
+        write_json(out / MANIFEST, {**manifest, "outputs": outputs, "extensions": extensions})
 
 
 def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
@@ -413,6 +447,10 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
             sync_folder(folder)
     sync_folder(out)
     write_json(out / MANIFEST, manifest)
+    _write_stream_json(out, stream)
+
+
+def _write_stream_json(out: Path, stream: Mapping) -> None:
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
     # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
     # (lone surrogates). Therefore write these characters as escapes.
