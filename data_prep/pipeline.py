@@ -10,7 +10,15 @@ import numpy as np
 from data_prep.accounts import check_accounts, count_documents, merged_rows, removed_rows
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.dividing import layout, partition
-from data_prep.dividing.chronological import Periods, is_causal, is_chronological, joined_periods, lay_out_periods
+from data_prep.dividing.chronological import (
+    Periods,
+    as_new,
+    is_causal,
+    is_chronological,
+    joined_periods,
+    lay_out_periods,
+    without_late,
+)
 from data_prep.dividing.partition import CutTask
 from data_prep.dividing.shares import keep_documents, keep_words, share_rows, wanted_words_of, words_by_source
 from data_prep.encoding.encode import TASK_BYTES, encode
@@ -157,7 +165,7 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     table = [*spooled.removed, *merged_rows([row for part in parts for row in part.table])]
     parts = [part for part in parts if part.names]
     if not parts:
-        raise NothingNew(f"each of the {num_documents:,} new documents is a copy of a document of the stream")
+        raise NothingNew(f"each of the {num_documents:,} new documents is a copy of a document of the stream, or late")
     [plan, passages, planned, names, periods, _] = parts[0]
     if len(parts) > 1:
         starts = np.cumsum([0, *(len(part.passages) for part in parts[:-1])]).tolist()
@@ -182,7 +190,8 @@ def _divide_periods(
     `_divide`.
     """
     assert settings.period is not None and spooled.dates is not None
-    period_of_document, parts = period_of(settings.period, spooled.dates), []
+    dates = as_new(spooled.dates, description) if description else spooled.dates
+    period_of_document, parts = period_of(settings.period, dates), []
     for period in np.unique(period_of_document):
         which = np.flatnonzero(period_of_document == period)
         number = description["num_mega_batches"] if description else 0
@@ -227,10 +236,13 @@ def _divide(
         The part. It has no splits if all documents are copies of documents of the stream.
     """
     work, chronological = where.work, spooled.dates is not None
-    documents, table, record = spooled.documents[which], [], None
+    documents, table, record, late = spooled.documents[which], [], None, list[dict]()
     if settings.duplicates != "keep":
         documents, found, rows = remove_copies(spooled, *known, work, settings.cache, which)
         table += rows
+        if description and chronological:
+            documents, late = without_late(settings, documents, spooled.names, work.spool, description)
+            table += late
         if not len(documents) and len(known[0]):
             empty = layout.Layout(np.empty(0, np.int64), [0])
             return _Part(partition.Plan(0, 0, 0, 0), documents, empty, [], None, table)
@@ -239,14 +251,16 @@ def _divide(
                 f"no document is left: all {len(which):,} are copies of others. Add sources with other text."
             )
         record = functools.partial(record_documents, work.stream / "dedup", number, spooled, which, found)
-        if all(source.share is None for source in files):
+        if all(source.share is None for source in files) and not late:
             # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
             record()
             record = None
     # A mega-batch for each snapshot (text of one point in time) or period, or as many as the user wants.
     num_mega_batches = len(spooled.snapshots or ()) or settings.num_mega_batches or 1
     if settings.period is not None:
-        num_mega_batches = len(np.unique(period_of(settings.period, dates_of(work.spool, documents))))
+        dates = dates_of(work.spool, documents)
+        dates = as_new(dates, description) if description else dates
+        num_mega_batches = len(np.unique(period_of(settings.period, dates)))
     words = words_by_source(documents, len(files))
     wanted_words = wanted_words_of(files, words)
     total, valid_words = sum(wanted_words.values()), settings.valid_words

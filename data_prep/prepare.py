@@ -81,6 +81,8 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
     if settings.period is not None and "periods" not in stream:
         raise PrepError("this stream has no periods, because it is not chronological: omit --period.")
+    if settings.late != "error" and "periods" not in stream:
+        raise PrepError("in this stream no text is late, because it is not chronological: omit --late.")
     if "periods" in stream and settings.duplicates == "keep":
         raise PrepError(
             "this stream holds out whole documents, so it cannot be extended with --duplicates "

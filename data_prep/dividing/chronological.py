@@ -21,11 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.accounts import removed_rows
 from data_prep.dividing.layout import by_key, equal_cuts, mixed, nearest_cut
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.errors import Unworkable
-from data_prep.reading.facts import dates_of
+from data_prep.reading.facts import dates_of, named_documents
 from data_prep.reading.index import is_training, sortable
+from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
 from data_prep.sources.dates import date_text, parse_date, period_of
 
@@ -136,12 +138,11 @@ def lay_out_periods(
         base: the content of stream.json of the stream to extend; None for a new stream.
 
     Raises:
-        Unworkable: if a period has too little text, if more than half of the text would be held out, or if the new
-            documents are earlier than the stream's last one.
+        Unworkable: if a period has too little text, or if more than half of the text would be held out.
     """
     dates = dates_of(spool, passages)
     if base is not None:
-        _check_later(passages, dates, base)
+        dates = as_new(dates, base)
         held_out, first, unions = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1, {}
     else:
         words = int(passages["num_words"].sum(dtype=np.int64))
@@ -155,17 +156,49 @@ def lay_out_periods(
     return Periods(found, held_out, unions)
 
 
-def _check_later(passages: np.ndarray, dates: np.ndarray, base: Mapping) -> None:
-    """Raise Unworkable if documents to add are earlier than the last document of a chronological stream."""
-    last = base["periods"][-1]["last_date"]
-    is_early = dates < parse_date(last)
-    if is_early.any():
-        num_early = len(np.unique(passages["document"][is_early]))
+def without_late(
+    settings: PrepSettings, documents: np.ndarray, names: Sequence[str], spool: Path, base: Mapping
+) -> tuple[np.ndarray, list[dict]]:
+    """Do with documents that are earlier than the last document of a stream what the setting `late` says.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        documents: the index entry (`index.ENTRY`) of each document to add.
+        names: the name of each source.
+        spool: the spool folder, which contains the names and dates of the documents.
+        base: the content of stream.json of the stream to extend.
+
+    Returns:
+        The index entries of the documents that are used, and the rows of the table "cleaning" about the others.
+
+    Raises:
+        Unworkable: if there are late documents and `late` is "error".
+    """
+    last, dates = base["periods"][-1]["last_date"], dates_of(spool, documents)
+    is_late = dates < parse_date(last)
+    if not is_late.any():
+        return documents, []
+    late = documents[is_late]
+    named = named_documents(spool, late[np.argsort(dates[is_late], kind="stable")])
+    text = f"{len(late):,} of the new documents are earlier than {last}, the last date in the stream: {named}"
+    if settings.late == "error":
         raise Unworkable(
-            f"{num_early:,} of the new documents are earlier than {last}, the last date in the stream; the earliest is "
-            f"of {date_text(int(dates.min()))}. A chronological stream is extended only by later text: leave these "
-            "documents out of the sources, or make the stream again from all sources."
+            f"{text}. A chronological stream is extended only by later text: give --late drop to leave these documents "
+            "out, or --late as-new to add them to the new period."
         )
+    note(f"{text}. They {'are left out' if settings.late == 'drop' else 'count as text of the new period'}")
+    if settings.late == "as-new":
+        return documents, []
+    return documents[~is_late], removed_rows("earlier than the stream", names, late)
+
+
+def as_new(dates: np.ndarray, base: Mapping) -> np.ndarray:
+    """Return the dates as which documents count that are added to a stream with the stream.json `base`.
+
+    Late ones, which are earlier than the last document of the stream, count as the first of the others.
+    """
+    last = parse_date(base["periods"][-1]["last_date"])
+    return np.maximum(dates, dates[dates >= last].min() if (dates >= last).any() else last)
 
 
 def _held_out_fractions(total_words: int, valid_words: int, test_words: int | None, num_mega_batches: int) -> HeldOut:

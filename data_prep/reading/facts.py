@@ -17,6 +17,7 @@ import numpy as np
 
 from data_prep.reading.index import SPOOLED, sortable
 from data_prep.running.tasks import mark_of
+from data_prep.sources.dates import date_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -121,6 +122,18 @@ def dates_of(spool: Path, entries: np.ndarray) -> np.ndarray:
     for _, which, found in rows_by_shard(spool, entries):
         dates[which] = found["date"]
     return dates
+
+
+def named_documents(spool: Path, entries: np.ndarray, most: int = 10) -> str:
+    """Return the names and dates of documents, for a message: of the first `most`, and the number of others.
+
+    For the arguments, see `rows_by_shard`.
+    """
+    names = []
+    for shard, _, found in rows_by_shard(spool, entries[:most]):
+        for name, date in zip(ids_of(spool, shard, found["offset"]).to_pylist(), found["date"].tolist(), strict=True):
+            names.append(f"{name or 'a document without id'} ({date_text(date)})")
+    return ", ".join(names) + (f" and {len(entries) - most:,} more" if len(entries) > most else "")
 
 
 def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:

@@ -47,7 +47,8 @@ MAX_SHARD_BYTES = 256 << 20
 USUAL_SHARDS = 500
 """Target number of spool files. Because of the two limits, small corpora get fewer and large corpora get more."""
 SHOWN = 10
-"""Maximum number of skipped files, lines or pages that the error message about damaged files lists."""
+"""Maximum number of skipped files, lines or pages that the error message about damaged files lists, and of documents
+with a date in the future."""
 
 
 class Spooled(NamedTuple):
@@ -233,18 +234,21 @@ def _read_without_future_dates(settings: PrepSettings, tasks: Sequence[SpoolTask
     for number in late:
         dates = np.load(documents_path(work.spool, number))["date"]
         rows = np.flatnonzero(dates > tomorrow)
-        ids = ids_of(work.spool, number, rows[:3]).to_pylist()
+        ids = ids_of(work.spool, number, rows[:SHOWN]).to_pylist()
         examples += [
-            f"{name or 'a document'} ({date_text(int(dates[row]))})" for name, row in zip(ids, rows[:3], strict=True)
+            f"{name or 'a document'} ({date_text(int(dates[row]))})" for name, row in zip(ids, rows, strict=False)
         ]
         count += len(rows)
         again[number] = replace(tasks[number], latest_date=int(dates[dates <= tomorrow].max(initial=0)))
+    found = f"{'1 document has' if count == 1 else f'{count:,} documents have'} a date in the future: "
+    found += ", ".join(examples[:SHOWN]) + (f" and {count - SHOWN:,} more" if count > SHOWN else "")
     if late and settings.undated == "error":
-        found = "1 document has" if count == 1 else f"{count:,} documents have"
         raise PrepError(
-            f"{found} a date in the future, for example {', '.join(examples[:3])}. Correct the dates, "
+            f"{found}. Correct the dates, "
             "or run the same command with --undated drop to leave these documents out; what has been read is kept."
         )
+    if late:
+        note(f"{found}. They are left out")
     return _read(settings, again, work) if late else results
 
 

@@ -133,6 +133,12 @@ class PrepSettings:
         help="with --partition chronological: what to do if documents have no date, or one in the future. "
         "error: stop after reading; drop: leave them out; default: %(default)s",
     )  # fmt: skip
+    late: str = setting(
+        "error", "--late", _MEGA_BATCHES, choices=("error", "drop", "as-new"),
+        help="with --extend, in a chronological stream: what to do with documents that are earlier than the last one "
+        "of the stream. error: stop after reading; drop: leave them out; as-new: they count as text of the new period; "
+        "default: %(default)s. Such documents are named",
+    )  # fmt: skip
     language: str = setting(
         "", "--language", _CLEANING, reads=True, metavar="CODE",
         help="keep only documents in this language, such as en; default: keep all languages",
@@ -266,6 +272,8 @@ class PrepSettings:
             raise ValueError("--causal needs limits of periods that do not depend on later text: add --period")
         if self.causal and self.duplicates == "keep":
             raise ValueError("--causal holds out whole documents of later periods, too: omit --duplicates keep")
+        if self.late != "error" and not self.extend:
+            raise ValueError("--late says what an extension does with earlier documents: add --extend")
         for name in ("test_words", "undated", "period", "causal"):
             if getattr(self, name) != options[name].default and not (is_chronological or self.extend):
                 raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")

@@ -177,9 +177,10 @@ def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, cap
     source, out = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}", tmp_path / "out"
     more = [*CHRONOLOGICAL, "--duplicates", duplicates]
     assert alma_prep(out, source, more=more) == 2
-    named = f"2 documents have a date in the future, for example a (2106-02-07T06:28:15Z), b ({later})"
+    named = f"2 documents have a date in the future: a (2106-02-07T06:28:15Z), b ({later})"
     assert named in capsys.readouterr().err
     assert alma_prep(out, source, more=[*more, "--undated", "drop"]) == 0
+    assert f"{named}. They are left out" in capsys.readouterr().err
     stream = json.loads((out / "stream.json").read_text())
     num_bytes = len(prose(50, 7)) + len(prose(50, 8))
     assert [row for row in stream["cleaning"] if "date" in row["step"]] == [
@@ -223,9 +224,8 @@ def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, caps
     earlier = write_lines(tmp_path / "earlier.jsonl", lines(30, 1950, seed=2))
     assert main(["--extend", str(out), "--source", f"text:{earlier}", "--duplicates", "exact"]) == 2
     message = capsys.readouterr().err
-    assert (
-        "8 of the new documents are earlier than 1958, the last date in the stream; the earliest is of 1950" in message
-    )
+    assert "8 of the new documents are earlier than 1958, the last date in the stream: doc-1950 (1950)" in message
+    assert "--late drop" in message
 
 
 def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(tmp_path, corpus, alma_prep, capsys):
@@ -334,3 +334,55 @@ def test_documents_of_one_date_are_in_the_order_of_their_text():
     assert layouts[0] == layouts[1]
     with pytest.raises(PrepError, match="mega_batch_1 contains no document"):
         chronological_layout(passages[:1], dates[:1], np.array([0]), HeldOut(0.1, 0.1), 3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_late_documents_are_named_and_left_out_or_count_as_new(tmp_path, alma_prep, capsys, causal):
+    """They are compared after copies were removed, so a file to which text is added each month can be given again."""
+    from data_prep.cli import main
+
+    old, new = lines(40, 1800), lines(30, 1900, seed=1)
+    late = [{"id": f"late-{n}", "date": str(1810 + n), "text": prose(150, 50 + n)} for n in range(12)]
+    write_lines(tmp_path / "old.jsonl", old)
+    source = f"text:{write_lines(tmp_path / 'new.jsonl', [*old, *late, *new])}"
+    more = ["--partition", "chronological", "--vocab-size", "300", "--workers", "1"]
+    more += ["--period", "1900", "--causal"] if causal else ["--mega-batches", "1", "--test-words", "900"]
+    for name in ("drop", "as-new"):
+        out = tmp_path / name
+        assert main([str(out), "--source", f"text:{tmp_path}/old.jsonl", *more]) == 0
+        argv = ["--extend", str(out), "--source", source, "--workers", "1", *(["--period", "1950"] if causal else [])]
+        capsys.readouterr()
+        assert main(argv) == 2
+        message = capsys.readouterr().err
+        assert "12 of the new documents are earlier than 1839, the last date in the stream: late-0 (1810)" in message
+        assert "late-9 (1819) and 2 more. " in message and "--late as-new" in message
+        assert main([*argv, "--late", name]) == 0
+        assert "late-9 (1819) and 2 more. They" in capsys.readouterr().err
+        parts = [f"mega_batch_2{part}" for part in ("", "/valid", "/test")]
+        found = {row["id"] for part in parts for row in rows_of(out, part)}
+        assert found == {row["id"] for row in (new if name == "drop" else [*late, *new])}
+        stream = json.loads((out / "stream.json").read_text())
+        assert [stream["periods"][1][which] for which in ("first_date", "last_date")] == ["1900", "1929"]
+        removed = [row["documents"] for row in stream["extensions"][0]["cleaning"] if "earlier" in row["step"]]
+        assert removed == ([12] if name == "drop" else [])
+    # What was left out is not a copy when it comes again.
+    again = write_lines(tmp_path / "again.jsonl", [*late, *lines(30, 1960, seed=4)])
+    out = tmp_path / "drop"
+    argv = ["--extend", str(out), "--source", f"text:{again}", "--workers", "1", "--late", "as-new"]
+    assert main([*argv, *(["--period", "2000"] if causal else [])]) == 0
+    assert {row["id"] for row in rows_of(out, "mega_batch_3")} & {row["id"] for row in late}
+    # An extension with nothing but late text adds nothing.
+    more_late = write_lines(tmp_path / "more.jsonl", [{"id": "x", "date": "1801", "text": prose(150, 99)}])
+    capsys.readouterr()
+    assert main(["--extend", str(out), "--source", f"text:{more_late}", "--workers", "1", "--late", "drop"]) == 0
+    assert "there is nothing to add" in capsys.readouterr().err
+
+
+def test_late_is_refused_where_no_text_is_late(tmp_path, corpus, alma_prep, capsys):
+    assert alma_prep(tmp_path / "out", f"text:{corpus}", more=[*CHRONOLOGICAL, "--late", "drop"]) == 2
+    assert "add --extend" in capsys.readouterr().err
+    assert alma_prep(tmp_path / "out", f"text:{corpus}", num_mega_batches=1, more=["--duplicates", "exact"]) == 0
+    from data_prep.cli import main
+
+    assert main(["--extend", str(tmp_path / "out"), "--source", f"text:{corpus}", "--late", "drop"]) == 2
+    assert "it is not chronological: omit --late" in capsys.readouterr().err
