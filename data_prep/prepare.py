@@ -4,6 +4,7 @@ The command `alma-prep` calls the function `prepare`.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ from data_prep.settings.options import options_of
 from data_prep.sources import Files, Source, SourceFile, fingerprint, list_files
 from data_prep.tokenization.given import given_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
+from data_prep.unusual import unusual
 from fairseq_alma.core.stream_folder import StreamFolder
 
 
@@ -113,6 +115,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     for extension in stream.get("extensions", []):
         if extension["fingerprints"] == fingerprints:
             _check_finished_extension(settings, stream, extension, digests)
+            if extension is stream["extensions"][-1]:
+                _warn_if_unusual(out, stream)
             return stream
     name = "sha256 of decontaminate_against"
     is_changed = name in digests and stream["settings"].get(name, digests[name]) != digests[name]
@@ -139,7 +143,17 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         manifest["extensions"] = [*manifest["extensions"][: number - 1], inputs(settings, files)]
         stream = _extended(settings, stream, added, fingerprints, digests)
         publish(out, work, stream, manifest)
+    _warn_if_unusual(out, stream)
     return stream
+
+
+def _warn_if_unusual(out: Path, stream: Mapping) -> None:
+    """Print a warning if the mega-batches of the last extension differ from those before."""
+    if found := unusual(out, stream):
+        note(
+            f"warning: the new text is out of line with what was there before. {'; '.join(found)}. If it is wrong, "
+            f"`alma-prep --drop-last {shlex.quote(str(out))}` takes it back"
+        )
 
 
 @contextmanager
