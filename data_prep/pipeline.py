@@ -11,6 +11,7 @@ from data_prep.accounts import check_accounts, count_documents, merged_rows, rem
 from data_prep.copies.deduplication import record_documents, remove_copies
 from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import (
+    LATE,
     Periods,
     as_new,
     is_causal,
@@ -165,7 +166,8 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     table = [*spooled.removed, *merged_rows([row for part in parts for row in part.table])]
     parts = [part for part in parts if part.names]
     if not parts:
-        raise NothingNew(f"each of the {num_documents:,} new documents is a copy of a document of the stream, or late")
+        or_late = ", or late" if any(row["step"] == LATE for row in table) else ""
+        raise NothingNew(f"each of the {num_documents:,} new documents is a copy of a document of the stream{or_late}")
     [plan, passages, planned, names, periods, _] = parts[0]
     if len(parts) > 1:
         starts = np.cumsum([0, *(len(part.passages) for part in parts[:-1])]).tolist()
@@ -268,7 +270,8 @@ def _divide(
         valid_words = max(1, min(500_000, total // 20))  # one period, which stands for the whole stream
     sizes = (num_mega_batches, valid_words, settings.passage_words)
     # The first period of a causal stream is planned as a later one: its test set is smaller than a mega-batch.
-    plan = partition.make_plan(total, *sizes, extends=description is not None or settings.causal)
+    extends, test_words = description is not None or settings.causal, None if chronological else settings.test_words
+    plan = partition.make_plan(total, *sizes, extends=extends, test_words=test_words)
     if settings.causal and valid_words is not None:
         plan = plan._replace(valid_words=valid_words)
     passages = _cut(seed, plan, documents, work)
@@ -333,5 +336,5 @@ def _lay_out(
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         return layout.extension_layout(passages, strata, num_mega_batches), names, None
     make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-    found = make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata)
+    found = make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata, settings.test_words)
     return found, layout.split_order(num_mega_batches), None

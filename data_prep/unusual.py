@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.dividing.chronological import LATE
 from fairseq_alma.core.stream_folder import split_prefix
 
 RECENT = 4
@@ -23,7 +24,7 @@ LEAST_NEW_PAIRS = 0.1
 """A share of new pairs below this times the factor is ordinary, also if there were fewer before."""
 REMOVED_SHARE = 0.2
 """By how much the share of the words that a call removed may be larger than the median of the calls before."""
-_NOT_CLEANING = ("share", "earlier than the stream")
+_NOT_CLEANING = ("share", LATE)
 """Steps of the table "cleaning" that say what the user left out on purpose."""
 
 

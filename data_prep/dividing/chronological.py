@@ -31,6 +31,8 @@ from data_prep.running.progress import note
 from data_prep.settings import PrepSettings
 from data_prep.sources.dates import date_text, parse_date, period_of
 
+LATE = "earlier than the stream"
+"""The step in the table "cleaning" of documents that --late drop leaves out."""
 _ADVICE = (
     "Held-out text consists of whole documents, so each period needs several documents: make fewer or longer periods "
     "(--mega-batches, --period), or add sources."
@@ -189,7 +191,7 @@ def without_late(
     note(f"{text}. They {'are left out' if settings.late == 'drop' else 'count as text of the new period'}")
     if settings.late == "as-new":
         return documents, []
-    return documents[~is_late], removed_rows("earlier than the stream", names, late)
+    return documents[~is_late], removed_rows(LATE, names, late)
 
 
 def as_new(dates: np.ndarray, base: Mapping) -> np.ndarray:

@@ -140,6 +140,7 @@ def equal_layout(
     valid_words: int,
     num_mega_batches: int,
     valid_strata: Sequence[int] | None,
+    test_words: int | None = None,
 ) -> Layout:
     """Return the layout of a stream whose mega-batches have the same number of words and the same mix of strata.
 
@@ -149,6 +150,7 @@ def equal_layout(
         valid_words: number of words of the validation set, which comes first.
         num_mega_batches: number of mega-batches, B.
         valid_strata: the strata from which the validation set is taken; None: all strata.
+        test_words: number of words of the test set, which comes last; None: as many as in a mega-batch.
 
     Raises:
         Unworkable: if the sources of `valid_strata` have fewer words than the validation set needs.
@@ -156,7 +158,7 @@ def equal_layout(
     words = passages["num_words"]
     if valid_strata is None:
         order = mixed(passages, strata)
-        return Layout(order, cut_points(words[order], valid_words, num_mega_batches))
+        return Layout(order, cut_points(words[order], valid_words, num_mega_batches, test_words))
     is_candidate = np.isin(strata[passages["source"]], valid_strata)
     candidates = mixed(passages, strata, np.flatnonzero(is_candidate))
     found = int(words[candidates].sum(dtype=np.int64))
@@ -167,7 +169,7 @@ def equal_layout(
         )
     end = max(1, nearest_cut(words[candidates], valid_words))
     rest = mixed(passages, strata, np.concatenate([candidates[end:], np.flatnonzero(~is_candidate)]))
-    cuts = [0, *(end + cut for cut in equal_cuts(words[rest], num_mega_batches + 1))]
+    cuts = [0, *(end + cut for cut in mega_batch_cuts(words[rest], num_mega_batches, test_words))]
     return Layout(np.concatenate([candidates[:end], rest]), cuts)
 
 
@@ -187,13 +189,15 @@ def drifting_layout(
     valid_words: int,
     num_mega_batches: int,
     valid_strata: Sequence[int] | None,
+    test_words: int | None = None,
 ) -> Layout:
     """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
     Each mega-batch contains text of one snapshot (point in time, see `dates`), so mega-batches can have different
     sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_strata` is given, only
-    words from sources of these strata are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
-    every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
+    words from sources of these strata are counted and taken. The test set takes the same fraction of the remaining
+    words of every snapshot: 1 / (B + 1), where B is the number of mega-batches, or what `test_words` is of all. See
+    `equal_layout` for the arguments.
 
     Raises:
         Unworkable: if a split would be too small.
@@ -208,6 +212,7 @@ def drifting_layout(
             f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
             "validation set needs: lower --valid-words, or add sources of this kind."
         )
+    remaining_words = int(words.sum(dtype=np.int64)) - valid_words
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
         in_group = passages["group"] == group
@@ -218,17 +223,22 @@ def drifting_layout(
         others = np.concatenate([candidates[end:], np.flatnonzero(in_group & ~is_candidate)])
         rest = mixed(passages, strata, others, random_starts=True)
         total = int(words[rest].sum(dtype=np.int64))
-        cut = nearest_cut(words[rest], total * num_mega_batches // (num_mega_batches + 1))
+        in_batch = total * num_mega_batches // (num_mega_batches + 1)
+        if test_words is not None:
+            in_batch = round(total * (1 - test_words / remaining_words))
+        cut = nearest_cut(words[rest], in_batch)
         batches.append(rest[:cut])
         test.append(rest[cut:])
     splits = [np.concatenate(valid), *batches, np.concatenate(test)]
     for name, split in zip(split_order(num_mega_batches), splits, strict=True):
         found = int(words[split].sum(dtype=np.int64))
-        if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
+        has_size = name == "valid" or (name == "test" and test_words is not None)
+        if found < (1 if has_size else MIN_MEGA_BATCH_WORDS):
             raise Unworkable(
-                f"{name} would have {found:,} words, but a mega-batch or test set needs at least "
-                f"{MIN_MEGA_BATCH_WORDS:,}, and a validation set at least 1. Add files, or combine small snapshots: "
-                "with --partition by-date, give their files the same date; with as-given, put them into one --source."
+                f"{name} would have {found:,} words, but a mega-batch or test set needs at "
+                f"least {MIN_MEGA_BATCH_WORDS:,}, and a validation set at least 1. Add files, or combine small "
+                "snapshots: with --partition by-date, give their files the same date; with as-given, put them into one "
+                "--source."
             )
     return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
 
@@ -238,7 +248,7 @@ def split_order(num_mega_batches: int) -> list[str]:
     return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
 
 
-def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> list[int]:
+def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int, test_words: int | None = None) -> list[int]:
     """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
 
     The boundaries are at the ends of passages, so the size of a mega-batch differs from the exact size by at most the
@@ -248,9 +258,20 @@ def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> li
         words: int [n], the number of words of each passage, in order.
         valid_words: number of words of the validation set.
         num_mega_batches: number of mega-batches, B.
+        test_words: number of words of the test set; None: as many as in a mega-batch.
     """
     valid_end = max(1, nearest_cut(words, valid_words))
-    return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches + 1))]
+    return [0, *(valid_end + cut for cut in mega_batch_cuts(words[valid_end:], num_mega_batches, test_words))]
+
+
+def mega_batch_cuts(words: np.ndarray, num_mega_batches: int, test_words: int | None) -> list[int]:
+    """Return the boundaries [0, .., n] that divide n passages into mega-batches and a test set. See `cut_points`."""
+    if test_words is None:
+        return equal_cuts(words, num_mega_batches + 1)
+    left = int(words.sum(dtype=np.int64)) - test_words
+    ends = [left * part // num_mega_batches for part in range(1, num_mega_batches + 1)]
+    cuts = nearest_cuts(words, ends)
+    return [0, *cuts[:-1], min(cuts[-1], len(words) - 1), len(words)]  # at least one passage is tested
 
 
 def equal_cuts(words: np.ndarray, num_parts: int) -> list[int]:

@@ -45,8 +45,9 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None, extends: bool = False
-) -> Plan:
+    total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None, extends: bool = False,
+    test_words: int | None = None,
+) -> Plan:  # fmt: skip
     """Return the sizes of the splits and passages of a stream.
 
     Args:
@@ -55,6 +56,7 @@ def make_plan(
         valid_words: number of words in the validation set; None: 1% of all words, but at most 500 000.
         passage_words: number of words in a passage of a long document; None: 0.2% of a mega-batch, but at most 2000.
         extends: whether the mega-batches are added to a stream, so that there is no validation set and no test set.
+        test_words: number of words in the test set; None: as many as in a mega-batch.
 
     Raises:
         Unworkable: if there is too little text, or `passage_words` is too large.
@@ -63,9 +65,10 @@ def make_plan(
         valid_words = 0
     elif valid_words is None:
         valid_words = max(1, min(500_000, total_words // 100))
-    # Count the test set as an additional mega-batch, because it has as many words as a mega-batch.
-    shares = num_mega_batches if extends else num_mega_batches + 1
-    needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
+    # Without a size of its own, the test set has as many words as a mega-batch, so it counts as one.
+    shares = num_mega_batches if extends or test_words is not None else num_mega_batches + 1
+    held_out_words = valid_words + (test_words or 0)
+    needed_words = held_out_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words and extends:
         raise Unworkable(
             f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
@@ -73,11 +76,13 @@ def make_plan(
         )
     if total_words < needed_words:
         raise Unworkable(
-            f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches and a test set "
-            f"(at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words need at least "
-            f"{needed_words:,}. Add sources, or lower --mega-batches or --valid-words."
+            f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches"
+            + (" and a test set" if test_words is None else "")
+            + f" (at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words"
+            + (f" and {test_words:,} test words" if test_words is not None else "")
+            + f" need at least {needed_words:,}. Add sources, or lower --mega-batches, --valid-words or --test-words."
         )
-    mega_batch_words = (total_words - valid_words) // shares
+    mega_batch_words = (total_words - held_out_words) // shares
     limit_words = mega_batch_words // 100
     if passage_words is None:
         passage_words = min(2000, mega_batch_words // 500)

@@ -114,8 +114,8 @@ class PrepSettings:
     )  # fmt: skip
     test_words: int | None = setting(
         None, "--test-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
-        help="with --partition chronological: number of words in the test set; default: as many as in a mega-batch, "
-        "with --causal 10%% of the first period",
+        help="number of words in the test set; default: as many as in a mega-batch, with --causal 10%% of the "
+        "first period",
     )  # fmt: skip
     period: str | None = setting(
         None, "--period", _MEGA_BATCHES, metavar="year|month|DATE,DATE,...", inherited=True,
@@ -274,7 +274,7 @@ class PrepSettings:
             raise ValueError("--causal holds out whole documents of later periods, too: omit --duplicates keep")
         if self.late != "error" and not self.extend:
             raise ValueError("--late says what an extension does with earlier documents: add --extend")
-        for name in ("test_words", "undated", "period", "causal"):
+        for name in ("undated", "period", "causal"):
             if getattr(self, name) != options[name].default and not (is_chronological or self.extend):
                 raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
 

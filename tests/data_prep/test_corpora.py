@@ -551,3 +551,16 @@ def test_too_many_damaged_files_fail_at_the_end_and_a_larger_max_bad_continues(
     captured = capsys.readouterr()
     assert "skipped bad.warc.gz: cut short" in captured.out
     assert load(tmp_path / "out")["sources"][0]["damaged_files"] == 1
+
+
+@pytest.mark.parametrize("partition", ["equal", "as-given"])
+def test_the_test_set_of_any_stream_has_the_size_that_was_asked_for(tmp_path, alma_prep, partition):
+    for name in "ab":
+        texts = [prose(80, f"{name}{seed}") for seed in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sources = [f"text:{tmp_path}/{name}.jsonl" for name in "ab"]
+    more = ["--partition", partition, "--duplicates", "exact", "--test-words", "500"]
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=more) == 0
+    words = {name: split["words"] for name, split in StreamFolder.open(tmp_path / "out").description["splits"].items()}
+    assert abs(words["test"] - 500) <= 80 and sum(words.values()) == 2 * 60 * 80
+    assert abs(words["mega_batch_1"] - words["mega_batch_2"]) <= 160

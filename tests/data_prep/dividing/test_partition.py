@@ -111,3 +111,14 @@ def test_passages_are_ordered_by_all_sixteen_bytes_of_their_key():
     keys = [b"\x01" + b"\0" * 15, b"\0" * 15 + b"\x02", b"\0" * 15 + b"\x01", b"\xff" * 16]
     entries = np.array([(key, key, 0, 0, 0, number, 0, 0, 0) for number, key in enumerate(keys)], dtype=ENTRY)
     assert entries[by_key(entries)]["num_words"].tolist() == [2, 1, 0, 3]
+
+
+def test_the_test_set_has_the_size_that_was_asked_for():
+    # 60 600 words: 606 for validation, 994 for the test, and 5 mega-batches of the other 59 000.
+    assert make_plan(60_600, 5, None, None, test_words=994) == Plan(606, 11_800, passage_words=23, limit_words=118)
+    words = np.full(6060, 10)
+    cuts = cut_points(words, 600, 5, test_words=1000)
+    assert (np.diff(cuts) * 10).tolist() == [600, *[11_800] * 5, 1000]
+    assert np.diff(cut_points(words, 600, 5, test_words=1))[-1] == 1
+    with pytest.raises(PrepError, match=r"and 500 test words need at least 2,530.*lower .*--test-words"):
+        make_plan(2529, 2, 30, None, test_words=500)

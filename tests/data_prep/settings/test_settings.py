@@ -65,7 +65,7 @@ def test_where_it_runs_is_neither_recorded_nor_part_of_the_identity():
 def test_the_identity_has_the_keys_that_streams_record():
     assert list(settings_of(["o", "--source", "python-docs", "--mega-batches", "2"]).identity()) == [
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
-        "valid_source", "passage_words", "partition", "test_words", "period", "causal", "language", "gopher",
+        "valid_source", "passage_words", "partition", "test_words", "period", "causal", "late", "language", "gopher",
         "filters", "duplicates", "decontaminate", "decontaminate_against", "text_field", "id_field", "date_field",
     ]  # fmt: skip
 
