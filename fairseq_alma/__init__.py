@@ -11,6 +11,7 @@ modules, growth, checkpoints    mixtures of experts, their growth, checkpoint fi
 data, models, tasks, criteria, optim   the parts that fairseq-train uses; need torch and fairseq
 evaluation, lm                  alma-eval and alma-lm; need torch; a few of their files import fairseq
 deploy                          alma-deploy; needs no libraries
+python                          `fairseq_alma.run`, `prepare` and `extend`, for programs and notebooks
 api, generate                   `fairseq_alma.load` and alma-generate; need torch and fairseq
 """
 
@@ -41,15 +42,22 @@ def register() -> None:
         importlib.import_module(module)
 
 
-_FROM_API = ("LanguagePredictor", "load")
-"""Names of `fairseq_alma.api` that are also names of this package. It is imported when one is first used, because torch
-is slow to import."""
+_MODULES = {
+    "LanguagePredictor": "fairseq_alma.api",
+    "load": "fairseq_alma.api",
+    "Run": "fairseq_alma.python",
+    "extend": "fairseq_alma.python",
+    "prepare": "fairseq_alma.python",
+    "run": "fairseq_alma.python",
+}
+"""The module of each name of this package. It is imported when the name is first used, because torch is slow to
+import."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM_API:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("fairseq_alma.api"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 # Call register() here only if fairseq is already imported, for example when fairseq imports this package because of

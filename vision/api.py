@@ -1,7 +1,7 @@
 """Run the protocol from Python, for example in a notebook: `vision.run` and the object that it returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fairseq_alma.app.finished_run import FinishedRun
 from fairseq_alma.app.plugins import function_name
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import write_json
-from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from vision.dataset_names import GIVEN, kind_of
 from vision.datasets import Dataset
@@ -22,45 +22,10 @@ from vision.runs import run_learner
 from vision.settings import VisionSettings
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(FinishedRun):
     """A finished run, or the runs of several seeds."""
 
     settings: VisionSettings
-    """The settings of the run."""
-    folder: Path
-    """The folder given by `out=`, as an absolute path."""
-    ledgers: list[list[LedgerRow]] = field(repr=False)
-    """The ledger of each seed: a row for the untrained learner, and a row for each mega-batch."""
-
-    @property
-    def folders(self) -> list[Path]:
-        """The run folder of each seed. With one seed, it is `folder`."""
-        return [self.folder / folder.relative_to(self.settings.out) for folder in self.settings.seed_folders]
-
-    @property
-    def ledger(self) -> list[LedgerRow]:
-        """The ledger of the first seed."""
-        return self.ledgers[0]
-
-    @cached_property
-    def curves(self) -> dict[str, np.ndarray]:
-        """Each number of the ledger as an array, float64 [seeds, arrivals + 1], for example `curves["error_rate"]`.
-
-        Column t is arrival t. Column 0 is the untrained learner. A value that the ledger does not have is NaN.
-        """
-        rows = [[row.to_json() for row in ledger] for ledger in self.ledgers]
-        items = (item for ledger in rows for row in ledger for item in row.items())
-        names = dict.fromkeys(name for name, value in items if isinstance(value, int | float) and name != "t")
-        return {name: np.array([[row.get(name, np.nan) for row in one] for one in rows], np.float64) for name in names}
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The content of summary.json: CER ("cer"), final error rate ("final"), Mem ("mem"), Comp ("comp") and more.
-
-        With several seeds, it has the keys "mean", "stderr" (standard errors) and "per_seed".
-        """
-        return read_summary(self.folder)
 
     @cached_property
     def predictor(self) -> Predictor:

@@ -4,11 +4,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from fairseq_alma.app.command import setting_values, store_settings
+from fairseq_alma.app.command import composed, setting_values, store_settings
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.errors import SettingError
@@ -71,15 +69,6 @@ def _preset_values(given: Mapping[str, Any]) -> dict[str, Any]:
     known = sorted(path.stem for path in (CONFIGS / "preset").glob("*.yaml"))
     if name not in known:
         raise SettingError(f"preset={name!r} is not one of {', '.join(known)}")
-    # The program may itself be an application of Hydra, whose state must not change.
-    hydra_of_program, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
-    try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.1"):
-            config = compose("alma_vision", overrides=[f"preset={name}"])
-    finally:
-        GlobalHydra.instance().hydra = hydra_of_program
-    with open_dict(config):
-        # Some values of a preset depend on these settings.
-        config.update({key: given[key] for key in ("dataset", "backbone", "learner") if key in given})
-        del config["out"]
+    keys = ("dataset", "backbone", "learner")  # some values of a preset depend on them
+    config = composed(CONFIGS, "alma_vision", [f"preset={name}"], {key: given[key] for key in keys if key in given})
     return setting_values(config)

@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_alma.app.arguments import (
@@ -343,6 +344,26 @@ def store_settings(cls: type[RunSettings]) -> None:
     for name in CONFIG_GROUPS:
         node.pop(name, None)
     ConfigStore.instance().store(name=f"{cls.program.replace(' ', '_')}_settings", node=node)
+
+
+def composed(configs: Path, name: str, overrides: Sequence[str], values: Mapping[str, Any]) -> DictConfig:
+    """Return the Hydra configuration of a command outside of the command, with these overrides of config groups.
+
+    `values` are settings from which a preset may compute others. Raise SettingError if there is no such choice.
+    """
+    # The program may itself be an application of Hydra, whose state must not change.
+    hydra_of_program, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        with initialize_config_dir(str(configs), version_base="1.1"):
+            config = compose(name, overrides=list(overrides))
+    except MissingConfigException as error:
+        raise SettingError(str(error).splitlines()[0]) from error
+    finally:
+        GlobalHydra.instance().hydra = hydra_of_program
+    with open_dict(config):
+        config.update({key: value for key, value in values.items() if value is not None})
+        config.pop("out", None)
+    return config
 
 
 def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
     return found["mean"][score_key([found["mean"]])]
 
 
-def _refuse_other_layout(settings: LanguageModelSettings) -> None:
+def refuse_other_layout(settings: LanguageModelSettings) -> None:
     """Raise RunError if the run folder contains a run of one seed, and several are wanted, or the other way round.
 
     A run of one seed is stored in the folder itself, and those of several seeds in folders below it. The summaries of
@@ -235,7 +235,7 @@ def _refuse_other_layout(settings: LanguageModelSettings) -> None:
         )
 
 
-def _other_architectures() -> dict[str, dict[str, Any]]:
+def other_architectures() -> dict[str, dict[str, Any]]:
     """Return, by name, what the file in `configs/arch` of each architecture that has none would contain."""
     from fairseq_alma.lm.fairseq_config import architectures  # imports fairseq, which takes seconds
 
@@ -254,7 +254,7 @@ COMMAND = Command(
     other_keys=OTHER_KEYS,
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
-    other_choices={"arch": _other_architectures},
+    other_choices={"arch": other_architectures},
     subcommands={"rollback": Subcommand(roll_back_runs, {"--to-stage": {"type": int, "required": True}})},
 )
 
@@ -265,7 +265,7 @@ def hydra_main(config: DictConfig) -> float:
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         settings = LanguageModelSettings.from_mapping(values, given)
-        _refuse_other_layout(settings)
+        refuse_other_layout(settings)
         slurm, job = slurm_settings(config), os.environ.get(JOB)
         if slurm is None:
             return run_seeds(settings)

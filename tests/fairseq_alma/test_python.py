@@ -1,0 +1,97 @@
+"""`fairseq_alma.prepare`, `extend` and `run`: the same as the commands, for Python programs and notebooks."""
+
+import json
+import random
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fairseq_alma as alma
+from fairseq_alma.core.errors import RunError, SettingError
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.python import _settings_from
+from tests.commands import RUN, run_command
+
+SMALL = {
+    "preset": "quickstart", "precision": "float32", "tokens_per_sample": 32, "sequences_per_update": 8, "batch_size": 8,
+    "lr": 0.005, "updates": 4,
+}  # fmt: skip
+
+
+def test_the_settings_are_those_of_the_command(tmp_path):
+    """Those of a preset, of an architecture, and of a preset that computes with a value of the architecture."""
+    tiny = _settings_from({"stream": "s", "out": str(tmp_path), "preset": "table2/sm_w4", "arch": "switch_lm_tiny"})
+    assert (tiny.updates, tiny.lr, tiny.wait, tiny.arch) == (300, 0.005, 4, "switch_lm_tiny")
+    quick = _settings_from({"stream": "s", "out": str(tmp_path), "preset": "quickstart", "updates": 3, "lr": 0.1})
+    assert (quick.arch, quick.dropout, quick.updates, quick.lr) == ("switch_lm_tiny", 0.0, 3, 0.1)
+    other = {"stream": "s", "out": str(tmp_path), "updates": 3, "arch": "transformer_lm_gpt"}
+    assert _settings_from(other).arch == "transformer_lm_gpt"
+
+
+def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [""])
+    rng, words = random.Random(0), [f"word{number}" for number in range(50)]
+    for name in ("old", "new"):
+        texts = [" ".join(rng.choices(words, k=60)) for _ in range(100)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = {"workers": 1, "duplicates": "exact"}
+    out = tmp_path / "stream"
+    stream = alma.prepare(
+        out, [f"text:{tmp_path}/old.jsonl"], mega_batches=2, vocab_size=300, test_words=500, **options
+    )
+    assert stream.num_mega_batches == 2
+    first = alma.run(stream=out, out=tmp_path / "run", **SMALL)
+    assert alma.extend(out, f"text:{tmp_path}/new.jsonl", **options).num_mega_batches == 3
+    run = alma.run(stream=out, out=tmp_path / "run", seed=np.int64(0), **SMALL)
+    assert [row.to_json() for row in run.ledger[:3]] == [row.to_json() for row in first.ledger] and len(run.ledger) == 4
+    assert (
+        run.curves["perplexity"].shape == (1, 4) and run.curves["perplexity"][0, 3] == run.ledger[3].scores.perplexity
+    )
+    assert run.summary["final"] == pytest.approx(run.ledger[3].scores.perplexity)
+    assert run.predictor.score("word1 word2")[0].num_bytes == 11 and run.folders == [tmp_path / "run"]
+    again = alma.run(run.settings)
+    assert [row.to_json() for row in again.ledger] == [row.to_json() for row in run.ledger]
+    with pytest.raises(RunError, match="other settings"):
+        alma.run(replace(run.settings, lr=0.1))
+
+
+def test_it_is_the_run_of_the_command(stream, tmp_path):
+    run = alma.run(stream=stream, out=tmp_path / "python", seeds=2, mega_batches=2, **SMALL)
+    settings = (*RUN, "updates=4", "mega_batches=2", "seeds=2")
+    assert run_command("alma-lm", f"stream={stream}", f"out={tmp_path / 'command'}", *settings).returncode == 0
+    for seed, folder in enumerate(run.folders):
+        wanted = [row.to_json() for row in Ledger(tmp_path / f"command/seed_{seed}/ledger.jsonl").rows()]
+        found = [row.to_json() for row in Ledger(folder / "ledger.jsonl").rows()]
+        for one, other in zip(found, wanted, strict=True):
+            assert {k: v for k, v in one.items() if "seconds" not in k} == {
+                k: v for k, v in other.items() if "seconds" not in k
+            }
+    assert run.summary["mean"]["final"] > 1 and run.curves["perplexity"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"out": "x"}, "stream= is missing"),
+        ({"stream": "x"}, "out= is missing"),
+        ({"stream": "x", "out": "y", "preset": "none"}, "none"),
+        ({"stream": "x", "out": "y", "arch": "none"}, "arch='none' is no architecture"),
+        ({"stream": "x", "out": "y", "wiat": 2}, "wiat"),
+        ({"stream": "x", "out": "y", "updates": 0}, "updates"),
+    ],
+)
+def test_bad_settings_are_refused(values, message):
+    with pytest.raises(SettingError, match=message):
+        alma.run(**values)
+
+
+def test_bad_options_of_a_stream_are_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"megabatches= is no option of alma-prep: use one of .*mega_batches"):
+        alma.prepare(tmp_path / "out", "text:x.jsonl", megabatches=2)
+    with pytest.raises(SettingError, match="number of mega-batches is missing"):
+        alma.prepare(tmp_path / "out", "text:x.jsonl")
+    with pytest.raises(SettingError, match="give all settings by name"):
+        settings = _settings_from({"stream": "s", "out": str(tmp_path), "preset": "quickstart", "updates": 3})
+        alma.run(settings, lr=3)
