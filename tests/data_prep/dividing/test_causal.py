@@ -203,7 +203,9 @@ def test_periods_that_cannot_be_made_are_refused(tmp_path, capsys):
     rows = [*month(1), {"id": "vague", "date": "2001", "text": prose(100, 5)}]
     argv = ["--source", f"text:{write_month(tmp_path, 1, rows)}", "--workers", "1"]
     assert main([str(tmp_path / "out"), *argv, *CAUSAL]) == 2
-    assert "1 documents have a date without a month, for example 2001: give --period year" in capsys.readouterr().err
+    assert (
+        "documents whose date has no month: 1, for example one of 2001. Give --period year" in capsys.readouterr().err
+    )
     for more, message in (
         (["--causal", "--partition", "chronological", "--mega-batches", "2"], "add --period"),
         ([*CAUSAL, "--mega-batches", "2"], "omit --mega-batches"),
