@@ -291,6 +291,8 @@ def _divide(
                 f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
             )
         planned, removed = without_overlaps(settings, passages, planned, names, where)
+        if periods is not None:
+            periods = periods._replace(layout=periods.layout._replace(order=planned.order, cuts=planned.cuts))
         step = f"{settings.decontaminate}-gram overlap with held-out text"
         table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
     if record is not None:

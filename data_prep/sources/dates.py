@@ -101,8 +101,8 @@ def period_of(period: str, dates: np.ndarray) -> np.ndarray:
     numbers = dates // divisor
     if whole and (is_vague := numbers % whole == 0).any():
         raise Unworkable(
-            f"{int(is_vague.sum()):,} documents have a date without a month, for example "
-            f"{date_text(int(dates[is_vague][0]))}: give --period year, or correct the dates."
+            f"documents whose date has no month: {int(is_vague.sum()):,}, for example one of "
+            f"{date_text(int(dates[is_vague][0]))}. Give --period year, or correct the dates."
         )
     return numbers
 

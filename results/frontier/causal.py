@@ -6,12 +6,12 @@ python results/frontier/causal.py run --dated FOLDER --only sotu --seeds 1     o
 FOLDER contains sotu.jsonl and peps.jsonl: one JSON object per line, with the fields text and date. Each is cut at the
 same dates into five periods, once with --causal and once without. Both streams hold out the same documents of each
 period. In the causal stream, the tokenizer, dict.txt and the validation set are those of the first period; in the other
-one, those of all periods. A third stream is the causal one with the tokenizer of the other one. A stage has as many
-updates as half a pass over the largest period; the settings are those of results/frontier/drift.py.
+one, those of all periods. A stage has as many updates as half a pass over the largest period; the settings are those of
+results/frontier/drift.py.
 
 Losses are in bits per byte of the test text of a period, because perplexities of different tokenizers cannot be
-compared. In the rows "SM", the validation set chooses the checkpoint of each stage; in the rows "average", nothing
-does.
+compared. In the rows "SM", the validation set chooses the checkpoint of each stage. In the rows "average", nothing
+does, so only the tokenizer differs.
 
 results/rebuild.py makes results/frontier/causal.md of the committed ledgers and of causal_streams.json, which this
 script writes: the numbers of words, bytes and tokens of each period.
@@ -37,11 +37,7 @@ from fairseq_alma.core.metrics import averages_by_part, period_losses  # noqa: E
 LIMITS = {"sotu": "1851,1890,1913,1973", "peps": "2007,2014,2019,2023"}
 """Name of the corpus -> where its periods begin: at about a fifth of its words each."""
 CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
-STREAMS = {
-    "causal": "causal",
-    "tokenizer": "causal, tokenizer of all periods",
-    "ahead": "validation and tokenizer of all periods",
-}
+STREAMS = {"causal": "causal", "ahead": "validation and tokenizer of all periods"}
 """Name of the stream -> its name in the table."""
 LEARNERS = {"sm": ((), "SM"), "average": (("schedule=constant", "average=power:8"), "average")}
 """Name -> settings, and the name in the table."""
@@ -63,8 +59,6 @@ class CausalStudy(TextStudy):
         words += ["--period", LIMITS[self.corpus], "--vocab-size", "8000"]
         if self.stream == "causal":
             return [*words, "--causal"]
-        if self.stream == "tokenizer":
-            return [*words, "--causal", "--tokenizer", str(out.parent / f"{self.corpus}_ahead/stream/tokenizer.json")]
         # Of each period, the same shares are held out, so the same documents.
         causal = json.loads((out.parent / f"{self.corpus}_causal/stream/stream.json").read_text())
         total = sum(source["words"] for source in causal["sources"]) - sum(row["words"] for row in causal["cleaning"])
@@ -106,11 +100,8 @@ def _study(corpus: str, stream: str) -> CausalStudy:
     return CausalStudy(rows, HERE / "ledgers", settings, PERIODS, passes=0.5, corpus=corpus, stream=stream)
 
 
-# The causal stream is made first, because the next one has its shares of held-out text, and then that whose tokenizer
-# the last one has.
-STUDIES = {
-    f"{corpus}_{stream}": _study(corpus, stream) for corpus in CORPORA for stream in ("causal", "ahead", "tokenizer")
-}
+# The causal stream is made first, because the other one has its shares of held-out text.
+STUDIES = {f"{corpus}_{stream}": _study(corpus, stream) for corpus in CORPORA for stream in STREAMS}
 
 
 def tables() -> dict[str, str]:

@@ -45,7 +45,7 @@ def corpora(folder: Path) -> None:
     pages = [
         {
             "url": f"https://news.example/{seed}",
-            "date": f"2024-01-{1 + seed % 30:02d}",
+            "date": f"2024-0{1 + seed % 3}-{1 + seed % 28:02d}",
             "text": english(200, 1200 + seed),
         }
         for seed in range(60)

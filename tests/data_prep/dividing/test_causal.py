@@ -159,6 +159,65 @@ def test_a_stream_that_is_extended_month_by_month_is_the_one_made_at_once(tmp_pa
         assert ours[key] == at_once[key]
 
 
+def test_a_call_that_was_interrupted_in_a_later_period_continues(tmp_path, stream, monkeypatch):
+    source = write_months(tmp_path / "months", [month(number) for number in MONTHS])
+    argv = [str(tmp_path / "out"), "--source", f"text:{source}", "--vocab-size", "300", "--seed", "1", *CAUSAL]
+    record = pipeline.record_documents
+
+    def interrupt(folder, number, *arguments):
+        if number == 2:
+            raise KeyboardInterrupt
+        record(folder, number, *arguments)
+
+    with monkeypatch.context() as context:
+        context.setattr(pipeline, "record_documents", interrupt)
+        assert main([*argv, "--workers", "1"]) == 130
+    assert main([*argv, "--workers", "2"]) == 0
+    assert files_until(tmp_path / "out") == files_until(stream)
+
+
+def test_decontamination_looks_only_at_held_out_text_of_the_past(tmp_path):
+    """The third month quotes all documents of the first, and all later ones are quoted by none of the earlier ones."""
+    more = ("--decontaminate", "13", "--passage-words", "40")
+    quotes = [" ".join(row["text"].split()[:80]) for row in month(1)]
+    third = month(3, seed=1)
+    for row, quote in zip(third, quotes, strict=False):
+        row["text"] += f"\n\n{quote}"
+    streams = {}
+    for name, months in (("short", [month(1), month(2)]), ("long", [month(1), month(2), third])):
+        source = write_months(tmp_path / name / "months", months)
+        streams[name] = prepare(tmp_path / name / "out", f"text:{source}", more=more)
+    assert files_until(streams["long"], last=2) == files_until(streams["short"], last=2)
+    removed = [
+        sum(
+            row["words"]
+            for row in json.loads((out / "stream.json").read_text())["cleaning"]
+            if "overlap" in row["step"]
+        )
+        for out in streams.values()
+    ]
+    assert removed[0] == 0 and 40 <= removed[1] < 1000
+
+
+def test_periods_that_cannot_be_made_are_refused(tmp_path, capsys):
+    rows = [*month(1), {"id": "vague", "date": "2001", "text": prose(100, 5)}]
+    argv = ["--source", f"text:{write_month(tmp_path, 1, rows)}", "--workers", "1"]
+    assert main([str(tmp_path / "out"), *argv, *CAUSAL]) == 2
+    assert (
+        "documents whose date has no month: 1, for example one of 2001. Give --period year" in capsys.readouterr().err
+    )
+    for more, message in (
+        (["--causal", "--partition", "chronological", "--mega-batches", "2"], "add --period"),
+        ([*CAUSAL, "--mega-batches", "2"], "omit --mega-batches"),
+        ([*CAUSAL, "--duplicates", "keep"], "omit --duplicates keep"),
+        (["--period", "1900,1850", "--partition", "chronological"], "nor dates in ascending order"),
+        (["--period", "year", "--mega-batches", "2"], "omit --mega-batches"),
+        (["--period", "year"], "add --partition chronological"),
+    ):
+        assert main([str(tmp_path / "out"), *argv, *more]) == 2
+        assert message in capsys.readouterr().err, more
+
+
 def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
     """Two runs that grow and choose their waits, on streams that differ from the third month on."""
     runs = []
