@@ -192,8 +192,8 @@ def _divide_periods(
     `_divide`.
     """
     assert settings.period is not None and spooled.dates is not None
-    dates = as_new(spooled.dates, description) if description else spooled.dates
-    period_of_document, parts = period_of(settings.period, dates), []
+    counted_as = as_new(spooled.dates, description) if description else spooled.dates
+    period_of_document, parts = period_of(settings.period, counted_as), []
     for period in np.unique(period_of_document):
         which = np.flatnonzero(period_of_document == period)
         number = description["num_mega_batches"] if description else 0

@@ -208,7 +208,7 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
         )
     if not run.predictor(stage).is_file():
         raise RunError(f"{source} has no predictor of stage {stage}: {stages_with_predictor(source)}")
-    settings, description = read_settings(source), dict(read_predictor(source, stage))
+    settings, description = read_settings(source), read_predictor(source, stage)
     files, entries = {"settings.json": (run.settings, sha256_of(run.settings))}, []
     for number, entry in enumerate(description["checkpoints"], start=1):
         path, name = checked_file(source, entry), f"member_{number}{Path(entry['path']).suffix}"
@@ -223,7 +223,7 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
     else:
         files["inputs.json"] = (source / "inputs.json", sha256_of(source / "inputs.json"))
     stage = _stage_of([entry["path"] for entry in description["checkpoints"]]) if stage is None else stage
-    content = [entry["sha256"] for entry in entries]
+    content = [files[str(entry["path"])][1] for entry in entries]
     return _Copy(
         f"stage {stage} of {source}", f"stage_{stage:03d}", content, files, {**description, "checkpoints": entries}
     )

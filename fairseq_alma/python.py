@@ -62,7 +62,9 @@ def prepare(out: str | Path, sources: str | Collection[str], **options: Any) -> 
     names = {option.destination: name for name, option in options_of(PrepSettings).items()}
     if unknown := sorted(options.keys() - names.keys()):
         raise SettingError(f"{unknown[0]}= is no option of alma-prep: use one of {', '.join(sorted(names))}")
-    given = {names[key]: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    given: dict[str, Any] = {
+        names[key]: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
     try:
         settings = PrepSettings(
             out=Path(out),

@@ -1,6 +1,7 @@
 """Small files that the commands of the pages read. A page names the functions in `<!-- test files: NAME -->`."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -86,11 +87,29 @@ def own_years(folder: Path) -> None:
 
 
 def months_of_text(folder: Path) -> None:
-    """Write texts/MONTH.jsonl, one file of 100 documents for each month from 2026-01 to 2026-08."""
+    """Write texts/MONTH.jsonl for each month of 2026, texts/2026-07-broken.jsonl, and check.txt.
+
+    The text is the beginning of Python's proposals, in their order, if ALMA_DATA has them.
+    """
+    path = Path(os.environ.get("ALMA_DATA", "data")) / "dated/peps.jsonl"
+    texts = [english(150, seed) for seed in range(12 * 40)]
+    if path.is_file():
+        rows = sorted(map(json.loads, path.read_text(encoding="utf-8").splitlines()), key=lambda row: row["date"])
+        texts = [row["text"][:2000] for row in rows if len(row["text"]) >= 2000][: len(texts)]
     (folder / "texts").mkdir()
-    for month in range(1, 9):
-        lines = [json.dumps({"text": english(60, 1000 * month + number)}) for number in range(100)]
-        (folder / f"texts/2026-0{month}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "check.txt").write_text("\n".join(texts[20:24]))
+    for month in range(1, 13):
+        part = texts[(month - 1) * len(texts) // 12 : month * len(texts) // 12]
+        dates = [f"2026-{month:02d}-{1 + number % 28:02d}" for number in range(len(part))]
+        rows = [
+            {"id": f"{month}-{number}", "date": date, "text": text}
+            for number, (date, text) in enumerate(zip(dates, part, strict=True))
+        ]
+        (folder / f"texts/2026-{month:02d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if month == 7:
+            for row in rows:
+                row["text"] = " ".join("".join(random.Random(w).sample(w, len(w))) for w in row["text"].split())
+            (folder / "texts/2026-07-broken.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def weeks_of_images(folder: Path) -> None:
