@@ -195,6 +195,14 @@ class StreamFolder:
         """Return the numbers of documents, words, tokens and bytes in a split, as stored in stream.json."""
         return {key: value for key, value in split_entry(self.description, split).items() if isinstance(value, int)}
 
+    def num_masked(self, split: str, start: int = 0, end: int | None = None) -> int:
+        """Return how many of the tokens from `start` (included) to `end` (excluded) of a split alma-forget has masked.
+
+        `end` is None for all tokens of the split from `start` on.
+        """
+        spans = split_entry(self.description, split).get("masked", [])
+        return sum(max(0, min(last, end or last) - max(first, start)) for first, last in spans)
+
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split, as stored in stream.json."""
         return split_entry(self.description, split)["sha256"]
