@@ -170,7 +170,6 @@ PATTERNS = {
 OWN = {
     "fairseq_alma.app.arguments:_INTERPOLATION": "an argument",
     "fairseq_alma.app.arguments:_PART": "an argument",
-    "fairseq_alma.app.command:_run_subcommand": "an argument",
     "fairseq_alma.app.tables:seed_text": "the name of a folder",
     "data_prep.cleaning.filters:_FILTER_NAME": "an option",
     "data_prep.running.stream_folder:belongs_to_stream": "a name that SHARD_NAME matches",

@@ -4,7 +4,7 @@ alma-vision                                                        a first resul
 alma-vision dataset=mnist learner=gmoe wait=10 width=32 seeds=3 out=RUN
 alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, best run first
 alma-vision dataset=mnist out=RUN launch=slurm launch.partition=cpu    in a Slurm job; also a sweep
-alma-vision status RUN                                             the ledger and the jobs so far, and what is left
+alma-vision status RUN                                             the ledger, jobs, what is left; --json for monitors
 alma-vision logs RUN                                               the logs of the jobs, until the run ends
 alma-vision cancel RUN                                             end the run
 alma-vision --help                                                 every setting

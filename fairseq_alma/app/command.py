@@ -1,15 +1,16 @@
 """Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
+import argparse
 import math
 import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -54,8 +55,32 @@ CONFIG_GROUPS = ("preset", "arch", "launch")
 """Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
 GROUPS = {"launch": SlurmSettings}
 """Groups of settings whose names begin with the name of the group."""
-SUBCOMMANDS = {"status": status, "logs": follow_logs, "cancel": cancel_runs}
-"""Functions that get a folder and return the exit status."""
+_RUN = "RUN is a run folder, or a folder that contains run folders at any depth."
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A subcommand such as `status`."""
+
+    do: Callable[..., int]
+    """Function that gets a folder and the values of the options, and returns the exit status."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Name of each option -> the arguments of argparse's `add_argument`."""
+
+
+SUBCOMMANDS = {
+    "status": Subcommand(status, {"--json": {"action": "store_true"}}),
+    "logs": Subcommand(follow_logs),
+    "cancel": Subcommand(cancel_runs),
+}
+"""The subcommands of both commands."""
+
+
+class _Arguments(argparse.ArgumentParser):
+    """Reads the arguments of a subcommand, whose `prog` is its line of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(f"usage: {self.prog} ({message}). {_RUN}")
 
 
 class Command:
@@ -70,6 +95,7 @@ class Command:
         other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
         when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
         data_setting: name of the setting that names the data. The default of `out=` contains its value.
+        subcommands: further subcommands of this command.
         other_choices: by the name of a config group, a function that returns choices for which there is no YAML file,
             each with its content. It is called only if the user gives a choice without a file.
     """
@@ -85,12 +111,16 @@ class Command:
         when_stopped: str = "",
         data_setting: str = "dataset",
         other_choices: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
+        subcommands: Mapping[str, Subcommand] | None = None,
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
         self._data_setting, self._other_choices = data_setting, other_choices or {}
+        self._subcommands = {**SUBCOMMANDS, **(subcommands or {})}
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
+        self.exit_status = 0
+        """Exit status of the command if nothing fails."""
         self._folder: Path | None = None
         """Folder of a sweep, between two of its jobs."""
 
@@ -103,10 +133,10 @@ class Command:
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
         self._failed.clear()
-        self._folder = None
+        self._folder, self.exit_status = None, 0
         arguments = sys.argv[1:]
         with print_errors(self.name):
-            if arguments and arguments[0] in SUBCOMMANDS:
+            if arguments and arguments[0] in self._subcommands:
                 sys.exit(self._run_subcommand(*arguments))
             if plugin := plugin_named_by(arguments):
                 load_plugin(plugin)
@@ -125,6 +155,8 @@ class Command:
             if self._failed:
                 say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
                 sys.exit(1)
+            if self.exit_status:
+                sys.exit(self.exit_status)
         except KeyboardInterrupt:
             if self._folder is not None:
                 with suppress(KeyboardInterrupt), in_job(self._folder, self._signals):
@@ -133,14 +165,17 @@ class Command:
 
     def _run_subcommand(self, name: str, *arguments: str) -> int:
         """Run a subcommand, or print what it does. Return the exit status."""
-        usage = f"usage: {self.name} {name} RUN"
+        (line,) = [one for one in self.introduction.splitlines() if one.startswith(f"{self.name} {name} RUN")]
+        usage, _, text = line.partition("  ")
         if {"--help", "-h"} & {*arguments}:
-            (text,) = re.findall(rf"^{self.name} {name} RUN +(.*)$", self.introduction, re.MULTILINE)
-            print(f"{usage}\n\n{text}\n\nRUN is a run folder, or a folder that contains run folders at any depth.")
+            print(f"usage: {usage}\n\n{text.strip()}\n\n{_RUN}")
             return 0
-        if len(arguments) != 1 or arguments[0].startswith("-"):
-            raise SettingError(f"{usage}, where RUN is a run folder, or a folder that contains run folders")
-        return SUBCOMMANDS[name](Path(arguments[0]))
+        parser = _Arguments(usage, add_help=False, allow_abbrev=False)
+        parser.add_argument("RUN", type=Path)
+        for option, keywords in self._subcommands[name].options.items():
+            parser.add_argument(option, **keywords)
+        given = vars(parser.parse_args(arguments))
+        return self._subcommands[name].do(given.pop("RUN"), **given)
 
     @property
     def _texts(self) -> TextSettings:

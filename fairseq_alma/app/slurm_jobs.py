@@ -20,17 +20,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from json import dumps
+from math import exp
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.table import Table
 
-from fairseq_alma.app.tables import ledger_table, title_of, waiting_message, wide_console
+from fairseq_alma.app.tables import deployed_message, ledger_table, title_of, waiting_message, wide_console
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease, holder_of, holder_of_run
-from fairseq_alma.core.metrics import checked_rows
+from fairseq_alma.core.ledger import deployed_stage
+from fairseq_alma.core.metrics import checked_rows, excess_losses, out_of_line
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
@@ -323,11 +326,16 @@ def _has_progress(folder: Path) -> bool:
     return False
 
 
-def status(folder: Path) -> int:
+def status(folder: Path, json: bool = False) -> int:
     """Print the ledger and the jobs of each run in `folder`, and what is left to do. Return the exit status.
 
-    Raise RunError if there is no run.
+    With `json`, print one JSON object for each run instead (see `state_of`). Raise RunError if there is no run.
     """
+    if json:
+        for run in runs_in(folder):
+            if (run / "settings.json").exists():
+                say(dumps(state_of(run)))
+        return 0
     console = wide_console()
     done_by_jobs: dict[Path, str] = {}
     for run in runs_in(folder):
@@ -349,6 +357,8 @@ def status(folder: Path) -> int:
             console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
+        if not missing and (message := deployed_message(rows)):
+            console.print(message)
         if not left:
             waiting = waiting_message(rows, settings["wait"])
             console.print(f"finished; {waiting}" if waiting else "finished")
@@ -359,6 +369,47 @@ def status(folder: Path) -> int:
         else:
             console.print(f"{left}: run the training command again to continue")
     return 0
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    """Return the state of a run for monitors. What is not known, or does not apply, is missing.
+
+    run                    the run folder
+    state                  "running", "unfinished" (nothing works on it now) or "finished"
+    arrivals, arrivals_left, stage
+    validation_perplexity, test_perplexity      of the last stage; for images validation_error_rate, test_error_rate
+    deployed               the stage whose predictor is in predictor.json; 0 if there is none
+    refused                with gate=: whether the predictor of the last stage was refused
+    new_text_perplexity    of the last mega-batch, by the model from before it trained on it
+    out_of_line            arrivals whose mega-batches were far harder or easier than earlier ones
+    skipped                arrivals on which no stage trains
+    rollbacks              how often the run was taken back
+
+    Raise RunError if a file of the run is damaged.
+    """
+    digests = read_arrivals(run)["digests"] if RunFolder(run).arrivals.exists() else []
+    rows = checked_rows(run, read_settings(run).get("cer_from", 1))
+    left = len(digests) - max(0, len(rows) - 1)
+    is_running = holder_of_run(run, ask_slurm=True) is not None
+    state: dict[str, Any] = {"run": str(run), "state": "running" if is_running else "unfinished" if left or not rows
+                             else "finished", "arrivals": max(0, len(rows) - 1), "arrivals_left": left}  # fmt: skip
+    if not rows:
+        return state
+    last, gate = rows[-1], rows[-1].scores.gate
+    is_text = last.scores.perplexity is not None
+    known = {
+        "validation_perplexity": last.scores.validation_perplexity,
+        "test_perplexity": last.scores.perplexity,
+        "validation_error_rate": last.scores.validation_error_rate,
+        "test_error_rate": last.scores.error_rate,
+        "deployed": deployed_stage(rows) if is_text else None,
+        "refused": gate and not gate["passed"],
+        "new_text_perplexity": exp(last.prequential.loss) if is_text and last.prequential else None,
+        "out_of_line": out_of_line(excess_losses(rows)) if is_text else None,
+        "skipped": [row.t for row in rows if row.is_skipped] if is_text else None,
+        "rollbacks": len([*RunFolder(run).set_aside(0).parent.glob("*/rollback.json")]) if is_text else None,
+    }
+    return {**state, "stage": last.stage, **{name: value for name, value in known.items() if value is not None}}
 
 
 def print_jobs(jobs: RunJobs) -> str:

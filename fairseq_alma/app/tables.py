@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import exp
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -10,7 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Spent
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, deployed_stage
+from fairseq_alma.core.metrics import excess_losses, out_of_line
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_folder import find_runs
@@ -99,9 +101,10 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         sum((one.spent for one in rows[start : row.t + 1]), Spent()) for start, row in zip(starts, shown, strict=False)
     ]
     unit, flops_of_unit = flops_unit([cost.train_flops for cost in costs])
-    for name in ("t", "stage", *quality, "params", "updates", f"train {unit}", "seconds"):
+    times = ["seconds"] if is_vision else ["train s", "score s"]
+    for name in ("t", "stage", *quality, "params", "updates", f"train {unit}", *times):
         table.add_column(name, justify="right")
-    for row, cost in zip(shown, costs, strict=True):
+    for start, row, cost in zip(starts, shown, costs, strict=False):
         scores, trained = row.scores, row.stage > 0
         if is_vision:
             numbers = [f"{scores.error_rate:.2%}", f"{scores.validation_error_rate or 0:.2%}"]
@@ -118,19 +121,65 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             f"{cost.num_updates:,}",
             f"{cost.train_flops / flops_of_unit:,.4g}",
             f"{cost.train_seconds:,.1f}" if is_vision else f"{cost.train_seconds:,.0f}",
+            *([] if is_vision else [_score_seconds(rows[start : row.t + 1])]),
         )
     return table
+
+
+def _score_seconds(rows: Sequence[LedgerRow]) -> str:
+    """Return the time in which these rows were scored. Rows of arrivals without a stage repeat the scores of others."""
+    known = [row.scores.score_seconds for row in rows if row.updated or not row.t]
+    return "" if None in known else f"{sum(one or 0 for one in known):,.0f}"
 
 
 def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
     """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none."""
     last_stage = max((row.t for row in rows if row.updated), default=0)
-    count = rows[-1].t - last_stage
-    if not count:
+    waiting = [row.t for row in rows[last_stage + 1 :] if not row.is_skipped]
+    if not (count := len(waiting)):
         return None
-    which = (
-        f"mega-batch {last_stage + 1} waits" if count == 1 else f"mega-batches {last_stage + 1} to {rows[-1].t} wait"
-    )
+    which = f"mega-batch {waiting[0]} waits" if count == 1 else f"mega-batches {waiting[0]} to {waiting[-1]} wait"
     # With wait=auto, the errors at the next arrivals decide how many are missing.
     more = "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait)} more"
     return f"{which} for {more} (wait={wait}); to train now, give last_group=train"
+
+
+def new_text_message(rows: Sequence[LedgerRow], t: int, score: Prequential) -> str:
+    """Return a sentence about how hard a new mega-batch is for the model from before, with a warning if it is unusual.
+
+    Args:
+        rows: the rows of the ledger before arrival t.
+        t: the arrival.
+        score: the score of a language model on the new mega-batch.
+    """
+    row = LedgerRow(t, rows[-1].stage, False, rows[-1].scores, prequential=score)
+    excess = excess_losses([*rows, row])
+    before = [f"{exp(one.prequential.loss):,.1f}" for one in rows if one.prequential and one.t in excess]
+    earlier = f"; earlier mega-batches: {', '.join(before[-6:])}" if before else ""
+    validation = exp(rows[-1].scores.validation_loss or 0.0)
+    text = (
+        f"mega-batch {t}, before training on it: perplexity {exp(score.loss):,.1f} (validation set {validation:,.1f})"
+        f"{earlier}"
+    )
+    if t in out_of_line(excess):
+        text += f"\nwarning: this is far out of line with what came before. Look at the text of mega-batch {t}"
+    return text
+
+
+def deployed_message(rows: Sequence[LedgerRow]) -> str | None:
+    """Return what is deployed now, with its validation perplexity and that before; None if nothing is (or images)."""
+    validation = {row.stage: f"{row.scores.validation_perplexity or 0:.2f}" for row in rows if row.updated}
+    # A predictor of images is deployed as it is saved, in any stage.
+    if not (stage := deployed_stage(rows)) or rows[0].scores.error_rate is not None:
+        return None
+    text = f"deployed: stage {stage}, validation {validation[stage]}"
+    if is_refused(rows):
+        return f"{text} (stage {rows[-1].stage} was refused: {validation[rows[-1].stage]})"
+    before = deployed_stage([row for row in rows if row.stage < stage])
+    return f"{text} (before: {validation[before]})" if before else text
+
+
+def is_refused(rows: Sequence[LedgerRow]) -> bool:
+    """Return whether the predictor of the last stage did not pass the gate."""
+    gate = rows[-1].scores.gate if rows else None
+    return gate is not None and not gate["passed"]

@@ -29,6 +29,8 @@ class Decision:
     """Score of the predictor on the validation data of the mega-batch that arrived; None if it was not measured."""
     reason: str | None = None
     """With wait=auto: why the stage starts or not, in words for the user."""
+    is_skipped: bool = False
+    """Whether no stage trains on the mega-batch that arrived."""
 
 
 class StoredArrivals(TypedDict):
@@ -79,7 +81,8 @@ class Arrivals:
         """Store the decision at arrival t. It is only in memory until `write` is called."""
         scores = decision.prequential.to_json() if decision.prequential else {}
         reason = {"reason": decision.reason} if decision.reason else {}
-        self.unwritten.append({"t": t, "due": decision.due, **reason, **scores})
+        skipped = {"skipped": True} if decision.is_skipped else {}
+        self.unwritten.append({"t": t, "due": decision.due, **skipped, **reason, **scores})
         self._decisions[t] = decision
 
     def restore(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -102,10 +105,12 @@ class _Line(TypedDict):
 
     t: Count
     due: bool
+    skipped: NotRequired[bool]
     reason: NotRequired[str]
 
 
 def decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
     """Return the arrival and the decision in a line of decisions.jsonl. Raise ValueError if the line is damaged."""
     value_of(line, _Line)
-    return line["t"], Decision(line["due"], Prequential.from_json(line), line.get("reason"))
+    decision = Decision(line["due"], Prequential.from_json(line), line.get("reason"), line.get("skipped", False))
+    return line["t"], decision

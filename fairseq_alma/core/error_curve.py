@@ -91,10 +91,10 @@ class ErrorCurve:
 def known_error(prequential: Sequence[Prequential | None] | None, scores: Sequence[Scores]) -> float | None:
     """Return the error that a learner knows at an arrival, before it trains on the new mega-batch; None if unknown.
 
-    Vision: the prequential error rate at this arrival. Language models, which have none: the latest validation
-    perplexity. It is the mean over the seeds of a run, which need one common decision. Test scores are not used.
+    Vision: the prequential error rate at this arrival. Language models: the latest validation perplexity. It is the
+    mean over the seeds of a run, which need one common decision. Test scores are not used.
     """
-    values = [one.error_rate for one in prequential or () if one is not None]
+    values = [one.error_rate for one in prequential or () if one is not None and one.error_rate is not None]
     if not values:
         values = [one.validation_perplexity for one in scores if one.validation_perplexity is not None]
     return sum(values) / len(values) if values else None

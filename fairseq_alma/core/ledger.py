@@ -6,6 +6,7 @@ the untrained learner.
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -13,7 +14,7 @@ from typing import Any, NotRequired, TypedDict
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.json_lines import JsonLines
 from fairseq_alma.core.json_types import Amount, Fraction, Loss, Perplexity, value_of
-from fairseq_alma.core.settings import NonNegative
+from fairseq_alma.core.settings import Count, NonNegative
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,27 @@ class Spent:
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
+
+
+class GateCheck(TypedDict):
+    """The perplexities of two predictors on one text."""
+
+    text: str
+    """What the text is."""
+    deployed: Perplexity
+    """Perplexity per token of the deployed predictor."""
+    new: Perplexity
+    """Perplexity per token of the new predictor."""
+    passed: bool
+
+
+class GateDecision(TypedDict):
+    """Whether the predictor of a stage was deployed (setting `gate`)."""
+
+    passed: bool
+    deployed: NonNegative
+    """The stage whose predictor is deployed from now on."""
+    checks: list[GateCheck]
 
 
 @dataclass(frozen=True)
@@ -82,6 +104,10 @@ class Scores:
     """Chronological streams: perplexity per token on the test text of each period, also of those that arrive later.
 
     None if an untrained model was scored on the first tokens only."""
+    score_seconds: Amount | None = field(default=None, compare=False)
+    """Language models: wall-clock time of these scores, of that of the gate and of the new mega-batch, in seconds."""
+    gate: GateDecision | None = None
+    """With `gate`: whether the predictor of the last stage was deployed, and why."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):
@@ -90,34 +116,47 @@ class Scores:
 
 @dataclass(frozen=True)
 class Prequential:
-    """Score of a predictor on the validation data of a mega-batch that arrives only now ("test, then train").
+    """Score of a predictor on data of a mega-batch that arrives only now ("test, then train").
 
-    No stage that trained the predictor has used these data, neither for training nor for choosing an epoch.
+    No stage that trained the predictor has used these data, neither for training nor for choosing an epoch. In vision,
+    they are the validation data of the mega-batch. For language models, see `num_tokens`.
     """
 
-    error_rate: Fraction
-    """Error rate, a fraction between 0 and 1."""
+    error_rate: Fraction | None
+    """In vision: error rate, a fraction between 0 and 1."""
     loss: Loss
-    """Loss per example, in nats."""
+    """Loss per example or token, in nats."""
+    num_tokens: Count | None = None
+    """Language models: number of tokens that were scored, of the mega-batch's own validation text, or, if the stream
+    has none, the first ones of its training text."""
 
     def to_json(self) -> dict[str, float]:
-        """Return the two scores under the names that they have in the ledger."""
-        return {"prequential_error_rate": self.error_rate, "prequential_loss": self.loss}
+        """Return the scores under the names that they have in the ledger."""
+        values = {
+            "prequential_error_rate": self.error_rate,
+            "prequential_loss": self.loss,
+            "prequential_tokens": self.num_tokens,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Prequential | None":
         """Return the scores in a JSON object; None if it has none. Raise ValueError if one is missing or no score."""
-        if "prequential_error_rate" not in value and "prequential_loss" not in value:
+        if _Ahead.__annotations__.keys().isdisjoint(value):
             return None
         value_of(value, _Ahead)
-        return cls(value["prequential_error_rate"], value["prequential_loss"])
+        error_rate, num_tokens = value.get("prequential_error_rate"), value.get("prequential_tokens")
+        if error_rate is None and num_tokens is None:
+            raise ValueError("prequential_error_rate or prequential_tokens is missing")
+        return cls(error_rate, value["prequential_loss"], num_tokens)
 
 
 class _Ahead(TypedDict):
     """The keys of `Prequential.to_json`."""
 
-    prequential_error_rate: Fraction
+    prequential_error_rate: NotRequired[Fraction]
     prequential_loss: Loss
+    prequential_tokens: NotRequired[Count]
 
 
 @dataclass(frozen=True)
@@ -136,16 +175,19 @@ class LedgerRow:
     """If the run was forked, so that it has other settings from the stage of this arrival on: name of each changed
     setting -> old value, new value."""
     prequential: Prequential | None = None
-    """In vision: score on the validation data of mega-batch t of the predictor from before arrival t.
+    """Score on data of mega-batch t of the predictor from before arrival t. None at t = 0.
 
-    None at t = 0."""
+    Language models have it if the stream has periods, or if the mega-batch was added to the stream later."""
+    is_skipped: bool = False
+    """Whether no stage trains on mega-batch t (setting `skip_mega_batches`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as a flat JSON object, without the fields that are None."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
         changed = {"changed_settings": self.changed_settings} if self.changed_settings else {}
         prequential = self.prequential.to_json() if self.prequential else {}
-        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **prequential}
+        skipped = {"skipped": True} if self.is_skipped else {}
+        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **skipped, **scores, **prequential}
         return {**row, **asdict(self.spent), **changed}
 
     @classmethod
@@ -158,7 +200,14 @@ class LedgerRow:
         if None in value.values():
             raise ValueError("a value is null, but a row only has the values that are known")
         scores, spent, prequential = value_of(value, Scores), value_of(value, Spent), Prequential.from_json(value)
-        return cls(head["t"], head["stage"], head["updated"], scores, spent, head.get("changed_settings"), prequential)
+        changed, skipped = head.get("changed_settings"), head.get("skipped", False)
+        return cls(head["t"], head["stage"], head["updated"], scores, spent, changed, prequential, skipped)
+
+
+def deployed_stage(rows: Sequence[LedgerRow]) -> int:
+    """Return the stage whose predictor is deployed, in predictor.json, after these rows; 0 if there is none."""
+    gate = rows[-1].scores.gate if rows else None
+    return gate["deployed"] if gate else rows[-1].stage if rows else 0
 
 
 class _Head(TypedDict):
@@ -167,6 +216,7 @@ class _Head(TypedDict):
     t: NonNegative
     stage: NonNegative
     updated: bool
+    skipped: NotRequired[bool]
     changed_settings: NotRequired[dict[str, list[Any]]]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -41,8 +42,8 @@ def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
     the predictors after the arrivals 1..B-1, each scored on the validation data of the next mega-batch. An untrained
     predictor is scored too. The result is None if B = 1, or if the score of an arrival is missing.
     """
-    scores = [row.prequential for row in rows if row.t >= 2]
-    known = [score.error_rate for score in scores if score is not None]
+    scores = [row.prequential.error_rate if row.prequential else None for row in rows if row.t >= 2]
+    known = [score for score in scores if score is not None]
     return _mean(known) if known and len(known) == len(scores) else None
 
 
@@ -115,6 +116,39 @@ def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
                 continue
             values["in_distribution" if j == t else "backward" if j < t else "forward"].append(value)
     return {name: _mean(found) for name, found in values.items() if found}
+
+
+OUT_OF_LINE_NATS = 0.5
+"""How far the loss on a new mega-batch may lie outside of what was seen before, in nats per token: a factor of 1.65 in
+perplexity. Ordinary periods of Python's proposals differed from the validation set by at most 0.43."""
+
+
+def excess_losses(rows: Sequence[LedgerRow]) -> dict[int, float]:
+    """Return, by arrival, how much harder the new mega-batch was than the validation set, in nats per token.
+
+    Both are scored with the same language model, that from before the arrival, so the progress of the run does not
+    change the difference. Arrivals without a prequential score of a trained model are left out.
+    """
+    return {
+        row.t: row.prequential.loss - before.scores.validation_loss
+        for before, row in pairwise(rows)
+        if row.prequential is not None and row.prequential.num_tokens and before.scores.validation_loss is not None
+    }
+
+
+def out_of_line(excess: Mapping[int, float]) -> list[int]:
+    """Return the arrivals whose mega-batches are far harder or easier than earlier ones. See `excess_losses`.
+
+    An arrival that is out of line does not widen the range for later ones.
+    """
+    low = high = 0.0
+    found = []
+    for t, value in sorted(excess.items()):
+        if low - OUT_OF_LINE_NATS <= value <= high + OUT_OF_LINE_NATS:
+            low, high = min(low, value), max(high, value)
+        else:
+            found.append(t)
+    return found
 
 
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar, overload
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, sha256_once
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.settings import NonNegative
+from fairseq_alma.core.settings import Count, NonNegative
 
 T = TypeVar("T")
 
@@ -24,6 +24,25 @@ class Predictor(TypedDict):
     """The content of predictor.json, and of predictors/STAGE.json."""
 
     checkpoints: list[Checkpoint]
+
+
+class Continuation(Checkpoint):
+    """A checkpoint from which the next stage trains a member."""
+
+    member: Count
+
+
+class LearnerState(TypedDict):
+    """The content of learner.json of a language model, which says what a finished step has left for the next one."""
+
+    predictor: list[Checkpoint]
+    continuations: list[Continuation]
+    num_stored: NotRequired[NonNegative | None]
+
+
+def read_learner_state(folder: Path) -> LearnerState:
+    """Return the content of learner.json in the folder of a step. Raise RunError if the file is damaged."""
+    return read_json(folder / "learner.json", LearnerState, advice="restore the file from a backup")
 
 
 class VisionCheckpoint(Checkpoint):

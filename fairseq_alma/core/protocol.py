@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper (`run_stream`), and the interfaces that it uses: learner, evaluator and record."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -45,6 +45,8 @@ class StreamSettings:
     last_group: LastGroup = "train"
     """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
     them. "wait": they wait for the mega-batches that will arrive later."""
+    skip: tuple[int, ...] = ()
+    """Mega-batches that no stage trains on, now or as replay."""
 
     def ratio(self, curve: ErrorCurve) -> tuple[float, str | None]:
         """Return the ratio of waits that grow, and with wait="auto" the reason for it, given the known errors."""
@@ -142,7 +144,7 @@ LearnerT = TypeVar("LearnerT", bound=Learner)
 Evaluate = Callable[[LearnerT], list[Scores]]
 """Function that scores the predictor of a learner, for each seed, on the test set, to which nothing else has access."""
 
-PrequentialEvaluate = Callable[[LearnerT, MegaBatch], list[Prequential]]
+PrequentialEvaluate = Callable[[LearnerT, MegaBatch], Sequence[Prequential | None]]
 """Function that scores the predictor of a learner, for each seed, on the validation data of a mega-batch that the
 learner has not trained on yet. Like `Evaluate`, it belongs to the environment and not to the learner."""
 
@@ -168,10 +170,16 @@ class Record(Protocol):
     def scores(self, t: int, do: Callable[[], list[Scores]]) -> list[Scores]:
         """Return the scores in the row of arrival t. Call `do` to measure them, if there is no such row yet."""
 
-    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+    def prequential(self, t: int, do: Callable[[], Sequence[Prequential | None]]) -> list[Prequential | None]:
         """Return the prequential scores at arrival t: those of the predictor from before this arrival.
 
         Call `do` to measure them, unless an earlier process has stored them. `decision` stores them.
+        """
+
+    def is_skipped(self, t: int, wanted: bool) -> bool:
+        """Return whether no stage trains on mega-batch t: as stored, or as `wanted` if no decision for t is stored.
+
+        Raise RunError if it shall be skipped, but the stored decision says that it was used.
         """
 
     def decision(self, t: int, due: Due) -> Due:
@@ -271,11 +279,14 @@ def run_stream(
         prequential_scores = None
         if prequential is not None:
             prequential_scores = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
-        gathered.append(mega_batch)
+        is_skipped = record.is_skipped(mega_batch.t, mega_batch.t in settings.skip)
+        if not is_skipped:
+            gathered.append(mega_batch)
         # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
         curve.add(len(past), known_error(prequential_scores, scores))
         stream_ends = mega_batch.t == len(stream)
-        due = record.decision(mega_batch.t, stage_is_due(gathered, past, settings, stream_ends, curve)).due
+        decided = stage_is_due(gathered, past, settings, stream_ends, curve) if gathered else Due(False)
+        due = record.decision(mega_batch.t, replace(decided, is_skipped=is_skipped)).due
         spent: list[list[Spent]] = []
         if due:
             k += 1

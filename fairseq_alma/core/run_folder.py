@@ -11,6 +11,8 @@ RUN/decisions.jsonl     for each arrival, whether a stage was trained, the reaso
 RUN/errors.jsonl        images, if the stream drifts: error rate on each mega-batch and each class, for each stage
 RUN/task_scores.jsonl   text: results on tasks of lm-evaluation-harness, if `alma-eval --tasks` has measured them
 RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
+RUN/rollback.json       text: what a rollback that is not finished does (see `fairseq_alma.lm.rollback`)
+RUN/set_aside/1/        text: what the first rollback took away, with the paths of a run folder
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 RUN/seed_0/ ...         if the command has several seeds: the run folder of each seed. alma-vision trains the seeds
                         together, so the stages are in RUN/stages
@@ -34,6 +36,7 @@ class RunFolder:
         self.arrivals = path / "arrivals.json"
         self.decisions = path / "decisions.jsonl"
         self.task_scores = path / "task_scores.jsonl"
+        self.rollback = path / "rollback.json"
         self.stages = path / "stages"
 
     def stage(self, k: int) -> Path:
@@ -43,6 +46,10 @@ class RunFolder:
     def member(self, k: int, number: int) -> Path:
         """Return the folder in which stage k trains a member of a language-model learner."""
         return self.stage(k) / f"member_{number}"
+
+    def set_aside(self, number: int) -> Path:
+        """Return the folder of what a rollback has taken away. The first one has the number 1."""
+        return self.path / "set_aside" / str(number)
 
     def stage_folders(self) -> list[Path]:
         """Return the folders of all stages that exist, in order."""

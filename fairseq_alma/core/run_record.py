@@ -207,14 +207,14 @@ class RunRecord:
             for record in self.seeds:
                 record.write()
 
-    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+    def prequential(self, t: int, do: Callable[[], Sequence[Prequential | None]]) -> list[Prequential | None]:
         """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
 
         Then it is measured for all seeds. Those whose score a killed process has stored keep it; it is equal.
         """
-        measured: list[Prequential] = []
+        measured: list[Prequential | None] = []
 
-        def of_seed(number: int) -> Prequential:
+        def of_seed(number: int) -> Prequential | None:
             # Measure the scores of all seeds together, and only if they are needed.
             if not measured:
                 self._load()
@@ -222,6 +222,10 @@ class RunRecord:
             return measured[number]
 
         return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.seeds)]
+
+    def is_skipped(self, t: int, wanted: bool) -> bool:
+        """Return whether no stage trains on mega-batch t. See `protocol.Record`."""
+        return self.seeds[0].is_skipped(t, wanted)
 
     def decision(self, t: int, due: Due) -> Due:
         """Store whether a stage starts at arrival t, for all seeds, and return it. See `protocol.Record`.

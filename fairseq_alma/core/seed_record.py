@@ -1,5 +1,6 @@
 """Reads and writes the files of a run with one seed: settings, decisions, ledger and summary."""
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -104,12 +105,25 @@ class SeedRecord:
         write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
         write_provenance(self.paths.provenance, settings)
 
-    def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
+    def prequential(self, t: int, do: Callable[[], Prequential | None]) -> Prequential | None:
         """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet."""
         if decision := self._arrivals.decision(t):
             return decision.prequential
         self._measured[t] = do()
         return self._measured[t]
+
+    def is_skipped(self, t: int, wanted: bool) -> bool:
+        """Return whether no stage trains on mega-batch t. See `protocol.Record`."""
+        decision = self._arrivals.decision(t)
+        if decision is None:
+            return wanted
+        if wanted and not decision.is_skipped:
+            k = max((row.stage for row in self._rows if row.updated and row.t < t), default=0)
+            raise RunError(
+                f"mega-batch {t} cannot be skipped, because the run in {self.folder} has used it or has gathered it: "
+                f"first run `alma-lm rollback {shlex.quote(str(self.folder))} --to-stage {k}`"
+            )
+        return decision.is_skipped
 
     def decision(self, t: int, due: Due) -> Due:
         """Store whether a stage starts at arrival t, with the prequential score, and return it. See `protocol.Record`.
@@ -124,12 +138,12 @@ class SeedRecord:
             self.ledger.remove_from(t)
             del self._rows[-1], self._unwritten[-1:]
         if stored and is_replaced:  # last: if this process is killed before that, the next one repeats these steps
-            stored = Decision(True, stored.prequential, due.reason)
+            stored = replace(stored, due=True, reason=due.reason)
             self._arrivals.add(t, stored)
         if stored is None:
-            stored = Decision(due.due, self._measured.pop(t, None), due.reason)
+            stored = Decision(due.due, self._measured.pop(t, None), due.reason, due.is_skipped)
             self._arrivals.add(t, stored)
-        return Due(stored.due, stored.reason)
+        return Due(stored.due, stored.reason, stored.is_skipped)
 
     def scores(self, t: int) -> Scores | None:
         """Return the scores in the ledger row of arrival t, or None if the ledger does not have this row yet."""
@@ -140,7 +154,9 @@ class SeedRecord:
     ) -> None:
         """Add the row of arrival t to the ledger. For the errors, see `append`."""
         changed = self._forks.get(str(stage)) if updated else None
-        self.append(LedgerRow(t, stage, updated, scores, spent, changed, prequential))
+        decision = self._arrivals.decision(t)
+        is_skipped = decision is not None and decision.is_skipped
+        self.append(LedgerRow(t, stage, updated, scores, spent, changed, prequential, is_skipped))
 
     def rows(self) -> list[LedgerRow]:
         """Return all ledger rows so far."""

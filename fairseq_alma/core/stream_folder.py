@@ -163,6 +163,11 @@ class StreamFolder:
         """Whether mega-batches were added to the stream after it was made, so that more may follow."""
         return bool(self.description.get("extensions"))
 
+    def came_later(self, t: int) -> bool:
+        """Return whether mega-batch t is a period of a chronological stream, or was added to the stream later."""
+        extensions = self.description.get("extensions", [])
+        return t <= self.num_periods or (bool(extensions) and t >= extensions[0]["mega_batches"][0])
+
     @property
     def splits(self) -> list[str]:
         """Names of the splits: the mega-batches in order, then valid and test."""

@@ -21,6 +21,8 @@ class Due:
     """True if a stage starts, False if the learner waits for more mega-batches."""
     reason: str | None = None
     """With wait=auto: why, in words for the user."""
+    is_skipped: bool = False
+    """Whether no stage trains on the mega-batch that arrived."""
 
 
 def ratio_of(wait: Wait) -> float:

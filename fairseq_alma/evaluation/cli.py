@@ -98,9 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_split(arguments.split, stream)
         devices = parse_devices(arguments.device)
         members = []
-        for checkpoint in found.checkpoints:  # load one model after the other, to limit the memory use
+        for number, checkpoint in enumerate(found.checkpoints, start=1):  # one after the other, to limit the memory use
             model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
-            scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
+            title = f"the split {arguments.split}, model {number} of {len(found.checkpoints)}"
+            scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch, title=title)
             members.append(scores.log_probability_T)
         counts = stream.counts(arguments.split)
         num_masked = stream.num_masked(arguments.split)

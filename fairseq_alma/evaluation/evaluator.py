@@ -214,7 +214,7 @@ class PerplexityEvaluator:
 
     def _score_split(self, model: Any, task: Any, split: str, max_tokens: int | None) -> TokenScores:
         """Return the scores of a model on a split. Without `max_tokens`, raise StreamError if a token has none."""
-        scores = score_tokens(model, task, split, self._devices, max_tokens=max_tokens)
+        scores = score_tokens(model, task, split, self._devices, max_tokens=max_tokens, title=f"the split {split}")
         expected = self._stream.counts(split)["tokens"]
         if max_tokens is None and len(scores.log_probability_T) != expected:
             raise StreamError(

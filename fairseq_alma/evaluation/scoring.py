@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.devices import CPU_TOKENS, default_tokens_per_batch, on_each
+from fairseq_alma.evaluation.progress import scoring_progress
 
 # Names of array dimensions: B blocks in a batch, L tokens in a block, T tokens in a split, E experts. A name that ends
 # in _T belongs to an array with the dimension T.
@@ -36,6 +38,7 @@ def score_tokens(
     devices: Sequence[torch.device] | None = None,
     tokens_per_batch: int | None = None,
     max_tokens: int | None = None,
+    title: str | None = None,
 ) -> TokenScores:
     """Return the log-probability of every token of a split, and how the routers distribute the tokens over experts.
 
@@ -53,6 +56,7 @@ def score_tokens(
             capacity limit. None: see `_default_tokens_per_batch`.
         max_tokens: maximum number of tokens to score, from the beginning of the split, rounded down to whole blocks,
             but at least one block. None to score all tokens.
+        title: what is scored, to show the progress; None shows none.
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
@@ -79,12 +83,14 @@ def score_tokens(
             has_padding = bool((source == pad).any())  # on the host: masked text is padding
             nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True, has_padding=has_padding)
             scored.append((start, -nll_T))
+            advance(end - start)
             routing.add(extra)
         # Copy the results to the host only after the last batch, because the host must wait for each copy.
         return [(start, scores_T.cpu()) for start, scores_T in scored], routing
 
     models = [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
-    results = on_each([model.to(devices[0]), *models[1:]], score, cancel=spans.clear)
+    with scoring_progress(title, len(tokens_T)) if title else nullcontext(lambda num_tokens: None) as advance:
+        results = on_each([model.to(devices[0]), *models[1:]], score, cancel=spans.clear)
     log_probability_T = np.empty(len(tokens_T), np.float32)
     for scored, _ in results:
         for start, scores_T in scored:

@@ -137,11 +137,13 @@ def finish_stage(folder: Path, settings: LanguageModelSettings) -> None:
         link(folder / LAST, folder / CONTINUATION)
 
 
-def remove_old_continuations(run: RunFolder, stage_index: int) -> None:
-    """Remove the checkpoints CONTINUATION of all stages before `stage_index`, the last finished stage.
+def remove_old_continuations(run: RunFolder, stage_index: int, num_kept: int = 1) -> None:
+    """Remove the checkpoints CONTINUATION of all stages but the last `num_kept`, the last of which is `stage_index`.
 
-    A killed or forked run continues at its first unfinished stage, and so from the CONTINUATION of this stage.
+    A killed or forked run continues at its first unfinished stage, and so from the CONTINUATION of the stage before. A
+    run that was rolled back continues from an earlier one (see `fairseq_alma.lm.rollback`).
     """
     for folder in run.stage_folders():
-        for path in folder.glob(f"member_*/{CONTINUATION}") if index_of_stage(folder) < stage_index else ():
+        is_old = index_of_stage(folder) <= stage_index - num_kept
+        for path in folder.glob(f"member_*/{CONTINUATION}") if is_old else ():
             remove(path)

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from torch import Tensor
 
 from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import read_json, sealed, sha256_once, write_json
+from fairseq_alma.core.files import sealed, sha256_once, write_json
 from fairseq_alma.core.learner_settings import (
     LanguageModelEnsembleSettings,
     LanguageModelGrowingEnsembleSettings,
@@ -23,10 +23,9 @@ from fairseq_alma.core.learner_settings import (
     LearnerSettings,
 )
 from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.predictors import Checkpoint, checked_file
+from fairseq_alma.core.predictors import Checkpoint, checked_file, read_learner_state
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder, index_of_stage
-from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed, write_with_new_weights
@@ -135,7 +134,7 @@ class LanguageModelLearner:
         continuations = self._starts(stage)
         starts = {self._member(number, stage.index): path for number, path in continuations.items()}
         self._check_files(continuations.values(), f"stage {stage.index}")
-        remove_old_continuations(RunFolder(self.run_folder), stage.index - 1)
+        remove_old_continuations(RunFolder(self.run_folder), stage.index - 1, self.settings.keep_states)
         trained = self._training.train(stage, starts)
         self.set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
         if stage.replay:
@@ -145,6 +144,8 @@ class LanguageModelLearner:
     def save(self, folder: Path) -> None:
         """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json.
 
+        With the setting `gate`, RUN/predictor.json is written later, if the predictor passes.
+
         After the training of a stage, also write RUN/predictors/STAGE.json, which later stages do not change.
         """
         predictor = [self._entry(path) for path in self.predictor]
@@ -153,7 +154,8 @@ class LanguageModelLearner:
         write_json(folder / "learner.json", sealed(state))
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         paths = RunFolder(self.run_folder)
-        write_json(paths.predictor(), deployed)
+        if self.settings.gate is None:  # otherwise, the gate decides (see lm/gate.py)
+            write_json(paths.predictor(), deployed)
         if folder.name == "train":
             write_json(paths.predictor(index_of_stage(folder.parent)), deployed)
 
@@ -162,7 +164,7 @@ class LanguageModelLearner:
 
         Raise StageError if a checkpoint is missing, and RunError if learner.json is damaged.
         """
-        state = read_json(folder / "learner.json", _State, advice="restore the file from a backup")
+        state = read_learner_state(folder)
         # Whether the files have changed is checked when they are used: those of earlier stages are large, or removed.
         self._recorded = {self.run_folder / one["path"]: one for one in [*state["predictor"], *state["continuations"]]}
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
@@ -227,18 +229,6 @@ class LanguageModelLearner:
     def _entry(self, path: Path) -> dict[str, str]:
         """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""
         return {"path": str(path.relative_to(self.run_folder)), "sha256": sha256_once(path)}
-
-
-class _Continuation(Checkpoint):
-    member: Count
-
-
-class _State(TypedDict):
-    """The content of learner.json."""
-
-    predictor: list[Checkpoint]
-    continuations: list[_Continuation]
-    num_stored: NotRequired[NonNegative | None]
 
 
 class SingleModel(LanguageModelLearner):

@@ -3,17 +3,21 @@
 alma-lm stream=STREAM out=RUN learner=sm wait=1 experts=4 updates=1000 arch=switch_lm_tiny
 alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, sorted by validation score
 alma-lm stream=STREAM out=RUN updates=1000 launch=slurm launch.partition=gpu launch.gpus=8    in Slurm jobs
-alma-lm status RUN                                                  the ledger and the jobs so far, and what is left
+alma-lm status RUN                                                  the ledger, jobs, what is left; --json for monitors
 alma-lm logs RUN                                                    the logs, until the run ends
 alma-lm cancel RUN                                                  end the run; what is being trained is saved
+alma-lm rollback RUN --to-stage K                                   go back to stage K; later stages are set aside
 alma-lm --help                                                      every setting
 """
 
 import math
 import os
+import sys
+import time
 import warnings
 from collections.abc import Collection
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,27 +25,39 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, slurm_settings, store_settings
+from fairseq_alma.app.command import Command, Subcommand, slurm_settings, store_settings
 from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
+from fairseq_alma.app.tables import (
+    NOTHING_TO_DO,
+    deployed_message,
+    is_refused,
+    ledger_table,
+    new_text_message,
+    rows_in,
+    title_of,
+    waiting_message,
+    wide_console,
+)
 from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
-from fairseq_alma.core.printing import log_to_stderr
+from fairseq_alma.core.printing import log_to_stderr, say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from fairseq_alma.core.settings import defaults_of
+from fairseq_alma.core.stream import MegaBatch
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
+from fairseq_alma.lm.rollback import finish_rollback, roll_back_runs
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import SlurmProcesses, run_member_job, submit_runs, summarize_seeds
 from fairseq_alma.lm.stage_processes import LocalProcesses
@@ -52,6 +68,9 @@ CONFIGS = Path(__file__).parent / "configs"
 UNTRAINED_TOKENS = 10_000
 """Number of tokens of the validation set and of the test set on which the untrained learner is scored, if no metric
 includes its perplexity. The first tokens are taken."""
+
+SHOWN_MEANS = ("average_perplexity", "final", "final_validation")
+"""Metrics in summary.json whose means over several seeds are printed, with their standard errors."""
 
 OTHER_KEYS = ("table_updates",)
 """Keys in the YAML files that are not settings of the run, but from which the YAML files compute settings."""
@@ -88,13 +107,16 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.evaluation.held_out import score_before_training
     from fairseq_alma.lm.average import remove_old_continuations
-    from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.gate import decide
+    from fairseq_alma.lm.learners import LanguageModelLearner, make_learner
     from fairseq_alma.lm.precision import with_known_precision
 
     settings = with_known_precision(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     with Lease(settings.out), closing(scalars):
+        finish_rollback(Path(settings.out))
         record = SeedRecord(
             settings.out,
             _identity(settings, stream_folder),
@@ -113,15 +135,39 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             untrained_tokens=UNTRAINED_TOKENS if stream_settings.arrivals_of_stages[:1] == [1] else None,
             arch=settings.arch,
         )
+
+        seconds = 0.0  # spent on scoring since the last stage
+
+        def evaluate(learner: LanguageModelLearner) -> list[Scores]:
+            nonlocal seconds
+            began = time.perf_counter()
+            scores, rows = evaluator(learner), record.rows()
+            if settings.gate is not None and rows:
+                skipped = [t for t in range(1, len(rows) + 1) if record.is_skipped(t, wanted=False)]
+                scores = replace(scores, gate=decide(settings, stream_folder, rows, skipped))
+            total, seconds = seconds + time.perf_counter() - began, 0.0
+            return [replace(scores, score_seconds=round(total, 3))]
+
+        def score_new(learner: LanguageModelLearner, mega_batch: MegaBatch) -> list[Prequential | None]:
+            nonlocal seconds
+            if not (learner.is_trained and stream_folder.came_later(mega_batch.t)):
+                return [None]
+            began = time.perf_counter()
+            score = score_before_training(learner.predictor, stream_folder, mega_batch.t, settings.arch)
+            seconds += time.perf_counter() - began
+            say(new_text_message(record.rows(), mega_batch.t, score), sys.stderr)
+            return [score]
+
         (rows,) = run_stream(
             stream,
             learner,
-            lambda learner: [evaluator(learner)],
+            evaluate,
             stream_settings,
             RunRecord([record]),
+            score_new,
             complete_scores=lambda learner, scores: [evaluator.complete(learner, scores[0])],
         )
-        remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage)
+        remove_old_continuations(RunFolder(Path(settings.out)), rows[-1].stage, settings.keep_states)
         return rows
 
 
@@ -152,18 +198,25 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
+        if message := deployed_message(rows):
+            console.print(message)
+        if is_refused(rows):
+            COMMAND.exit_status = 3
         summary = read_summary(Path(settings.out))
         return summary[score_key([summary])]
     out, summaries = Path(settings.out), []
     with Lease(out):
         for seed in range(settings.seed, settings.seed + settings.seeds):
+            say(f"seed {seed}, {seed - settings.seed + 1} of {settings.seeds}", sys.stderr)
             folder = RunFolder(out).of_seed(seed).path
             one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(folder)}
             run_seeds(LanguageModelSettings.from_mapping(one))
             summaries.append(read_summary(folder))
             write_json(RunFolder(out).summary, mean_and_standard_error(summaries))
-    summary = read_summary(out)["mean"]
-    return summary[score_key([summary])]
+    found = read_summary(out)
+    for key in SHOWN_MEANS:
+        console.print(f"{key}: {found['mean'][key]:.4f} ± {found['stderr'][key]:.4f} (mean of {settings.seeds} seeds)")
+    return found["mean"][score_key([found["mean"]])]
 
 
 def _refuse_other_layout(settings: LanguageModelSettings) -> None:
@@ -202,6 +255,7 @@ COMMAND = Command(
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
     other_choices={"arch": _other_architectures},
+    subcommands={"rollback": Subcommand(roll_back_runs, {"--to-stage": {"type": int, "required": True}})},
 )
 
 

@@ -123,6 +123,23 @@ class LanguageModelSettings(RunSettings):
     last checkpoint and the one with the best validation perplexity are kept."""
     checkpoint_minutes: float = setting(10.0, free=True)
     """Longest time between two checkpoints, in minutes. A killed run loses at most the work of this time."""
+    keep_states: Count = setting(2, free=True)
+    """With `average` and optimizer_state=keep: for how many of the newest stages the checkpoints from which a next
+    stage continues are kept. `alma-lm rollback` can take the run back to these stages; without these two settings, to
+    all stages."""
+    skip_mega_batches: list[Count] | None = setting(None, free=True)
+    """Mega-batches that no stage trains on, such as [7]. Those that a stage has used already must be taken back first
+    (`alma-lm rollback`). The ledger records what was skipped, so the next commands need not repeat it."""
+    gate: float | None = setting(None, free=True)
+    """A new predictor replaces the deployed one (predictor.json) only if its perplexity is higher by at most this share
+    (0.02 is 2%) on the validation text of earlier periods, or on the validation set if the stream has no periods, and
+    on `gate_text`; and not higher on the validation text of the newest periods. Otherwise the command says why and
+    exits with status 3. By default, each new predictor is deployed."""
+    gate_text: str | None = setting(None, free=True)
+    """With `gate`: text file (UTF-8) of yours, which is scored as one document."""
+    gate_command: str | None = setting(None, free=True)
+    """With `gate`: shell command that is run when a predictor is refused. It gets the line of JSON that alma-lm prints
+    on its standard input."""
     wandb: str | None = setting(None, free=True)
     """Project of Weights & Biases to which the numbers of the run are sent while it trains."""
     seed: NonNegative = setting(0, seed=True)
@@ -209,6 +226,16 @@ class LanguageModelSettings(RunSettings):
         if not 0 < self.checkpoint_minutes < math.inf:
             raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
 
+        if self.gate is not None and not 0 <= self.gate < math.inf:
+            raise SettingError(
+                f"gate={self.gate} must be a finite number, and not negative: 0.02 tolerates a rise of 2%"
+            )
+        for name in ("gate_text", "gate_command"):
+            if self.gate is None and getattr(self, name) is not None:
+                raise SettingError(f"{name}= needs gate=: add it, for example gate=0.02, or leave {name}= out")
+        if self.gate_text and not Path(self.gate_text).is_file():
+            raise SettingError(f"gate_text={self.gate_text} does not exist: give a text file")
+
     @property
     def keeps_optimizer(self) -> bool:
         """Whether a stage continues the state of the optimizer of the previous stage."""
@@ -253,7 +280,7 @@ class LanguageModelSettings(RunSettings):
         `more_will_follow` says whether a later run will add mega-batches.
         """
         last_group = self.last_group or ("wait" if more_will_follow else "train")
-        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group)
+        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, tuple(self.skip_mega_batches or ()))
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""

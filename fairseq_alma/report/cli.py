@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from fairseq_alma.core.errors import AlmaError, RunError, message_of
 from fairseq_alma.core.files import write_whole, written_aside
 from fairseq_alma.core.printing import printable, say
+from fairseq_alma.report.arrivals import last_arrivals
 from fairseq_alma.report.figures import figures_or_errors
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page
@@ -115,7 +116,7 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
     figures: dict[str, list[str]] = {}
     for comparison in [] if page_only else data.comparisons:
         numbers = all_numbers(comparison)
-        for table in tables_of(comparison, numbers):
+        for table in filter(None, (*tables_of(comparison, numbers), last_arrivals(comparison))):
             write_table(table, out / "tables" / comparison.slug)
             count += 3
         for name, figure in figures_or_errors(comparison, numbers):

@@ -108,6 +108,7 @@ def read_run(folder: Path) -> Run:
         settings=settings,
         provenance=_read_optional(lambda: read_provenance(folder), notes),
         notes=tuple(notes),
+        rows=tuple(rows),
         is_running=holder_of_run(folder) is not None,
         **columns,
     )

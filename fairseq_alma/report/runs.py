@@ -22,6 +22,7 @@ import numpy as np
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.catalogue import Program, settings_that_are
+from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.presets import ANYTIME, anytime_settings, is_anytime
 from fairseq_alma.core.printing import printable
 from fairseq_alma.core.run_folder import RunFolder, index_of_stage
@@ -89,6 +90,8 @@ class Run:
     parent."""
     notes: tuple[str, ...] = ()
     """One message for each damaged file without which the run could be read."""
+    rows: tuple[LedgerRow, ...] = ()
+    """The rows of the ledger."""
 
     @property
     def seeds_of_process(self) -> int:

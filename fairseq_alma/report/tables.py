@@ -129,7 +129,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
         label = comparison.label_of(comparison.groups[best])
         score = f"{(numbers[best].validation_score or 0.0) * scale:.2f}{' %' if comparison.is_vision else ''}"
         note = f"Best by {score_name(comparison)} ({score}), never by test data: {label}. {explanation(comparison)}"
-    return _table("summary", f"{comparison.name}: all runs", rows, note, [*optional, bits])
+    return table_of_rows("summary", f"{comparison.name}: all runs", rows, note, [*optional, bits])
 
 
 def _quality_name(comparison: Comparison) -> str:
@@ -181,7 +181,7 @@ def table1(comparison: Comparison) -> Table | None:
     if any(row["paper, base"] for row in rows):
         note += " The paper's values are of its own corpus and models."
     title = f"{comparison.name}: learning in sequence against i.i.d. (as the paper's Table 1)"
-    return _table("table1", title, rows, note) if rows else None
+    return table_of_rows("table1", title, rows, note) if rows else None
 
 
 def _mean_difference(group: RunGroup, other: RunGroup, t: int) -> float:
@@ -252,7 +252,7 @@ def table2(comparison: Comparison) -> Table | None:
     if any(row["paper, base"] for row in rows):
         note += " The paper's values (t = 1..4) are of its own corpus and models."
     title = f"{comparison.name}: test perplexity after each mega-batch (as the paper's Table 2)"
-    return _table("table2", title, rows, note)
+    return table_of_rows("table2", title, rows, note)
 
 
 def by_period(comparison: Comparison) -> Table | None:
@@ -283,7 +283,7 @@ def by_period(comparison: Comparison) -> Table | None:
     if reference:
         name = comparison.label_of(comparison.groups[reference.index])
         note += f" Regret: mean loss in nats minus that of {name}, trained once on all periods."
-    return _table("periods", f"{comparison.name}: test perplexity by period", rows, note)
+    return table_of_rows("periods", f"{comparison.name}: test perplexity by period", rows, note)
 
 
 def duration(seconds: float | None) -> str:
@@ -315,7 +315,7 @@ def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 
-def _table(
+def table_of_rows(
     name: str, title: str, rows: Sequence[Mapping[str, str]], note: str, optional: Sequence[str] | None = None
 ) -> Table:
     """Return a table from rows of cells: column -> text. Of the columns `optional`, empty ones are left out.

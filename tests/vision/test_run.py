@@ -567,7 +567,7 @@ def test_usage(alma_vision):
         assert said.status == 2
     said = alma_vision("status", "--help")
     assert (said.status, said.out.splitlines()[0]) == (0, "usage: alma-vision status RUN")
-    assert "the ledger and the jobs so far" in said.out
+    assert "the ledger, jobs" in said.out
     assert "best run first" in alma_vision("--help").out
     assert alma_vision("--version").out.startswith(f"alma-vision {metadata.version('fairseq-alma')} (Hydra 1.")
 

@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.report.figures.arrivals import forgetting
 from fairseq_alma.report.figures.curves import on_tasks, over_the_stream, running_averages
 from fairseq_alma.report.figures.maps import error_maps, expert_loads, perplexities_by_period
 from fairseq_alma.report.figures.radar import radar
@@ -36,6 +37,7 @@ FIGURES: dict[str, Callable[[Comparison, Sequence[Numbers]], Figure | None]] = {
     "radar": radar,
     "expert_load": expert_loads,
     "periods": perplexities_by_period,
+    "forgetting": forgetting,
 }
 """The figures of a report: file name without suffix -> function that draws the figure, or returns None if there is
 nothing to draw. `routing_maps` and `error_maps` are not in this list, because they make one figure for each of several

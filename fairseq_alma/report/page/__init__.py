@@ -16,6 +16,7 @@ import jinja2
 import numpy as np
 
 from fairseq_alma.core import catalogue
+from fairseq_alma.report.arrivals import last_arrivals
 from fairseq_alma.report.figures.style import FEW_ARRIVALS, PLOTLY_DASHES, appearance_of, dashes_of
 from fairseq_alma.report.grouping import first_charged_arrival
 from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, ranking, standard_error
@@ -78,6 +79,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     waits, table = waits_of(groups), summary(comparison, numbers)
     # The page has columns of its own for the run and its score.
     is_shown = [not column.startswith(("run", "by validation", "prequential")) for column in table.columns]
+    arrivals = last_arrivals(comparison)
     texts = [{name: setting_text(value) for name, value in sorted(group.settings.items())} for group in groups]
     common = dict(set.intersection(*(set(one.items()) for one in texts)))
     return {
@@ -98,6 +100,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
             }
             for objective in OBJECTIVES
         },
+        "arrivals": arrivals and {"columns": arrivals.columns, "rows": arrivals.rows, "note": arrivals.note},
         "common_settings": {name: common[name] for name in sorted(common)},
         "filters": _filters(comparison),
         "columns": [

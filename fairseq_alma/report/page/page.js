@@ -133,14 +133,25 @@ const showDetail = () => {
 };
 
 // Show the printed figures, which alma-report wrote beside the page.
+const printed = (name) => {
+  const path = `figures/${encodeURIComponent(comparison.slug)}/${encodeURIComponent(name)}`, title = name.replace(/_/g, " ");
+  const image = element("img", { src: `${path}.png`, alt: title, loading: "lazy" });
+  return element("figure", {}, element("a", { href: `${path}.png` }, image),
+    element("figcaption", {}, `${title} `, element("a", { href: `${path}.pdf`, textContent: "PDF" })));
+};
+
+// The page of a single run begins with its last arrivals and its periods.
 const showFigures = () => {
-  byId("figures-section").hidden = comparison.figures.length === 0;
-  byId("figures").replaceChildren(...comparison.figures.map((name) => {
-    const path = `figures/${encodeURIComponent(comparison.slug)}/${encodeURIComponent(name)}`, title = name.replace(/_/g, " ");
-    const image = element("img", { src: `${path}.png`, alt: title, loading: "lazy" });
-    return element("figure", {}, element("a", { href: `${path}.png` }, image),
-      element("figcaption", {}, `${title} `, element("a", { href: `${path}.pdf`, textContent: "PDF" })));
-  }));
+  const { arrivals, figures } = comparison, first = arrivals ? ["forgetting", "periods"].filter((name) => figures.includes(name)) : [];
+  const row = (tag, cells) => element("tr", {}, ...cells.map((textContent) => element(tag, { textContent })));
+  const others = figures.filter((name) => !first.includes(name));
+  byId("arrivals-section").hidden = !arrivals;
+  byId("arrivals").replaceChildren(...(arrivals ? [element("thead", {}, row("th", arrivals.columns)),
+    element("tbody", {}, ...arrivals.rows.map((cells) => row("td", cells)))] : []));
+  byId("arrivals-note").textContent = arrivals ? arrivals.note : "";
+  byId("arrivals-figures").replaceChildren(...first.map(printed));
+  byId("figures-section").hidden = others.length === 0;
+  byId("figures").replaceChildren(...others.map(printed));
 };
 
 // ---- after a change

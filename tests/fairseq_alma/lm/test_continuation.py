@@ -32,11 +32,15 @@ def test_only_the_newest_continuations_are_kept(stream, tmp_path):
             path.touch()
     remove_old_continuations(RunFolder(tmp_path), 2)
     assert continuations(tmp_path) == ["stage_002"] * 2 + ["stage_003"] * 2
+    remove_old_continuations(RunFolder(tmp_path), 3, num_kept=2)
+    assert continuations(tmp_path) == ["stage_002"] * 2 + ["stage_003"] * 2
+    remove_old_continuations(RunFolder(tmp_path), 3, num_kept=1)
+    assert continuations(tmp_path) == ["stage_003"] * 2
 
 
 @pytest.mark.slow
 def test_a_run_whose_old_continuations_were_removed_is_continued_and_forked(stream, tmp_path):
-    short = (*SHORT, "updates=4", "validations=1", "optimizer_state=keep", "schedule=constant")
+    short = (*SHORT, "updates=4", "validations=1", "optimizer_state=keep", "schedule=constant", "keep_states=1")
     command = ("alma-lm", f"stream={stream}", f"out={tmp_path}", *short)
     succeed(*command, "mega_batches=2")
     assert continuations(tmp_path) == ["stage_002"]
@@ -46,7 +50,11 @@ def test_a_run_whose_old_continuations_were_removed_is_continued_and_forked(stre
     assert continuations(tmp_path) == ["stage_003"]
     rows = rows_without_seconds(tmp_path)
     assert (rows[:3], rows[3]["changed_settings"]) == (before, {"lr": [0.005, 0.001]})
+    # A run that has all rows of its ledger needs no stage. This one has lost the last row, too.
     shutil.rmtree(tmp_path / "stages/stage_003")
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "ledger.jsonl").write_text("".join(lines[:-1]))
+    (tmp_path / "summary.json").unlink()
     result = run_command(*forked)
     assert result.returncode == 2, result.stderr
     assert f"stage_002/member_1/{CONTINUATION} is missing, but stage 3 needs it: restore it" in result.stderr

@@ -165,7 +165,7 @@ def test_a_stream_that_moved_is_the_same_stream(run, own_stream):
 
 def test_each_subcommand_says_what_it_does():
     for name, text in (
-        ("status", "the ledger and the jobs"),
+        ("status", "the ledger, jobs"),
         ("logs", "until the run ends"),
         ("cancel", "end the run"),
     ):
