@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = {
     "alma-eval": "fairseq_alma.evaluation.cli",
     "alma-export": "fairseq_alma.huggingface.export",
+    "alma-forget": "fairseq_alma.forget.cli",
     "alma-generate": "fairseq_alma.generate",
     "alma-grow": "fairseq_alma.growth.checkpoint",
     "alma-import": "fairseq_alma.huggingface.importing",
