@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.accounts import check_accounts, count_documents, removed_rows
-from data_prep.copies.deduplication import record_documents, remove_copies
+from data_prep.copies.deduplication import record_documents, remove_copies, without_forgotten
 from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import Periods, is_chronological, lay_out_periods
 from data_prep.dividing.partition import CutTask
@@ -129,7 +129,10 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     chronological = is_chronological(settings, description)
     spooled = read_sources(settings, seed, files, work, chronological)
     documents, table, record = spooled.documents, list(spooled.removed), None
-    if settings.duplicates != "keep":
+    if settings.duplicates == "keep":  # otherwise, the keys of the stream say it
+        documents, rows = without_forgotten(spooled, description)
+        table += rows
+    else:
         known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
         documents, found, rows = remove_copies(spooled, *known, work, settings.cache)
         table += rows

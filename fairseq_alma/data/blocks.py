@@ -67,9 +67,10 @@ class Blocks(MonolingualDataset):
         """Return fairseq's batch with two additional entries.
 
         `net_input["has_padding"]` says whether the blocks of the batch differ in length or contain masked text, which
-        is padding (see `fairseq_alma.forget`). It is left out if `says_padding` is False. `block_ids` is the list of the ids of the blocks. Both entries are Python objects and
-        not tensors, so they stay on the host when fairseq moves the batch to the device. The model and the task can
-        read them without waiting for the device.
+        is padding (see `fairseq_alma.forget`). It is left out if `says_padding` is False. `block_ids` is the list of
+        the ids of the blocks. Both entries are Python objects and not tensors, so they stay on the host when fairseq
+        moves the batch to the device. The model and the task can read them without waiting for the device. `ntokens` is
+        the number of targets that are not padding.
         """
         batch = super().collater(samples)
         if batch:

@@ -4,7 +4,7 @@ A stream has no text, but tokens, which are decoded here. All passages are read,
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from data_prep.copies.near_copies import Grams, are_copies
 from data_prep.encoding.documents import FOLDER
 from data_prep.reading.index import byte_ranges
-from data_prep.reading.ngrams import unit_hashes
+from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
+from data_prep.reading.signatures import NGRAM_UNITS
 from data_prep.running.progress import Bar
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, Tokenizer, load_tokenizer
 from fairseq_alma.core.errors import StreamError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 1 << 20
 """Approximate number of tokens that are decoded at a time."""
+BATCH_CHARACTERS = 100_000
+"""Number of characters of which n-grams are computed at a time (see `unit_hashes_of`)."""
 ENOUGH = 0.5
 """If at least this share of the 5-grams of some passages of a document is in the searched text, the whole document is
 compared with it. The passages of a near copy may be cut at other places, and too short to be compared alone."""
@@ -46,8 +49,8 @@ def read_rows(stream: StreamFolder, split: str) -> Rows:
     path = stream.path / FOLDER / f"{split}.parquet"
     if not path.is_file() or not {"passage", "bytes"} <= set(pyarrow.parquet.read_schema(path).names):
         raise StreamError(
-            f"{path} is missing or of an earlier release, so it is not known which text is from which document: make the stream again with this "
-            f"release of alma-prep, which writes this file"
+            f"{path} is missing or of an earlier release, so it is not known which text is from which document: make "
+            f"the stream again with this release of alma-prep"
         )
     table, prefix = pyarrow.parquet.read_table(path), stream.prefix(split)
     sizes = np.fromfile(
@@ -82,7 +85,7 @@ class Found(NamedTuple):
     places: Places
     """All sequences to mask."""
     documents: dict[str, str]
-    """Hash of each document -> "asked for", "near copy" of one that was, or "contains a copy" in one of its passages."""
+    """Hash of each document -> "asked for", "near copy" of such a document, or "contains a copy" in a passage."""
     unknown: list[str]
     """The ids that no document has."""
 
@@ -213,22 +216,20 @@ def _add_copies(places: Places, documents: dict[str, str], rows: Mapping[str, Ro
     common: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     owners: dict[str, set[int]] = defaultdict(set)
     asked = set(documents)
-    for passage in _passages("search near copies", rows, tokenizer):
+    for passage in _with_any(_passages("search near copies", rows, tokenizer), searched):
         if passage.document in asked:
             continue
         grams = Grams.of(unit_hashes(passage.text))
         first, last = (np.searchsorted(searched, grams.similar, side) for side in ("left", "right"))
-        if not (is_common := last > first).any():
-            continue
-        candidates = {
-            int(owner[at]) for a, b in zip(first[is_common], last[is_common], strict=True) for at in range(a, b)
-        }
+        is_common = last > first
+        ranges = zip(first[is_common].tolist(), last[is_common].tolist(), strict=True)
+        candidates = {int(owner[at]) for start, end in ranges for at in range(start, end)}
         common[passage.document][0] += int(is_common.sum())
         common[passage.document][1] += len(grams.similar)
         owners[passage.document] |= candidates
-        if any(are_copies(one, grams) for which in candidates for one in wanted[which]) or any(
-            are_copies(grams, wanted[which][0]) for which in candidates
-        ):
+        parts = [one for which in candidates for one in wanted[which]]
+        wholes = [wanted[which][0] for which in candidates]
+        if any(are_copies(one, grams) for one in parts) or any(are_copies(grams, one) for one in wholes):
             places[passage.split].update(passage.rows)
             documents[passage.document] = "contains a copy"
     close = {one for one, (equal, total) in common.items() if equal >= ENOUGH * total}
@@ -237,3 +238,28 @@ def _add_copies(places: Places, documents: dict[str, str], rows: Mapping[str, Ro
         if any(are_copies(wanted[which][0], grams) for which in owners[document]):
             documents[document] = "near copy"
             _add_documents(places, rows, [document])
+
+
+def _with_any(passages: Iterable[Passage], searched: np.ndarray) -> Iterator[Passage]:
+    """Yield the passages that may have one of the 5-grams `searched`, sorted hashes. Most have none."""
+
+    def of_batch() -> Iterator[Passage]:
+        hashes, counts = unit_hashes_of([passage.text for passage in batch])
+        ends = np.cumsum(counts)
+        # Some of these n-grams go across the end of a passage, which does no harm.
+        found = ngram_hashes(hashes, NGRAM_UNITS)
+        places = np.minimum(np.searchsorted(searched, found), len(searched) - 1)
+        at = np.flatnonzero(searched[places] == found)
+        for number in np.unique(np.searchsorted(ends, at, "right")).tolist():
+            yield batch[number]
+
+    batch: list[Passage] = []
+    length = 0
+    for passage in passages:
+        batch.append(passage)
+        length += len(passage.text)
+        if length >= BATCH_CHARACTERS:
+            yield from of_batch()
+            batch, length = [], 0
+    if batch:
+        yield from of_batch()

@@ -69,7 +69,7 @@ class Certificate(TypedDict):
 
 
 def certificates(stream: Path) -> list[Certificate]:
-    """Return the certificates of a stream, in order, and last the plan of a call that was interrupted, if there is one."""
+    """Return the certificates of a stream, in order, and last the plan of a call that was interrupted, if any."""
     folder = stream / UNFINISHED.parent
     numbers = sorted(int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
     paths = [folder / f"{number}.json" for number in numbers]
@@ -144,8 +144,8 @@ def mask(stream: Path, plan: Certificate) -> None:
         left = [path.name for path in (stream / WORK).iterdir() if not path.name.startswith(("lease", ".lease"))]
         if left:
             raise PrepError(
-                f"{stream / WORK} contains an unfinished alma-prep, with text: finish it by the same command, or remove "
-                f"this folder; then run alma-forget again"
+                f"{stream / WORK} contains the text of an unfinished alma-prep: finish it by the same command, or "
+                f"remove this folder; then run alma-forget again"
             )
         description = StreamFolder(stream, _read(stream / STREAM_FILE))
         write_json(stream / UNFINISHED, plan)

@@ -1,4 +1,4 @@
-"""What still contains forgotten text or has learned from it: what the command finds and can remove, and what it cannot."""
+"""What still contains forgotten text or has learned from it: what can be removed, and what is not known."""
 
 import itertools
 import shlex
@@ -66,8 +66,8 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
         only = len(certificate["only_here"])
         yield Trace(
             tokenizer["file"],
-            f"it was trained on text of the first {first - 1} mega-batches, which may include the forgotten text: which "
-            f"pieces of words it has may depend on it. {only} of its tokens are used nowhere else in them. Another "
+            f"it was trained on text of the first {first - 1} mega-batches, which may include the forgotten text, so "
+            f"its pieces of words may depend on it. {only} of its tokens are used nowhere else in them. Another "
             f"tokenizer would change every token of the stream",
         )
     if not made_before:
