@@ -100,7 +100,9 @@ def _forget(arguments: argparse.Namespace) -> int:
     _show(certificate, is_new)
     # The first import of torch and fairseq takes seconds.
     from fairseq_alma.forget.runs import affected_runs, train_again
+    from fairseq_alma.lm.run import hide_messages_of_libraries
 
+    hide_messages_of_libraries()
     masked = defaultdict(list)
     for one in [*known, certificate]:
         for split, entry in one["splits"].items():
@@ -123,6 +125,7 @@ def _forget(arguments: argparse.Namespace) -> int:
         train_again(run, by_run.get(run), stream, certificate)
     left = traces(stream, certificate, arguments.cache)
     if arguments.purge:
+        certificate["removed"] = certificate.get("removed", []) + [str(path) for one in left for path in one.folders]
         left = purge(left)
     certificate["remembers"] = [{"what": one.what, "why": one.why} for one in left]
     write_json(path_of(path, certificate), certificate)
@@ -180,9 +183,11 @@ def _show_price(price: Any) -> None:
         why = f" (no training state is left of stages {price.to_stage + 1} to {price.wanted_stage}, see keep_states=)"
     elif "valid" in price.held_out:
         why = " (the validation set has chosen the checkpoints of all stages)"
-    stages = f"{price.stages[0]} to {price.stages[-1]}" if price.stages else "none that is finished"
+    stages = f"stages {price.stages[0]} to {price.stages[-1]} are" if len(price.stages) > 1 else "one stage is"
+    if not price.stages:
+        stages = "no finished stage is"
     say(
-        f"{price.run} has used {used}: stages {stages} are trained again from stage {price.to_stage}{why}: "
+        f"{price.run} has used {used}: {stages} trained again from stage {price.to_stage}{why}: "
         f"{price.spent.train_flops:.3g} FLOPs, {price.spent.num_updates:,} updates; they took "
         f"{price.spent.train_seconds:.0f} s"
     )

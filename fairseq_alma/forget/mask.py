@@ -66,6 +66,8 @@ class Certificate(TypedDict):
     """What was trained again, see `runs`."""
     remembers: NotRequired[list[dict[str, str]]]
     """What still contains the text or has learned from it, see `traces`."""
+    removed: NotRequired[list[str]]
+    """What --purge has removed."""
 
 
 def certificates(stream: Path) -> list[Certificate]:

@@ -145,8 +145,10 @@ def train_again(run: Path, price: Price | None, stream: StreamFolder, certificat
         else:
             recorded = read_settings(run)
             values = {name: value for name, value in recorded.items() if name not in NO_SETTINGS}
-            values |= {"stream": str(stream.path), "out": str(run), "mega_batches": entry["arrivals"]}
-            values["last_group"] = values.get("last_group") or entry["last_group"]
+            values |= {"stream": str(stream.path), "out": str(run)}
+            if entry["arrivals"] < stream.num_mega_batches:
+                values["mega_batches"] = entry["arrivals"]
+                values["last_group"] = values.get("last_group") or entry["last_group"]
             run_seeds(LanguageModelSettings.from_mapping(values))
         rows = Ledger(paths.ledger).rows()
         again = [row for row in rows if row.updated and row.stage > entry["to_stage"]]
