@@ -99,7 +99,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     is_new = certificate["number"] not in [one["number"] for one in stream.description.get("forgotten", [])]
     _show(certificate, is_new)
     # The first import of torch and fairseq takes seconds.
-    from fairseq_alma.forget.runs import affected_runs, train_again
+    from fairseq_alma.forget.runs import price_of, runs_in, train_again
     from fairseq_alma.lm.run import hide_messages_of_libraries
 
     hide_messages_of_libraries()
@@ -107,7 +107,9 @@ def _forget(arguments: argparse.Namespace) -> int:
     for one in [*known, certificate]:
         for split, entry in one["splits"].items():
             masked[split].append(entry["before"])
-    prices = affected_runs(arguments.runs, masked) if arguments.runs else []
+    # A certificate may be somebody else's, so only runs that the user names are changed.
+    runs = runs_in(arguments.runs or [])
+    prices = [price for run in runs if (price := price_of(run, masked)) is not None]
     for price in prices:
         _show_price(price)
     if len(prices) > 1:
@@ -119,11 +121,12 @@ def _forget(arguments: argparse.Namespace) -> int:
     if is_new or plan is not None:
         mask(path, certificate)
     stream = StreamFolder.open(path)
-    started = [Path(run) for run, entry in certificate["runs"].items() if entry["state"] != "trained again"]
     by_run = {price.run: price for price in prices}
-    for run in dict.fromkeys([*started, *by_run]):
-        train_again(run, by_run.get(run), stream, certificate)
-    left = traces(stream, certificate, arguments.cache)
+    for run in runs:
+        started = certificate["runs"].get(str(run))
+        if run in by_run or (started is not None and started["state"] != "trained again"):
+            train_again(run, by_run.get(run), stream, certificate)
+    left = traces(stream, certificate, runs, arguments.cache)
     if arguments.purge:
         certificate["removed"] = certificate.get("removed", []) + [str(path) for one in left for path in one.folders]
         left = purge(left)

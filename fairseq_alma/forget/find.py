@@ -227,9 +227,8 @@ def _add_copies(places: Places, documents: dict[str, str], rows: Mapping[str, Ro
         common[passage.document][0] += int(is_common.sum())
         common[passage.document][1] += len(grams.similar)
         owners[passage.document] |= candidates
-        parts = [one for which in candidates for one in wanted[which]]
-        wholes = [wanted[which][0] for which in candidates]
-        if any(are_copies(one, grams) for one in parts) or any(are_copies(grams, one) for one in wholes):
+        is_part = any(are_copies(one, grams) for which in candidates for one in wanted[which])
+        if is_part or any(are_copies(grams, wanted[which][0]) for which in candidates):
             places[passage.split].update(passage.rows)
             documents[passage.document] = "contains a copy"
     close = {one for one, (equal, total) in common.items() if equal >= ENOUGH * total}

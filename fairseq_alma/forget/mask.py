@@ -153,6 +153,7 @@ def mask(stream: Path, plan: Certificate) -> None:
         write_json(stream / UNFINISHED, plan)
         manifest = read_manifest(stream)
         for split, masked in plan["splits"].items():
+            split_entry(description.description, split)  # a stream without this split is damaged
             path = description.prefix(split).with_suffix(".bin")
             _mask_tokens(path, masked["spans"], description.description["dtype"])
             table = stream / FOLDER / f"{split}.parquet"
@@ -160,11 +161,9 @@ def mask(stream: Path, plan: Certificate) -> None:
             masked["after"] = sha256_of(path)
             for changed in (path, table):
                 name = changed.relative_to(stream).as_posix()
-                after = {"bytes": changed.stat().st_size, "sha256": sha256_of(changed)}
-                plan["files"].setdefault(name, {"before": manifest["outputs"][name]["sha256"]})["after"] = after[
-                    "sha256"
-                ]
-                manifest["outputs"][name] = after
+                sha256 = sha256_of(changed)
+                plan["files"].setdefault(name, {"before": manifest["outputs"][name]["sha256"]})["after"] = sha256
+                manifest["outputs"][name] = {"bytes": changed.stat().st_size, "sha256": sha256}
         # A killed call has repeated all steps until here, but not these, which are last.
         if plan["number"] not in [one["number"] for one in description.description.get("forgotten", [])]:
             write_json(stream / UNFINISHED, plan)

@@ -84,18 +84,15 @@ def price_of(run: Path, masked: Mapping[str, Sequence[str]]) -> Price | None:
     return Price(run, to_stage, wanted, stages, spent, used, held_out, len(digests), last_group)
 
 
-def affected_runs(folders: Sequence[Path], masked: Mapping[str, Sequence[str]]) -> list[Price]:
-    """Return the price of each run in these folders, at any depth, that has used masked text. See `price_of`.
-
-    Raise RunError if a folder contains no run.
-    """
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """Return the run folders in some folders, at any depth. Raise RunError if a folder contains none."""
     found: dict[Path, None] = {}
     for folder in folders:
         runs = find_runs(folder)
         if not runs:
             raise RunError(f"there is no run in {folder}: give run folders, or folders that contain some")
         found |= dict.fromkeys(run.resolve() for run in runs)
-    return [price for run in found if (price := price_of(run, masked)) is not None]
+    return list(found)
 
 
 def train_again(run: Path, price: Price | None, stream: StreamFolder, certificate: Certificate) -> None:

@@ -27,18 +27,21 @@ class Trace(NamedTuple):
     """What --purge removes; () if it removes nothing."""
 
 
-def traces(stream: StreamFolder, certificate: Certificate, caches: Collection[Path]) -> list[Trace]:
+def traces(
+    stream: StreamFolder, certificate: Certificate, runs: Collection[Path], caches: Collection[Path]
+) -> list[Trace]:
     """Return what still remembers the text of a certificate.
 
     Args:
         stream: the stream.
         certificate: the certificate.
+        runs: the runs that the user has named.
         caches: folders of alma-prep --cache, besides those in the commands with which the stream was made.
     """
     return [
         *_of_stream(stream, certificate),
         *_of_caches(stream, certificate, caches),
-        *_of_runs(certificate),
+        *_of_runs(certificate, runs),
         Trace("backups, and copies of this stream and of its runs elsewhere", "this command does not know them"),
         Trace(
             "models that were exported, deployed, or uploaded before, and runs that were not named",
@@ -110,10 +113,13 @@ def _of_caches(stream: StreamFolder, certificate: Certificate, given: Collection
             )
 
 
-def _of_runs(certificate: Certificate) -> Iterator[Trace]:
+def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace]:
     before = {name: one["before"] for name, one in certificate["splits"].items()}
-    for name, entry in certificate["runs"].items():
-        run = Path(name)
+    for run in runs:
+        name = str(run)
+        if name not in certificate["runs"]:
+            continue
+        entry = certificate["runs"][name]
         if entry["state"] != "trained again":
             yield Trace(name, f"it is not trained again yet (state: {entry['state']})")
         for folder in sorted((run / "set_aside").glob("*")):
