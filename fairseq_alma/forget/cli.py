@@ -83,6 +83,9 @@ def _forget(arguments: argparse.Namespace) -> int:
         raise SettingError("nothing is to be forgotten: give --document ID, --match TEXT or --file LIST")
     if "" in arguments.match:
         raise SettingError("--match '' is in every document: give a text")
+    for cache in arguments.cache:
+        if not cache.is_dir():
+            raise SettingError(f"--cache {cache} is no folder: give the folders that alma-prep --cache has named")
     request = {"documents": ids, "match": sorted(arguments.match)}
     known = certificates(path)
     plan = unfinished(path)

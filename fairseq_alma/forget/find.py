@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from data_prep.copies.near_copies import Grams, are_copies
+from data_prep.copies.near_copies import CONTAINED, Grams, are_copies
 from data_prep.encoding.documents import FOLDER
 from data_prep.reading.index import byte_ranges
 from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 1 << 20
 """Approximate number of tokens that are decoded at a time."""
+MIN_COMMON = 10
+"""Number of 5-grams that a passage must have in common with a document to count as a part of it."""
 BATCH_CHARACTERS = 100_000
 """Number of characters of which n-grams are computed at a time (see `unit_hashes_of`)."""
 ENOUGH = 0.5
@@ -199,8 +201,8 @@ def _add_copies(places: Places, documents: dict[str, str], rows: Mapping[str, Ro
     """Add the near copies of some documents to `places`, and to `documents`.
 
     Two texts are near copies as in `data_prep.copies.near_copies`. A passage of another document is masked if it is a
-    near copy of a document or of one of its passages, or if one of both contains the other. A document that is a near
-    copy as a whole is masked as a whole.
+    near copy of a document or of one of its passages, if it contains the document, or if at least the share CONTAINED
+    of its 5-grams are in the document. A document that is a near copy as a whole is masked as a whole.
     """
     wanted: list[tuple[Grams, ...]] = []
     for texts in _texts("read the documents", rows, tokenizer, documents).values():
@@ -227,8 +229,7 @@ def _add_copies(places: Places, documents: dict[str, str], rows: Mapping[str, Ro
         common[passage.document][0] += int(is_common.sum())
         common[passage.document][1] += len(grams.similar)
         owners[passage.document] |= candidates
-        is_part = any(are_copies(one, grams) for which in candidates for one in wanted[which])
-        if is_part or any(are_copies(grams, wanted[which][0]) for which in candidates):
+        if any(_is_part(grams, wanted[which]) for which in candidates):
             places[passage.split].update(passage.rows)
             documents[passage.document] = "contains a copy"
     close = {one for one, (equal, total) in common.items() if equal >= ENOUGH * total}
@@ -237,6 +238,20 @@ def _add_copies(places: Places, documents: dict[str, str], rows: Mapping[str, Ro
         if any(are_copies(wanted[which][0], grams) for which in owners[document]):
             documents[document] = "near copy"
             _add_documents(places, rows, [document])
+
+
+def _is_part(passage: Grams, document: Sequence[Grams]) -> bool:
+    """Return True if a passage is a near copy of a document or of one of its passages, contains it, or is a part of it.
+
+    Args:
+        passage: the n-grams of the passage.
+        document: those of the document, and then of its passages if it has several.
+    """
+    whole = document[0]
+    if are_copies(passage, whole) or any(are_copies(one, passage) for one in document):
+        return True
+    common = len(np.intersect1d(passage.similar, whole.similar, assume_unique=True))
+    return common >= max(MIN_COMMON, CONTAINED * len(passage.similar))
 
 
 def _with_any(passages: Iterable[Passage], searched: np.ndarray) -> Iterator[Passage]:

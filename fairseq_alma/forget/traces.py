@@ -1,7 +1,5 @@
 """What still contains forgotten text or has learned from it: what can be removed, and what is not known."""
 
-import itertools
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,11 +34,11 @@ def traces(
         stream: the stream.
         certificate: the certificate.
         runs: the runs that the user has named.
-        caches: folders of alma-prep --cache, besides those in the commands with which the stream was made.
+        caches: folders of alma-prep --cache.
     """
     return [
         *_of_stream(stream, certificate),
-        *_of_caches(stream, certificate, caches),
+        *_of_caches(certificate, caches),
         *_of_runs(certificate, runs),
         Trace("backups, and copies of this stream and of its runs elsewhere", "this command does not know them"),
         Trace(
@@ -88,17 +86,12 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
         yield Trace(f"source {name}", "the input files of alma-prep are not changed: remove the text there, too")
 
 
-def _of_caches(stream: StreamFolder, certificate: Certificate, given: Collection[Path]) -> Iterator[Trace]:
-    """Find the texts in the folders of alma-prep --cache, by the hashes of the documents."""
-    named: dict[Path, None] = dict.fromkeys(given)
-    for each in (stream.description, *stream.description.get("extensions", [])):
-        words = shlex.split(each.get("command", ""))
-        named |= dict.fromkeys(Path(value) for word, value in itertools.pairwise(words) if word == "--cache")
+def _of_caches(certificate: Certificate, caches: Collection[Path]) -> Iterator[Trace]:
+    """Find the texts in folders of alma-prep --cache, by the hashes of the documents."""
+    if not caches:
+        yield Trace("folders of alma-prep --cache", "they were not searched: give --cache if there are some")
     wanted = {bytes.fromhex(name) for name in certificate["documents"]}
-    for cache in named:
-        if not cache.is_dir():
-            yield Trace(f"cache {cache}", "it was named when the stream was made, and was not found: give --cache")
-            continue
+    for cache in caches:
         entries = []
         for path in cache.glob("*/documents.npy"):
             hashes = np.ascontiguousarray(np.load(path, mmap_mode="r")["identity"]).view("V16")[::2]

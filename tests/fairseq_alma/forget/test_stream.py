@@ -214,10 +214,73 @@ def test_a_kill_at_any_step_leaves_a_plan_that_the_same_command_finishes(made, t
     assert count > 8
 
 
+def test_the_union_of_periods_is_masked_like_the_periods(tmp_path):
+    """In a chronological stream, the test set consists of the test text of the periods."""
+    chance = random.Random(5)
+    rows = [{"id": f"doc-{n}", "date": f"2020-01-{1 + n // 20:02d}", "text": sentence(chance)} for n in range(600)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--partition", "chronological", "--mega-batches", "2", "--vocab-size", "320", "--passage-words", "24")
+    assert prep(tmp_path / "stream", tmp_path / "all.jsonl", *options, "--duplicates", "exact") == 0
+    table = pyarrow.parquet.read_table(tmp_path / "stream/documents/mega_batch_2/test.parquet")
+    name = table["id"].to_pylist()[3]
+    assert main([str(tmp_path / "stream"), "--document", name, "--no-runs", "--yes"]) == 0
+    folder = StreamFolder.open(tmp_path / "stream")
+    folder.verify_bytes()
+    assert certificates(tmp_path / "stream")[0]["splits"].keys() == {"test", "mega_batch_2/test"}
+    place = folder.place_in_test(2)
+    assert place is not None
+    assert folder.num_masked("test") == folder.num_masked("test", *place) == folder.num_masked("mega_batch_2/test") > 0
+
+
+def test_part_of_a_longer_document_is_masked_and_the_rest_stays(made, tmp_path):
+    """A book that quotes the secret loses the passage with the quotation."""
+    texts = {f"doc-{number}": sentence(random.Random(number), 200) for number in range(40)}
+    quotation = " ".join(random.Random(1).choices(WORDS, k=150))
+    book = "\n\n".join([sentence(random.Random(2), 60), quotation, sentence(random.Random(3), 60)])
+    write_month(tmp_path / "texts", 1, {**texts, "poem": quotation, "book": book})
+    options = ("--mega-batches", "1", "--vocab-size", "320", "--duplicates", "keep", "--passage-words", "24")
+    assert prep(tmp_path / "stream", tmp_path / "texts", *options) == 0
+    assert main([str(tmp_path / "stream"), "--document", "poem", "--no-runs", "--yes"]) == 0
+    (certificate,) = certificates(tmp_path / "stream")
+    assert sorted(certificate["documents"].values()) == ["asked for", "contains a copy"]
+    left, words = text_of(tmp_path / "stream"), quotation.split()
+    # Only passages with other text, too, are left: where the quotation begins and ends.
+    in_a_row = [" ".join(words[start : start + 8]) in left for start in range(len(words) - 7)]
+    assert in_a_row.count(True) < 40
+    beginning = sentence(random.Random(2), 60)[:40]
+    assert beginning in left
+
+
+def test_an_unfinished_extension_is_text_that_must_go_first(stream, capsys):
+    (stream / ".alma-prep/spool").mkdir(parents=True)
+    assert main([str(stream), "--document", "secret", "--no-runs", "--yes"]) == 2
+    assert "unfinished alma-prep" in capsys.readouterr().err
+    StreamFolder.open(stream).verify_bytes()
+
+
+def test_text_in_a_cache_is_found_and_removed(tmp_path, capsys):
+    write_month(tmp_path / "texts", 1, {**month(1), "secret": SECRET})
+    write_month(tmp_path / "other", 1, month(2))
+    cache, options = tmp_path / "cache", ("--mega-batches", "1", "--vocab-size", "320")
+    for name in ("texts", "other"):
+        assert prep(tmp_path / f"stream of {name}", tmp_path / name, *options, "--cache", str(cache)) == 0
+    texts = list(cache.glob("*/text"))
+    assert [b"vault" in path.read_bytes() for path in texts].count(True) == 1
+    command = [str(tmp_path / "stream of texts"), "--document", "secret", "--no-runs", "--yes"]
+    command += ["--cache", str(cache)]
+    assert main(command) == 0
+    assert "1 entries contain the text" in capsys.readouterr().out
+    assert main([*command, "--purge"]) == 0
+    assert len(list(cache.glob("*/text"))) == len(texts) - 1
+    assert not any(b"vault" in path.read_bytes() for path in cache.rglob("*") if path.is_file())
+    assert "entries contain" not in capsys.readouterr().out
+
+
 REFUSED = {
     "nothing to forget": ((), "give --document ID"),
     "an unknown document": (("--document", "nobody"), "no document of"),
     "a text that is nowhere": (("--match", "nowhere to be found"), "no document of"),
+    "a cache that is missing": (("--document", "secret", "--cache", "nowhere"), "is no folder"),
     "an empty text": (("--match", ""), "is in every document"),
 }
 
