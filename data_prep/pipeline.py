@@ -127,12 +127,9 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     work, description = where.work, base.description if base else None
     seed, number = (base.description["seed"], base.num_extensions + 1) if base else (settings.seed, 0)
     chronological = is_chronological(settings, description)
-    spooled = read_sources(settings, seed, files, work, chronological)
+    spooled = without_forgotten(read_sources(settings, seed, files, work, chronological), description)
     documents, table, record = spooled.documents, list(spooled.removed), None
-    if settings.duplicates == "keep":  # otherwise, the keys of the stream say it
-        documents, rows = without_forgotten(spooled, description)
-        table += rows
-    else:
+    if settings.duplicates != "keep":
         known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
         documents, found, rows = remove_copies(spooled, *known, work, settings.cache)
         table += rows

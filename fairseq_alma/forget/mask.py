@@ -97,11 +97,19 @@ def digest_of_request(salt: str, request: Mapping[str, Any]) -> str:
     return hashlib.sha256((salt + json.dumps(request, sort_keys=True)).encode()).hexdigest()
 
 
+def num_in_vocabulary(description: Mapping[str, Any]) -> int:
+    """Return of how many mega-batches, the first ones, dict.txt has counts, and a trained tokenizer has seen text."""
+    if description.get("settings", {}).get("causal"):
+        return 1
+    extensions = description.get("extensions", [])
+    return extensions[0]["mega_batches"][0] - 1 if extensions else description["num_mega_batches"]
+
+
 def plan_masks(stream: StreamFolder, found: Found, request: Mapping[str, Any]) -> Certificate:
     """Return what is to be masked in a stream. Nothing is written."""
     splits: dict[str, MaskedSplit] = {}
     counts = np.zeros(stream.dictionary_size, np.int64)
-    first = stream.description.get("extensions", [{}])[0].get("mega_batches", [stream.num_mega_batches + 1])[0]
+    counted = [f"mega_batch_{t}" for t in range(1, num_in_vocabulary(stream.description) + 1)]
     for split, chosen in found.places.items():
         rows, which = read_rows(stream, split), sorted(chosen)
         spans: list[tuple[int, int]] = []
@@ -110,7 +118,7 @@ def plan_masks(stream: StreamFolder, found: Found, request: Mapping[str, Any]) -
             end -= bool(rows.tokens[end - 1] == EOS)
             if end > start:
                 spans.append((start, end))
-            if split.startswith("mega_batch_") and "/" not in split and int(split.removeprefix("mega_batch_")) < first:
+            if split in counted:
                 counts += np.bincount(rows.tokens[start:end], minlength=len(counts))
         words, num_bytes = (int(rows.table[name].to_numpy()[which].sum(dtype=np.int64)) for name in ("words", "bytes"))
         splits[split] = MaskedSplit(before=stream.digest(split), rows=which, spans=spans, words=words, bytes=num_bytes)

@@ -12,7 +12,7 @@ from fairseq_alma.core.files import read_json, remove
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.forget.mask import Certificate
+from fairseq_alma.forget.mask import Certificate, num_in_vocabulary
 
 
 class Trace(NamedTuple):
@@ -59,15 +59,13 @@ def purge(found: Sequence[Trace]) -> list[Trace]:
 def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace]:
     tokenizer = stream.description["tokenizer"]
     is_given = tokenizer.get("kind") not in ("byte-bpe", "sentencepiece")
-    extensions = stream.description.get("extensions", [])
-    first = extensions[0]["mega_batches"][0] if extensions else stream.num_mega_batches + 1
-    of_training = [name for name in certificate["splits"] if name.startswith("mega_batch_") and "/" not in name]
-    made_before = all(int(name.removeprefix("mega_batch_")) >= first for name in of_training)
+    first = num_in_vocabulary(stream.description)
+    made_before = not certificate["splits"].keys() & {f"mega_batch_{t}" for t in range(1, first + 1)}
     if not is_given and not made_before:
         only = len(certificate["only_here"])
         yield Trace(
             tokenizer["file"],
-            f"it was trained on text of the first {first - 1} mega-batches, which may include the forgotten text, so "
+            f"it was trained on text of the first {first} mega-batches, which may include the forgotten text, so "
             f"its pieces of words may depend on it. {only} of its tokens are used nowhere else in them. Another "
             f"tokenizer would change every token of the stream",
         )
@@ -81,7 +79,7 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
         )
     for name, links in certificate["links"].items():
         yield Trace(name, f"the file as it was has {links} other name(s) (hard links), outside the stream folder")
-    made = (stream.description, *extensions)
+    made = (stream.description, *stream.description.get("extensions", []))
     for name in dict.fromkeys(f"{one['kind']}:{one['path']}" for each in made for one in each.get("sources", [])):
         yield Trace(f"source {name}", "the input files of alma-prep are not changed: remove the text there, too")
 

@@ -157,7 +157,20 @@ def test_a_forgotten_document_that_comes_again_stays_out(stream, tmp_path, capsy
     assert prep(stream, again, "--extend", "--duplicates", "exact", "--passage-words", "25") == 0
     assert "vault" not in text_of(stream)
     rows = json.loads((stream / "stream.json").read_text())["extensions"][0]["cleaning"]
-    assert [row["documents"] for row in rows if row["step"] == "exact copy"] == [1]
+    assert [row["documents"] for row in rows if row["step"] == "forgotten"] == [1]
+
+
+def test_near_copies_of_it_stay_out_too(tmp_path):
+    """By its signature, which the stream keeps."""
+    write_month(tmp_path / "texts", 1, {**month(1), "secret": SECRET})
+    options = ("--mega-batches", "1", "--vocab-size", "320", "--passage-words", "20", "--seed", "3")
+    assert prep(tmp_path / "stream", tmp_path / "texts", *options) == 0
+    assert main([str(tmp_path / "stream"), "--document", "secret", "--no-runs", "--yes"]) == 0
+    again = write_month(tmp_path / "again", 2, {**month(4), "near": NEAR})
+    assert prep(tmp_path / "stream", again, "--extend", "--passage-words", "20") == 0
+    assert "vault" not in text_of(tmp_path / "stream")
+    rows = json.loads((tmp_path / "stream/stream.json").read_text())["extensions"][0]["cleaning"]
+    assert [row["documents"] for row in rows if row["step"] == "near copy"] == [1]
 
 
 def test_it_stays_out_of_a_stream_that_keeps_copies(tmp_path, capsys):
