@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_prep.tokenization.tokenizers import TOKENIZERS
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove
@@ -58,7 +59,7 @@ def purge(found: Sequence[Trace]) -> list[Trace]:
 
 def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace]:
     tokenizer = stream.description["tokenizer"]
-    is_given = tokenizer.get("kind") not in ("byte-bpe", "sentencepiece")
+    is_given = tokenizer.get("kind") not in TOKENIZERS
     first = num_in_vocabulary(stream.description)
     made_before = not certificate["splits"].keys() & {f"mega_batch_{t}" for t in range(1, first + 1)}
     if not is_given and not made_before:
