@@ -117,7 +117,7 @@ LEARNERS = {
     "replay_all": ("replay=all", "wait=3"),
     "ens": ("learner=ens", "members=2", "replay=uniform"),
     "gens": ("learner=gens",),
-    "gmoe": ("learner=gmoe", "grow_experts=1", "experts=1"),
+    "gmoe": ("learner=gmoe", "grow_experts=1", "experts=2"),
     "average": ("average=power:2", "keep_states=5"),
     "kept": ("average=power:2", "optimizer_state=keep", "schedule=constant"),
 }
