@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.accounts import check_accounts, count_documents, merged_rows, removed_rows
-from data_prep.copies.deduplication import record_documents, remove_copies
+from data_prep.copies.deduplication import record_documents, remove_copies, without_forgotten
 from data_prep.dividing import layout, partition
 from data_prep.dividing.chronological import (
     LATE,
@@ -154,6 +154,7 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     work, description = where.work, base.description if base else None
     seed, number = (base.description["seed"], base.num_extensions + 1) if base else (settings.seed, 0)
     spooled = read_sources(settings, seed, files, work, is_chronological(settings, description))
+    spooled = without_forgotten(spooled, description)
     known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
     if is_causal(settings, description):
         parts = _divide_periods(settings, spooled, files, where, description, seed, known)

@@ -19,6 +19,7 @@ MODULES = {
     "alma-deploy": "fairseq_alma.deploy",
     "alma-eval": "fairseq_alma.evaluation.cli",
     "alma-export": "fairseq_alma.huggingface.export",
+    "alma-forget": "fairseq_alma.forget.cli",
     "alma-generate": "fairseq_alma.generate",
     "alma-grow": "fairseq_alma.growth.checkpoint",
     "alma-import": "fairseq_alma.huggingface.importing",

@@ -20,6 +20,6 @@ def test_the_readme_shows_a_result_with_its_picture_and_its_table():
 
 def test_the_readme_names_every_command_that_is_installed():
     scripts = re.findall(r"^(alma-\w+) =", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
-    assert len(scripts) == 9
+    assert len(scripts) == 11
     for script in scripts:
         assert script in README

@@ -11,7 +11,7 @@ of which shares left out every passage are not stored, so they can be added late
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +114,33 @@ def _cached_pairs(
     except OSError as error:  # for example, the cache is full or read-only
         note(f"the pairs of similar documents are not stored in the cache: {error}")
     return pairs
+
+
+def without_forgotten(spooled: Spooled, description: Mapping | None) -> Spooled:
+    """Remove the new documents whose text alma-forget has masked in the stream: a forgotten document stays out.
+
+    If near copies are searched for, the documents are not changed, because then the signatures of the stream say it.
+
+    Args:
+        spooled: the new documents.
+        description: the content of stream.json of the stream that is extended; None for a new stream.
+
+    Raises:
+        NothingNew: if no document is left.
+    """
+    names = [name for one in (description or {}).get("forgotten", []) for name in one["documents"]]
+    if not names or spooled.signatures is not None:
+        return spooled
+    hashes = np.frombuffer(bytes.fromhex("".join(names)), "V16")
+    is_forgotten = np.isin(sortable(spooled.documents["document"]), sortable(hashes))
+    if is_forgotten.all():
+        raise NothingNew("each of the new documents was removed from the stream by alma-forget")
+    rows = removed_rows("forgotten", spooled.names, spooled.documents[is_forgotten])
+    return spooled._replace(
+        documents=spooled.documents[~is_forgotten],
+        dates=None if spooled.dates is None else spooled.dates[~is_forgotten],
+        removed=[*spooled.removed, *rows],
+    )
 
 
 def record_documents(

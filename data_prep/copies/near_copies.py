@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -175,11 +175,16 @@ def _compared(work: WorkFolder, number: int, corpus: Corpus, sha256: str, pairs:
     return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
 
 
-class _Grams(NamedTuple):
-    """The different n-grams of a text, as sorted hashes."""
+class Grams(NamedTuple):
+    """The different n-grams of a text, as sorted hashes: those by which similar texts and parts of texts are found."""
 
     similar: np.ndarray
     contained: np.ndarray
+
+    @classmethod
+    def of(cls, units: np.ndarray) -> Self:
+        """Return the n-grams of a text, given the result of `unit_hashes`."""
+        return cls(*(distinct(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
 
 
 @dataclass(frozen=True)
@@ -203,11 +208,11 @@ class CompareTask(Task):
         is_copy = np.zeros(len(pairs), bool)
         for position, (better, worse) in enumerate(zip(pairs["better"], pairs["worse"], strict=True)):
             heartbeat.beat()
-            is_copy[position] = _is_copy(grams(int(better)), grams(int(worse)))
+            is_copy[position] = are_copies(grams(int(better)), grams(int(worse)))
         np.save(f"{prefix}.copies.npy", is_copy)
         return {}
 
-    def _grams(self, corpus: Corpus, number: int) -> _Grams:
+    def _grams(self, corpus: Corpus, number: int) -> Grams:
         """Return the n-grams of a document, given by its number by priority."""
         [file], [row] = corpus.place(np.array([number]))
         # The signatures of a spool file are beside it, under the same number.
@@ -215,8 +220,7 @@ class CompareTask(Task):
         spool, shard = prefix.parent, int(prefix.name)
         document = _documents(spool, shard, self.sha256)[row]
         text = read_range(spool, shard, int(document["offset"]), int(document["num_bytes"]))
-        units = unit_hashes(text)
-        return _Grams(*(distinct(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
+        return Grams.of(unit_hashes(text))
 
 
 @functools.lru_cache(maxsize=128)  # cached, because opening the file takes as long as to compare two documents
@@ -225,7 +229,7 @@ def _documents(spool: Path, shard: int, sha256: str) -> np.ndarray:
     return np.load(documents_path(spool, shard), mmap_mode="r")
 
 
-def _is_copy(better: _Grams, worse: _Grams) -> bool:
+def are_copies(better: Grams, worse: Grams) -> bool:
     """Return True if the worse document is similar to the better one, or contained in it."""
     common = len(np.intersect1d(better.similar, worse.similar, assume_unique=True))
     if common >= SIMILAR * (len(better.similar) + len(worse.similar) - common):

@@ -147,7 +147,8 @@ class DecodeTask(Task):
         with open(f"{prefix}.text", "wb") as file, heartbeat.computing():
             for first, last in passages[self.start : self.end].tolist():
                 heartbeat.beat()
-                text = tokenizer.decode((tokens[first:last].astype(np.int64) - NUM_SPECIAL).tolist())
+                ids = tokens[first:last].astype(np.int64) - NUM_SPECIAL
+                text = tokenizer.decode(ids[ids >= 0].tolist())  # masked tokens have no text
                 content = text.encode("utf-8", "replace")
                 identity = hashlib.sha256(content).digest()[:16]
                 rows.append((identity, identity, offset, self.shard, len(content), count_words(text, content), 0, 0, 0))

@@ -158,7 +158,7 @@ def work_folder(
     """
     out_existed = out.is_dir()
     try:
-        with _lease_held(out) as place:
+        with lease_held(out) as place:
             work = WorkFolder(out / WORK, place)
             _check_unchanged(out, base)
             resumes = _can_resume(out, settings, reading)
@@ -224,15 +224,15 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
     """
     if not (out / WORK).is_dir():
         return
-    # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
-    with suppress(PrepError), _lease_held(out):
+    # If another alma-prep is running in `out`, `lease_held` raises PrepError, and nothing is removed.
+    with suppress(PrepError), lease_held(out):
         # The settings of an extension contain its number, from 1.
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
 
 @contextmanager
-def _lease_held(out: Path) -> Iterator[Path]:
+def lease_held(out: Path) -> Iterator[Path]:
     """Context manager that holds the lease (lock) of `out`'s work folder, which guards all files in `out`.
 
     It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty. It

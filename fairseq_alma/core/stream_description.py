@@ -33,6 +33,7 @@ class Split(TypedDict):
     words: NotRequired[Count]
     documents: NotRequired[NonNegative]
     bytes: NotRequired[NonNegative]
+    masked: NotRequired[list[tuple[NonNegative, Count]]]
 
 
 class _Period(TypedDict):

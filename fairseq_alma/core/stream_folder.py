@@ -39,6 +39,10 @@ IDX_HEADER_BYTES = 9 + 8 + 1 + 8
 IDX_SEQUENCE_BYTES = 4 + 8
 
 
+UNFINISHED = Path("forgotten") / "unfinished.json"
+"""The plan of alma-forget, relative to the stream folder. It exists while the text of a document is being masked."""
+
+
 class _Output(TypedDict):
     sha256: str
 
@@ -145,9 +149,12 @@ class StreamFolder:
 
         Raises:
             StreamError: if the folder contains no stream or one with an unsupported format version, if a file is
-                missing or truncated, or if the data were encoded with another dictionary or tokenizer.
+                missing or truncated, if the data were encoded with another dictionary or tokenizer, or if alma-forget
+                was interrupted.
         """
         folder = cls(Path(path).absolute(), read_description(Path(path)))
+        if (folder.path / UNFINISHED).exists():
+            raise StreamError(f"alma-forget was interrupted in {folder.path}: run the same command again to finish it")
         check_tokenizer_files(folder.path, folder.description)
         for split in [*folder.splits, *folder.period_splits]:
             folder._check_split(split)
@@ -202,6 +209,14 @@ class StreamFolder:
     def counts(self, split: str) -> dict[str, int]:
         """Return the numbers of documents, words, tokens and bytes in a split, as stored in stream.json."""
         return {key: value for key, value in split_entry(self.description, split).items() if isinstance(value, int)}
+
+    def num_masked(self, split: str, start: int = 0, end: int | None = None) -> int:
+        """Return how many of the tokens from `start` (included) to `end` (excluded) of a split alma-forget has masked.
+
+        `end` is None for all tokens of the split from `start` on.
+        """
+        spans = split_entry(self.description, split).get("masked", [])
+        return sum(max(0, min(last, end or last) - max(first, start)) for first, last in spans)
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split, as stored in stream.json."""

@@ -137,7 +137,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         def total(key: str) -> Any:
             return sum(log.get(key, 0) for log in logging_outputs)
 
-        num_tokens = total("ntokens")
+        num_tokens = total("ntokens") or 1  # 0 if all text is masked
         metrics.log_scalar("loss", total("loss") / num_tokens / math.log(2), num_tokens, round=3)
         metrics.log_scalar("nll_loss", total("nll_loss") / num_tokens / math.log(2), num_tokens)
         metrics.log_derived("ppl", lambda meters: _perplexity(meters["nll_loss"].avg))

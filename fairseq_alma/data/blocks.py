@@ -66,14 +66,17 @@ class Blocks(MonolingualDataset):
     def collater(self, samples: list[dict]) -> dict:
         """Return fairseq's batch with two additional entries.
 
-        `net_input["has_padding"]` says whether the blocks of the batch differ in length. It is left out if
-        `says_padding` is False. `block_ids` is the list of the ids of the blocks. Both entries are Python objects and
-        not tensors, so they stay on the host when fairseq moves the batch to the device. The model and the task can
-        read them without waiting for the device.
+        `net_input["has_padding"]` says whether the blocks of the batch differ in length or contain masked text, which
+        is padding (see `fairseq_alma.forget`). It is left out if `says_padding` is False. `block_ids` is the list of
+        the ids of the blocks. Both entries are Python objects and not tensors, so they stay on the host when fairseq
+        moves the batch to the device. The model and the task can read them without waiting for the device. `ntokens` is
+        the number of targets that are not padding.
         """
         batch = super().collater(samples)
         if batch:
+            pad = self.vocab.pad()
+            batch["ntokens"] = int(batch["target"].ne(pad).sum())
             if self.says_padding:
-                batch["net_input"]["has_padding"] = batch["ntokens"] < batch["target"].numel()
+                batch["net_input"]["has_padding"] = bool(batch["net_input"]["src_tokens"].eq(pad).any())
             batch["block_ids"] = [int(sample["id"]) for sample in samples]
         return batch

@@ -118,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch, title=title)
             members.append(scores.log_probability_T)
         counts = stream.counts(arguments.split)
-        result = combine(members, counts["words"], counts.get("bytes"))
+        num_masked = stream.num_masked(arguments.split)
+        result = combine(members, counts["words"], counts.get("bytes"), num_masked)
         by_source = scores_by_source(members, stream, arguments.split) if arguments.by_source else {}
     except (AlmaError, OSError) as error:
         say(f"alma-eval: {message_of(error)}", sys.stderr)

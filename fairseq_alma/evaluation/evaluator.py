@@ -111,8 +111,9 @@ class PerplexityEvaluator:
         for split in self._splits:
             arrays = [member.log_probability_T[split] for member in members]
             counts = self._stream.counts(split)
-            results[split] = combine(arrays, counts["words"], counts.get("bytes"))
-        num_scored = {split: result.num_tokens for split, result in results.items()}
+            num_masked = self._stream.num_masked(split, end=len(arrays[0]))
+            results[split] = combine(arrays, counts["words"], counts.get("bytes"), num_masked)
+        num_scored = {split: len(members[0].log_probability_T[split]) for split in self._splits}
         is_sample = any(num_scored[split] < self._stream.counts(split)["tokens"] for split in SPLITS)
         num_experts = [one.num_experts for one in facts if one.num_experts is not None]
         return Scores(
@@ -157,8 +158,9 @@ class PerplexityEvaluator:
                 arrays = [member.log_probability_T[self._added[t]] for member in members]
             else:
                 arrays = [member.log_probability_T["test"][slice(*place)] for member in members]
-            words = self._stream.counts(f"mega_batch_{t}/test")["words"]
-            perplexities.append(combine(arrays, words).perplexity)
+            split = f"mega_batch_{t}/test"
+            words, num_masked = self._stream.counts(split)["words"], self._stream.num_masked(split)
+            perplexities.append(combine(arrays, words, num_masked=num_masked).perplexity)
         return perplexities or None
 
     def _key(self, checkpoint: Path, max_tokens: int | None) -> str:

@@ -67,7 +67,7 @@ def _measure(checkpoint: Path, folder: StreamFolder, device: torch.device) -> Ex
     mixtures = {f"{name}.": module for name, module in model.named_modules() if isinstance(module, SwitchFeedForward)}
     num_tokens = num_pairs = 0
     for source, target in batches_of(task, "valid", TOKENS_PER_BATCH):
-        loss, _ = model(source.to(device), nll_of=target.to(device), has_padding=False)
+        loss, _ = model(source.to(device), nll_of=target.to(device))
         loss.backward()
         num_tokens += target.numel()
         num_pairs += target.numel() * target.size(1)

@@ -34,7 +34,10 @@ def scores_of(
         for split in splits:
             scores = score_tokens(model, task, split, devices, max_tokens=max_tokens, title=f"the split {split}")
             members[split].append(scores.log_probability_T)
-    return {split: combine(arrays, stream.counts(split)["words"]) for split, arrays in members.items()}
+    return {
+        split: combine(arrays, stream.counts(split)["words"], num_masked=stream.num_masked(split, end=len(arrays[0])))
+        for split, arrays in members.items()
+    }
 
 
 def score_before_training(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder
+from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder, split_entry
 
 # Names of array dimensions: N members, T tokens in a split. A name that ends in _NT belongs to an array [N, T].
 
@@ -17,7 +17,8 @@ TOKENS_PER_CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PerplexityScore:
-    """The score of a predictor on a split. End-of-document tokens are scored like all other tokens."""
+    """The score of a predictor on a split. End-of-document tokens are scored like all other tokens. Masked ones are
+    not (see `fairseq_alma.forget`)."""
 
     nll_sum: float
     """Negative log-likelihood in nats, summed over all tokens that were scored."""
@@ -62,7 +63,9 @@ class PerplexityScore:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def combine(log_probability_N: Sequence[np.ndarray], num_words: int, num_bytes: int | None = None) -> PerplexityScore:
+def combine(
+    log_probability_N: Sequence[np.ndarray], num_words: int, num_bytes: int | None = None, num_masked: int = 0
+) -> PerplexityScore:
     """Return the score of an ensemble on a split.
 
     The ensemble predicts the mean of the probabilities of its members, computed in float64.
@@ -71,6 +74,7 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int, num_bytes: 
         log_probability_N: for each of the N members, the float32 log-probabilities [T] of all tokens of one split.
         num_words: number of words in the split.
         num_bytes: number of UTF-8 bytes of the split's text; None if it is not known.
+        num_masked: how many of the tokens are masked, see `StreamFolder.num_masked`. Their log-probability is 0.
     """
     num_tokens, nll_sum = len(log_probability_N[0]), 0.0
     for start in range(0, num_tokens, TOKENS_PER_CHUNK):
@@ -78,7 +82,7 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int, num_bytes: 
             [np.asarray(member_T[start : start + TOKENS_PER_CHUNK], np.float64) for member_T in log_probability_N]
         )
         nll_sum -= float((np.logaddexp.reduce(chunk_NT, axis=0) - math.log(len(chunk_NT))).sum())
-    return PerplexityScore(nll_sum, num_tokens, num_words, num_bytes)
+    return PerplexityScore(nll_sum, num_tokens - num_masked, num_words, num_bytes)
 
 
 def _exp(nats: float) -> float:
@@ -109,6 +113,8 @@ def scores_by_source(members: Sequence[np.ndarray], stream: StreamFolder, split:
     sources = table.column("source").combine_chunks().dictionary_encode()
     source_of = sources.indices.to_numpy()
     source_T = np.repeat(source_of, sizes)
+    for first, last in split_entry(stream.description, split).get("masked", []):
+        source_T[first:last] = -1  # of no source
     scores = {}
     for name, number in sorted((name, number) for number, name in enumerate(sources.dictionary.to_pylist())):
         sums = [int(table.column(unit).to_numpy()[source_of == number].sum(dtype=np.int64)) for unit in units]

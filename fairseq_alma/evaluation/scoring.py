@@ -24,7 +24,7 @@ class TokenScores:
     """The scores of one model on T tokens of a split."""
 
     log_probability_T: np.ndarray
-    """Log-probability of each scored token, in nats, in the order of the split. float32 [T]."""
+    """Log-probability of each scored token, in nats, in the order of the split; 0 for masked ones. float32 [T]."""
     load: list[list[float]]
     """For each mixture, the fraction of the tokens that the router sent to each expert. Empty without mixtures."""
     overflow: float
@@ -60,7 +60,7 @@ def score_tokens(
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
-    length = task.args.tokens_per_sample
+    length, pad = task.args.tokens_per_sample, task.source_dictionary.pad()
     num_blocks = max(1, (tokens_per_batch or _default_tokens_per_batch(model, devices)) // length)
     tokens_T = _tokens(task.stream, split)
     if max_tokens is not None:
@@ -80,7 +80,8 @@ def score_tokens(
             except IndexError:  # no batch is left, because another device took the last one
                 break
             source, target = _batch(tokens_T, start, end, length, task.source_dictionary.eos())
-            nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True, has_padding=False)
+            has_padding = bool((source == pad).any())  # on the host: masked text is padding
+            nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True, has_padding=has_padding)
             scored.append((start, -nll_T))
             advance(end - start)
             routing.add(extra)

@@ -124,6 +124,6 @@ def _alert(settings: LanguageModelSettings, t: int, stage: int, decision: GateDe
         sys.stderr,
     )
     if settings.gate_command:
-        done = subprocess.run(settings.gate_command, shell=True, input=line + "\n", text=True, check=False)
+        done = subprocess.run(["sh", "-c", settings.gate_command], input=line + "\n", text=True, check=False)
         if done.returncode:
             say(f"alma-lm: gate_command= has failed with status {done.returncode}", sys.stderr)

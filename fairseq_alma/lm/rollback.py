@@ -111,6 +111,11 @@ def check_rollback(run: Path, rows: Sequence[LedgerRow], to_stage: int) -> None:
         checked_file(run, checkpoint)
 
 
+def can_return_to(run: Path, stage: int) -> bool:
+    """Return True if the checkpoints from which the stage after `stage` continues were kept."""
+    return not _missing(run, stage)
+
+
 def finish_rollback(run: Path) -> None:
     """Finish a rollback that was interrupted, if there is one. The caller must hold the lease of the run folder."""
     paths = RunFolder(run)

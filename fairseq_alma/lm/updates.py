@@ -66,6 +66,8 @@ class Updates:
         if world_size > 1:
             num_tokens = torch.tensor(num_tokens, dtype=torch.float64, device=trainer.device)
             distributed_utils.all_reduce(num_tokens, trainer.data_parallel_process_group)
+        # Without a token, because all text of the update is masked, the gradient is 0.
+        num_tokens = num_tokens.clamp(min=1) if torch.is_tensor(num_tokens) else max(num_tokens, 1)
         trainer.optimizer.all_reduce_grads(trainer.model)
         # The gradient of the mean loss of a token. all_reduce_grads has computed the mean over the ranks.
         trainer.optimizer.multiply_grads(world_size / num_tokens)

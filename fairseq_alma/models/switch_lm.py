@@ -235,8 +235,8 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         """Return the scores (logits) of the next word at each position, and the outputs of the mixtures.
 
         Args:
-            prev_output_tokens: input tokens, int64 [B, L], padded on the right or on the left. Positions are
-                counted from the first token that is not padding.
+            prev_output_tokens: input tokens, int64 [B, L]. Padding may be anywhere, also between tokens, where text was
+                masked: no token attends to it, and it does not count in the positions.
             encoder_out, unused: part of fairseq's interface; ignored.
             incremental_state: a dict in which the decoder keeps the keys and values of earlier calls; empty at the
                 first call. `prev_output_tokens` contains all tokens so far, and only the new ones are computed and
@@ -344,8 +344,8 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         past, is_token = 0, None
         if cache is not None:
             past, is_token = cache.length, cache.extend(num_sequences, length, token_mask)
-        elif token_mask is not None and not token_mask[:, 0].all():
-            is_token = token_mask
+        elif token_mask is not None and bool((token_mask[:, 1:] & ~token_mask[:, :-1]).any()):
+            is_token = token_mask  # padding on the left, or masked text
         positions = torch.arange(past, past + length, device=tokens.device)
         if is_token is None and (past == 0 or length == 1):
             return positions, None

@@ -80,7 +80,7 @@ class Router(nn.Module):
                 expert_T,
                 probability_T,
                 balance_loss(probability_TE, expert_T),
-                softmax_logits_TE.logsumexp(dim=-1).square().mean(),
+                _mean(softmax_logits_TE.logsumexp(dim=-1).square()),
             )
 
     def select(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,6 +170,11 @@ def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
         return probability_TE.sum()
     share_E = count_tokens(expert_T, num_experts).to(probability_TE) / num_tokens
     return num_experts * (share_E * probability_TE.mean(dim=0)).sum()
+
+
+def _mean(values_T: Tensor) -> Tensor:
+    """Return the mean of the values of all tokens, [T]; 0 without tokens, where all text of a batch is masked."""
+    return values_T.mean() if len(values_T) else values_T.sum()
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int | None:

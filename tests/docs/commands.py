@@ -19,7 +19,8 @@ from tests.commands import ROOT
 
 SCRIPTS = Path(sys.executable).parent
 PARSED = (
-    "alma-deploy", "alma-prep", "alma-report", "alma-eval", "alma-export", "alma-generate", "alma-grow", "alma-import",
+    "alma-deploy", "alma-prep", "alma-report", "alma-eval", "alma-export", "alma-forget", "alma-generate", "alma-grow",
+    "alma-import",
 )  # fmt: skip
 """Commands whose options argparse reads: `--help` must name each long option."""
 

@@ -31,6 +31,13 @@ def own_texts(folder: Path) -> None:
         (folder / f"my_texts/part_{number}.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def letters(folder: Path) -> None:
+    """Write letters/*.jsonl, 120 letters with names."""
+    (folder / "letters").mkdir()
+    lines = [json.dumps({"id": f"letter-{seed}", "text": english(120, seed)}) for seed in range(120)]
+    (folder / "letters/all.jsonl").write_text("\n".join(lines) + "\n")
+
+
 def corpora(folder: Path) -> None:
     """Write a crawl, a later one, a dump of Wikipedia, a folder of books, and a benchmark."""
     for name in ("crawl", "wiki", "books", "crawl-2024-18"):

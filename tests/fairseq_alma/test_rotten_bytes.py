@@ -209,7 +209,7 @@ def test_flipped_bytes_of_a_checkpoint_are_noticed(stream, lm_runs, tmp_path):
     path.write_bytes(content)
     lm_run(stream, run)
     rows, expected = (
-        [row.to_json() | {"train_seconds": 0} for row in Ledger(one / "ledger.jsonl").rows()]
+        [row.to_json() | {"train_seconds": 0, "score_seconds": 0} for row in Ledger(one / "ledger.jsonl").rows()]
         for one in (run, tmp_path / "whole")
     )
     assert rows == expected

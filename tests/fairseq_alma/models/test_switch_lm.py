@@ -74,6 +74,31 @@ def test_padding_changes_nothing_and_uses_no_capacity():
     assert [len(m.routing.expert_T) for m in extra["mixtures"]] == [26, 26]
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_masked_text_is_as_if_it_were_not_there(training):
+    """Padding between tokens, at the start and at the end: the others get the features of the text without it."""
+    model = make(capacity_factor=1.0).train(training)
+    tokens = torch.randint(4, 40, (1, 9))
+    masked = torch.full((1, 14), model.decoder.pad)
+    places = torch.tensor([2, 3, 5, 6, 7, 8, 9, 11, 12])
+    masked[0, places] = tokens
+    expected, extra = model(tokens, features_only=True)
+    found, with_padding = model(masked, features_only=True)
+    torch.testing.assert_close(found[0, places], expected[0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(extra["mixtures"], with_padding["mixtures"], strict=True):
+        assert one.plan.load_E.tolist() == other.plan.load_E.tolist()
+
+
+def test_a_batch_of_masked_text_alone_changes_nothing():
+    model = make().train()
+    masked = torch.full((2, 8), model.decoder.pad)
+    loss, extra = model(masked, nll_of=masked, has_padding=True)
+    balance = sum(mixture.routing.balance_loss + mixture.routing.z_loss for mixture in extra["mixtures"])
+    (loss + balance).backward()
+    assert float(loss) == float(balance) == 0
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
 def test_every_other_layer_is_a_mixture():
     model = make()
     assert [layer.mixture is not None for layer in model.decoder.layers] == [False, True, False, True]

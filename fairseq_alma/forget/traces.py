@@ -1,0 +1,157 @@
+"""What still contains forgotten text or has learned from it: what can be removed, and what is not known."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_prep.tokenization.tokenizers import TOKENIZERS
+from fairseq_alma.core.arrivals import read_arrivals
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, remove
+from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.forget.mask import Certificate, num_in_vocabulary
+
+
+class Trace(NamedTuple):
+    """Something that remembers the text."""
+
+    what: str
+    """A file, a folder, or what it is."""
+    why: str
+    folders: tuple[Path, ...] = ()
+    """What --purge removes; () if it removes nothing."""
+
+
+def traces(
+    stream: StreamFolder, certificate: Certificate, runs: Collection[Path], caches: Collection[Path]
+) -> list[Trace]:
+    """Return what still remembers the text of a certificate.
+
+    Args:
+        stream: the stream.
+        certificate: the certificate.
+        runs: the runs that the user has named.
+        caches: folders of alma-prep --cache.
+    """
+    return [
+        *_of_stream(stream, certificate),
+        *_of_caches(certificate, caches),
+        *_of_runs(certificate, runs),
+        Trace("backups, and copies of this stream and of its runs elsewhere", "this command does not know them"),
+        Trace(
+            "models that were exported, deployed, or uploaded before, and runs that were not named",
+            "this command does not know them: replace them by models that were trained again",
+        ),
+    ]
+
+
+def purge(found: Sequence[Trace]) -> list[Trace]:
+    """Remove what can be removed. Return the traces that are left."""
+    for trace in found:
+        for folder in trace.folders:
+            remove(folder)
+    return [trace for trace in found if not trace.folders]
+
+
+def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace]:
+    tokenizer = stream.description["tokenizer"]
+    is_given = tokenizer.get("kind") not in TOKENIZERS
+    first = num_in_vocabulary(stream.description)
+    made_before = not certificate["splits"].keys() & {f"mega_batch_{t}" for t in range(1, first + 1)}
+    if not is_given and not made_before:
+        only = len(certificate["only_here"])
+        yield Trace(
+            tokenizer["file"],
+            f"it was trained on text of the first {first} mega-batches, which may include the forgotten text, so "
+            f"its pieces of words may depend on it. {only} of its tokens are used nowhere else in them. Another "
+            f"tokenizer would change every token of the stream",
+        )
+    if not made_before:
+        yield Trace(
+            "dict.txt", "the counts beside its symbols include those of the forgotten text; nothing learns from it"
+        )
+    if (stream.path / "dedup").is_dir():
+        yield Trace(
+            "dedup", "hashes and signatures of the text, so that --extend leaves it out if it comes again; not its text"
+        )
+    for name, links in certificate["links"].items():
+        yield Trace(name, f"the file as it was has {links} other name(s) (hard links), outside the stream folder")
+    made = (stream.description, *stream.description.get("extensions", []))
+    for name in dict.fromkeys(f"{one['kind']}:{one['path']}" for each in made for one in each.get("sources", [])):
+        yield Trace(f"source {name}", "the input files of alma-prep are not changed: remove the text there, too")
+
+
+def _of_caches(certificate: Certificate, caches: Collection[Path]) -> Iterator[Trace]:
+    """Find the texts in folders of alma-prep --cache, by the hashes of the documents."""
+    if not caches:
+        yield Trace("folders of alma-prep --cache", "they were not searched: give --cache if there are some")
+    wanted = {bytes.fromhex(name) for name in certificate["documents"]}
+    for cache in caches:
+        entries = []
+        for path in cache.glob("*/documents.npy"):
+            hashes = np.ascontiguousarray(np.load(path, mmap_mode="r")["identity"]).view("V16")[::2]
+            if wanted & set(map(bytes, hashes)):
+                entries.append(path.parent)
+        if entries:
+            folders = (*entries, cache / "tokens")
+            yield Trace(
+                f"cache {cache}",
+                f"{len(entries)} entries contain the text, and `tokens` may contain its tokens",
+                folders,
+            )
+
+
+def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace]:
+    before = {name: one["before"] for name, one in certificate["splits"].items()}
+    for run in runs:
+        name = str(run)
+        if name not in certificate["runs"]:
+            continue
+        entry = certificate["runs"][name]
+        if entry["state"] != "trained again":
+            yield Trace(name, f"it is not trained again yet (state: {entry['state']})")
+        for folder in sorted((run / "set_aside").glob("*")):
+            if _has_learned(folder, before):
+                yield Trace(str(folder), "what a rollback has set aside was trained on the text", (folder,))
+        yield from _of_shared(run, entry)
+        settings = read_settings(run)
+        if settings.get("wandb"):
+            yield Trace(
+                f"W&B project {settings['wandb']}", "it has the curves and scores of the earlier training, no text"
+            )
+        if settings.get("init_from"):
+            yield Trace(settings["init_from"], "the run started from it; whether it knows the text is not known here")
+
+
+def _has_learned(aside: Path, before: Mapping[str, str]) -> bool:
+    """Return True if a run that was set aside, a folder, has used a mega-batch or a held-out set as it was before."""
+    if not RunFolder(aside).arrivals.exists():
+        return False
+    digests = read_arrivals(aside)["digests"]
+    held_out = read_settings(aside).get("evaluated_on", []) if RunFolder(aside).settings.exists() else []
+    used = {f"mega_batch_{t}": digest for t, digest in enumerate(digests, start=1)}
+    used |= dict(zip(("valid",), held_out, strict=False))
+    return any(used.get(name) == digest for name, digest in before.items())
+
+
+def _of_shared(run: Path, entry: Mapping[str, Any]) -> Iterator[Trace]:
+    """Find the members that the run has shared in the folder of the setting `reuse_from`, by their digests."""
+    folder = read_settings(run).get("reuse_from")
+    if not folder:
+        return
+    old = set(entry["before"].values())
+    entries = []
+    for mark in Path(folder, "trained").glob("*/entry.json"):
+        try:
+            files = read_json(mark)["files"]
+        except RunError:  # a damaged entry counts as missing
+            continue
+        if old & {file["sha256"] for file in files.values()}:
+            entries.append(mark.parent)
+    if entries:
+        why = f"{len(entries)} shared members were trained on the text; other runs may copy them"
+        yield Trace(str(Path(folder, "trained")), why, tuple(entries))
