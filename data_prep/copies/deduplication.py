@@ -19,7 +19,7 @@ import numpy as np
 from data_prep.accounts import removed_rows
 from data_prep.copies.candidates import save_corpus
 from data_prep.copies.near_copies import Duplicates, find_duplicates, find_near_copies
-from data_prep.errors import PrepError
+from data_prep.errors import NothingNew, PrepError
 from data_prep.reading.index import sortable
 from data_prep.reading.provenance import copies_digest, reading_digest
 from data_prep.reading.read import Spooled

@@ -403,7 +403,7 @@ def take_back(out: Path, base: Mapping, stream: Mapping) -> None:
         PrepError: if another alma-prep is running in `out` or has just finished there, or if there is an unfinished
             extension.
     """
-    with _lease_held(out):
+    with lease_held(out):
         _check_unchanged(out, base)
         if _previous_settings(out):
             raise PrepError(
