@@ -37,6 +37,7 @@ _BATCH_TOKENS = 1 << 20
 """Approximate number of tokens that are decoded at a time."""
 _MAX_PAIRS = 1 << 28
 """Largest number of pairs of sketches that are compared, which takes minutes. Of more near copies, the first count."""
+_FORGOTTEN = "alma-forget has masked text of the first period, so it cannot be compared"
 
 Verdict = Literal["looks ahead", "unknown", "ok"]
 
@@ -115,9 +116,9 @@ def _documents(stream: StreamFolder, split: str, column: str) -> list:
 
 
 def _dates_of(stream: StreamFolder, *splits: str) -> np.ndarray:
-    """Return the different dates of the documents of some splits, in order."""
-    texts = {text for split in splits for text in _documents(stream, split, "date")}
-    return np.array(sorted(parse_date(text or "") for text in texts), np.int64)
+    """Return the different dates of the documents of some splits, in order. Masked text (`alma-forget`) has no date."""
+    texts = {text for split in splits for text in _documents(stream, split, "date") if text}
+    return np.array(sorted(map(parse_date, texts)), np.int64)
 
 
 def _splits_of(t: int) -> list[str]:
@@ -151,6 +152,7 @@ def _limits(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
                 set(period_of(period, _dates_of(stream, *_splits_of(t))).tolist())
                 for t in range(call.first, call.last + 1)
             ]
+            numbers = [one for one in numbers if one]
             union = set().union(*numbers)
             if all(len(one) == 1 for one in numbers) and len(union) == len(numbers):
                 yield Finding("ok", quantity, f"dates: --period {period}")
@@ -160,9 +162,11 @@ def _limits(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
 
 def _of_first(stream: StreamFolder, split: str, quantity: str, use: str) -> Finding:
     """Compare the validation set or the test set with that of the first period."""
-    last = date_text(int(_dates_of(stream, split)[-1]))
-    end = date_text(int(_dates_of(stream, *_splits_of(1))[-1]))
-    if parse_date(last) > parse_date(end):
+    dates, first = _dates_of(stream, split), _dates_of(stream, *_splits_of(1))
+    if not len(dates) or not len(first):
+        return Finding("unknown", quantity, _FORGOTTEN)
+    last, end = date_text(int(dates[-1])), date_text(int(first[-1]))
+    if dates[-1] > first[-1]:
         return Finding("looks ahead", quantity, f"it has text of up to {last}; the first period ends {end}. {use}")
     if stream.digest(split) != stream.digest(f"mega_batch_1/{split}"):
         return Finding("looks ahead", quantity, f"it is not the {split} text of the first period. {use}")
@@ -253,6 +257,8 @@ def _tokenizer(stream: StreamFolder) -> Finding:
     if kind not in TOKENIZERS:
         why = "it was given by --tokenizer: alma-prep does not know the text on which it was trained"
         return Finding("unknown", quantity, why)
+    if "masked" in description["splits"]["mega_batch_1"]:
+        return Finding("unknown", quantity, _FORGOTTEN)
     settings, tokenizer = description["settings"], TOKENIZERS[kind]
     most = min(settings["tokenizer_words"], tokenizer.max_training_words or settings["tokenizer_words"])
     if stream.counts("mega_batch_1")["words"] > most:
@@ -277,6 +283,8 @@ def _tokenizer(stream: StreamFolder) -> Finding:
 
 def _dictionary(stream: StreamFolder) -> Finding:
     """Count the tokens of the first mega-batch, and compare dict.txt."""
+    if "masked" in stream.description["splits"]["mega_batch_1"]:
+        return Finding("unknown", "counts in dict.txt", _FORGOTTEN)
     size = stream.dictionary_size
     tokens = np.memmap(stream.prefix("mega_batch_1").with_suffix(".bin"), best_dtype(size), "r")
     counts = np.zeros(size, np.int64)

@@ -154,21 +154,20 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     work, description = where.work, base.description if base else None
     seed, number = (base.description["seed"], base.num_extensions + 1) if base else (settings.seed, 0)
     spooled = read_sources(settings, seed, files, work, is_chronological(settings, description))
-    spooled = without_forgotten(spooled, description)
+    which, forgotten = without_forgotten(spooled, description)
     known = (base.keys, base.signatures) if base else (np.empty(0, "V16"), [])
     if is_causal(settings, description):
-        parts = _divide_periods(settings, spooled, files, where, description, seed, known)
+        parts = _divide_periods(settings, spooled, which, files, where, description, seed, known)
     else:
-        every = np.arange(len(spooled.documents))
-        parts = [_divide(settings, spooled, every, files, where, description, seed, number, known)]
+        parts = [_divide(settings, spooled, which, files, where, description, seed, number, known)]
     # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only the passages are needed.
-    num_documents, spooled = len(spooled.documents), spooled._replace(documents=np.empty(0, ENTRY), dates=None)
-    table = [*spooled.removed, *merged_rows([row for part in parts for row in part.table])]
+    spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
+    table = [*spooled.removed, *forgotten, *merged_rows([row for part in parts for row in part.table])]
     parts = [part for part in parts if part.names]
     if not parts:
         or_late = ", or late" if any(row["step"] == LATE for row in table) else ""
-        raise NothingNew(f"each of the {num_documents:,} new documents is a copy of a document of the stream{or_late}")
+        raise NothingNew(f"each of the {len(which):,} new documents is a copy of a document of the stream{or_late}")
     [plan, passages, planned, names, periods, _] = parts[0]
     if len(parts) > 1:
         starts = np.cumsum([0, *(len(part.passages) for part in parts[:-1])]).tolist()
@@ -184,8 +183,8 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
 
 
 def _divide_periods(
-    settings: PrepSettings, spooled: Spooled, files: Files, where: HeldOutText, description: Mapping | None, seed: int,
-    known: tuple[np.ndarray, list[SignatureFiles]],
+    settings: PrepSettings, spooled: Spooled, which: np.ndarray, files: Files, where: HeldOutText,
+    description: Mapping | None, seed: int, known: tuple[np.ndarray, list[SignatureFiles]],
 ) -> list[_Part]:  # fmt: skip
     """Divide the text of a causal stream period by period, so that nothing depends on the text of later periods.
 
@@ -194,15 +193,15 @@ def _divide_periods(
     """
     assert settings.period is not None and spooled.dates is not None
     counted_as = as_new(spooled.dates, description) if description else spooled.dates
-    period_of_document, parts = period_of(settings.period, counted_as), []
+    period_of_document, parts = period_of(settings.period, counted_as)[which], []
     for period in np.unique(period_of_document):
-        which = np.flatnonzero(period_of_document == period)
+        now = which[period_of_document == period]
         number = description["num_mega_batches"] if description else 0
         work = where.work.within(f"period_{number + 1}")
         try:
-            part = _divide(settings, spooled, which, files, where._replace(work=work), description, seed, number, known)
+            part = _divide(settings, spooled, now, files, where._replace(work=work), description, seed, number, known)
         except Unworkable as error:
-            dates = [date_text(int(date)) for date in (spooled.dates[which].min(), spooled.dates[which].max())]
+            dates = [date_text(int(date)) for date in (spooled.dates[now].min(), spooled.dates[now].max())]
             raise Unworkable(f"period {number + 1}, {dates[0]} to {dates[1]}: {error}") from error
         parts.append(part)
         if part.periods is None:
@@ -243,16 +242,15 @@ def _divide(
     if settings.duplicates != "keep":
         documents, found, rows = remove_copies(spooled, *known, work, settings.cache, which)
         table += rows
-        if description and chronological:
-            documents, late = without_late(settings, documents, spooled.names, work.spool, description)
-            table += late
-        if not len(documents) and len(known[0]):
-            empty = layout.Layout(np.empty(0, np.int64), [0])
-            return _Part(partition.Plan(0, 0, 0, 0), documents, empty, [], None, table)
-        if not len(documents):
-            raise Unworkable(
-                f"no document is left: all {len(which):,} are copies of others. Add sources with other text."
-            )
+    if description and chronological:
+        documents, late = without_late(settings, documents, spooled.names, work.spool, description)
+        table += late
+    if not len(documents) and description:
+        empty = layout.Layout(np.empty(0, np.int64), [0])
+        return _Part(partition.Plan(0, 0, 0, 0), documents, empty, [], None, table)
+    if not len(documents):
+        raise Unworkable(f"no document is left: all {len(which):,} are copies of others. Add sources with other text.")
+    if settings.duplicates != "keep":
         record = functools.partial(record_documents, work.stream / "dedup", number, spooled, which, found)
         if all(source.share is None for source in files) and not late:
             # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.

@@ -116,31 +116,30 @@ def _cached_pairs(
     return pairs
 
 
-def without_forgotten(spooled: Spooled, description: Mapping | None) -> Spooled:
-    """Remove the new documents whose text alma-forget has masked in the stream: a forgotten document stays out.
+def without_forgotten(spooled: Spooled, description: Mapping | None) -> tuple[np.ndarray, list[dict]]:
+    """Leave out the new documents whose text alma-forget has masked in the stream: a forgotten document stays out.
 
-    If near copies are searched for, the documents are not changed, because then the signatures of the stream say it.
+    Their near copies are found by the signatures of the stream, as all near copies.
 
     Args:
         spooled: the new documents.
         description: the content of stream.json of the stream that is extended; None for a new stream.
 
+    Returns:
+        The indices of the other documents, and rows for the "cleaning" table in stream.json.
+
     Raises:
         NothingNew: if no document is left.
     """
+    every = np.arange(len(spooled.documents))
     names = [name for one in (description or {}).get("forgotten", []) for name in one["documents"]]
-    if not names or spooled.signatures is not None:
-        return spooled
+    if not names:
+        return every, []
     hashes = np.frombuffer(bytes.fromhex("".join(names)), "V16")
     is_forgotten = np.isin(sortable(spooled.documents["document"]), sortable(hashes))
     if is_forgotten.all():
         raise NothingNew("each of the new documents was removed from the stream by alma-forget")
-    rows = removed_rows("forgotten", spooled.names, spooled.documents[is_forgotten])
-    return spooled._replace(
-        documents=spooled.documents[~is_forgotten],
-        dates=None if spooled.dates is None else spooled.dates[~is_forgotten],
-        removed=[*spooled.removed, *rows],
-    )
+    return every[~is_forgotten], removed_rows("forgotten", spooled.names, spooled.documents[is_forgotten])
 
 
 def record_documents(

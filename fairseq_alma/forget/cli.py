@@ -105,7 +105,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     from fairseq_alma.forget.runs import price_of, runs_in, train_again
     from fairseq_alma.lm.run import hide_messages_of_libraries
 
-    hide_messages_of_libraries()
+    hide_messages_of_libraries(force=False)
     masked = defaultdict(list)
     for one in [*known, certificate]:
         for split, entry in one["splits"].items():
