@@ -7,7 +7,7 @@
 .DEFAULT_GOAL := test
 
 # One process more than cores, because some tests wait for other programs, such as Slurm.
-PYTEST_ARGS ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile
+PYTEST_ARGS ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 
 setup: .venv/installed
 

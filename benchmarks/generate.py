@@ -80,7 +80,7 @@ def _predictor(arch: str, precision: str, folder: Path, device: torch.device) ->
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / AnyTokenizer.file_name))
     names = dictionary_names([f"w{number}" for number in range(num_words)])
-    (folder / "dict.txt").write_text(dictionary_text(names, [1] * len(names)))
+    (folder / "dict.txt").write_text(dictionary_text(names))
     from fairseq.data import Dictionary
 
     sizes = argparse.Namespace()

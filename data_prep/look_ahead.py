@@ -2,7 +2,7 @@
 
 A stream does not look ahead if each mega-batch, and everything that a model uses before the next one arrives, would be
 the same without the text of later periods. What can be compared is compared: the tokenizer is trained again on the
-first mega-batch, the tokens of dict.txt are counted, dates of documents are compared with the limits of their periods,
+first mega-batch, dates of documents are compared with the limits of their periods,
 and removed near copies with the documents of the stream. The rest follows from how the stream was made, by stream.json.
 """
 
@@ -26,8 +26,6 @@ from data_prep.tokenization.tokenizers import (
     NUM_SPECIAL,
     TOKENIZERS,
     ByteBPE,
-    dictionary_names,
-    dictionary_text,
     load_tokenizer,
 )
 from data_prep.tokenization.word_counts import count_words
@@ -73,7 +71,6 @@ def look_ahead(stream: StreamFolder) -> list[Finding]:
         *_sizes(stream.description, calls),
         *_copies(stream, calls),
         _tokenizer(stream),
-        _dictionary(stream),
         *_from_outside(stream.description),
         _of_first(stream, "test", "test set", "it measures, and chooses nothing"),
     ]
@@ -279,22 +276,6 @@ def _tokenizer(stream: StreamFolder) -> Finding:
     return Finding(
         "looks ahead", quantity, "it is not the one that the first mega-batch gives: it was trained on other text"
     )
-
-
-def _dictionary(stream: StreamFolder) -> Finding:
-    """Count the tokens of the first mega-batch, and compare dict.txt."""
-    if "masked" in stream.description["splits"]["mega_batch_1"]:
-        return Finding("unknown", "counts in dict.txt", _FORGOTTEN)
-    size = stream.dictionary_size
-    tokens = np.memmap(stream.prefix("mega_batch_1").with_suffix(".bin"), best_dtype(size), "r")
-    counts = np.zeros(size, np.int64)
-    for start in range(0, len(tokens), _BATCH_TOKENS):
-        counts += np.bincount(tokens[start : start + _BATCH_TOKENS], minlength=size)
-    symbols = load_tokenizer(stream.path / stream.description["tokenizer"]["file"]).symbols()
-    expected = dictionary_text(dictionary_names(symbols), counts[NUM_SPECIAL:].tolist())
-    if (stream.path / "dict.txt").read_text(encoding="utf-8") == expected:
-        return Finding("ok", "counts in dict.txt", "tokens of the first mega-batch")
-    return Finding("looks ahead", "counts in dict.txt", "they are not those of the first mega-batch")
 
 
 def _from_outside(description: Mapping) -> Iterator[Finding]:

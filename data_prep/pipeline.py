@@ -82,17 +82,16 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
         tokenizer_file = make_tokenizer(settings, index, work)
         symbols = check_vocabulary(settings, tokenizer_file)
         num_symbols = dictionary_size(len(symbols))
-    encoded = encode(index, tokenizer_file, num_symbols, spooled.names, spooled.source_of_shard, work, settings.cache)
-    described = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
+    splits = encode(index, tokenizer_file, num_symbols, spooled.names, spooled.source_of_shard, work, settings.cache)
+    described = {"sources": spooled.records, "cleaning": table, "splits": splits}
     if periods is not None:
-        described |= periods.described(encoded.splits)
+        described |= periods.described(splits)
     if spooled.snapshots is not None:
         described |= {"snapshots": spooled.snapshots}
     described |= {"leakage": measure_leakage(index, where)}
     if base is not None:
         return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
-    counted = [encoded.counts["mega_batch_1"]] if settings.causal else list(encoded.counts.values())
-    dict_file = write_dictionary(symbols, np.sum(counted, axis=0), work)
+    dict_file = write_dictionary(symbols, work)
     return {
         "format_version": FORMAT_VERSION,
         "num_mega_batches": num_mega_batches,

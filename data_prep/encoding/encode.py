@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from data_prep.encoding.documents import write_documents
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
 from data_prep.encoding.stored_tokens import BATCH_BYTES, store_tokens, stored_tokens
 from data_prep.reading.facts import facts_digest
-from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges, is_training
+from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
@@ -40,24 +39,15 @@ _MIN_STORED_TASKS = 100
 processes up to READ_BYTES bytes. But there are not fewer than about this number, so that workers have equal shares."""
 _ROWS = 1 << 18
 """Number of index entries that are read at a time, 16 MB."""
-_COUNTED_TOKENS = 1 << 22
-"""Number of tokens that are counted at a time. They are copied as 64-bit integers."""
-
-
-class Encoded(NamedTuple):
-    """The result of `encode`: what stream.json records about the splits, and token counts."""
-
-    splits: dict[str, dict]
-    """For each split, its entry in stream.json."""
-    counts: dict[str, np.ndarray]
-    """For each mega-batch, int [dictionary size]: the number of occurrences of each fairseq id in it."""
 
 
 def encode(
     index: Index, tokenizer_file: Path, num_symbols: int, sources: Sequence[str], source_of_shard: Sequence[int],
     work: WorkFolder, cache: str | None = None,
-) -> Encoded:  # fmt: skip
+) -> dict[str, dict]:  # fmt: skip
     """Encode all passages, and write the files of every split into the work folder.
+
+    Return the entry of each split in stream.json.
 
     Args:
         index: the passages in their final order, and the splits.
@@ -93,7 +83,7 @@ def encode(
         digest = hashlib.sha256("\n".join(tasks[part].description() for part in parts).encode()).hexdigest()
         place = (str(encoding.folder), parts.start, parts.stop, digest)
         split = index.texts(index.cuts[first], index.cuts[last + 1])
-        joins.append(JoinTask(*place, split, dtype, num_symbols, *named))
+        joins.append(JoinTask(*place, split, dtype, *named))
     join = Step(work.folder / "join", joins)
     joined = join.finished()
     for path in join.folder.glob("*.bin"):
@@ -120,19 +110,19 @@ def encode(
     return _encoded(index, join, list(members), results, work)
 
 
-def _encoded(index: Index, join: Step, names: Sequence[str], results: Sequence[dict], work: WorkFolder) -> Encoded:
+def _encoded(
+    index: Index, join: Step, names: Sequence[str], results: Sequence[dict], work: WorkFolder
+) -> dict[str, dict]:
     """Add the joined files to the stream. `names` are those of the splits, in the order of the tasks of `join`."""
-    splits, counts = {}, {}
+    splits = {}
     for number, (name, split) in enumerate(zip(names, results, strict=True)):
         for ending in ("bin", "idx"):
             work.add_shard(f"{split_prefix(Path(), name)}.{ending}", *join.file(number, ending))
         work.add_shard(f"documents/{name}.parquet", *join.file(number, "parquet"))
         splits[name] = split | {"sha256": join.file(number, "bin")[1]["sha256"]}
-        if is_training(name):
-            counts[name] = np.fromfile(join.path(number, "counts"), np.int64)
     if warning := losses_text({name: splits[name] for name in index.splits}):
         note(warning)
-    return Encoded(splits, counts)
+    return splits
 
 
 @dataclass(frozen=True)
@@ -193,7 +183,6 @@ class JoinTask(TextsTask):
     The task writes these files. PREFIX is the argument `prefix` of `run`.
         PREFIX.bin, PREFIX.idx: the fairseq dataset of the split.
         PREFIX.parquet: the document that each sequence comes from (see `documents`).
-        PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
 
     The result of the task is the entry of the split in stream.json, without its digest.
     """
@@ -210,7 +199,6 @@ class JoinTask(TextsTask):
     texts: Texts
     """The passages of the split."""
     dtype: str
-    num_symbols: int
     facts_sha256: str
     """Digest of the ids and dates of all documents, see `facts.facts_digest`."""
     sources: list[str]
@@ -224,7 +212,6 @@ class JoinTask(TextsTask):
         return range(self.first_part, self.end_part)
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        counts = np.zeros(self.num_symbols, np.int64)
         pieces = [np.empty(0, np.int32)]
         lost: dict = {}
         num_tokens = 0
@@ -237,10 +224,7 @@ class JoinTask(TextsTask):
                 writer.write(tokens, sequence_sizes(passage_tokens))
                 pieces.append((-(-passage_tokens // MAX_SEQUENCE_TOKENS)).astype(np.int32))
                 num_tokens += len(tokens)
-                for start in range(0, len(tokens), _COUNTED_TOKENS):
-                    counts += np.bincount(tokens[start : start + _COUNTED_TOKENS], minlength=self.num_symbols)
                 lost = added_losses([lost, mark_of(step.folder, number)["result"]])
-        counts.tofile(f"{prefix}.counts")
         num_pieces = np.concatenate(pieces)
         split = _text_counts(self.texts.entries(), heartbeat)
         split |= {"sequences": int(num_pieces.sum()), "tokens": num_tokens} | ({"lost": lost} if lost else {})

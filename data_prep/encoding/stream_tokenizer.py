@@ -18,11 +18,9 @@ from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.tokenization.given import given_tokenizer
 from data_prep.tokenization.tokenizers import (
-    NUM_SPECIAL,
     TOKENIZERS,
     ByteBPE,
     dictionary_names,
-    dictionary_size,
     dictionary_text,
     load_tokenizer,
 )
@@ -185,17 +183,9 @@ def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
     return symbols
 
 
-def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -> Path:
-    """Write dict.txt, fairseq's list of symbols with counts, into the work folder, and return its path.
-
-    Args:
-        symbols: the tokenizer's symbols.
-        counts: int [dictionary size], number of occurrences of each fairseq id in the training text.
-        work: the work folder.
-    """
-    assert len(counts) == dictionary_size(len(symbols))
-    content = dictionary_text(dictionary_names(symbols), counts[NUM_SPECIAL:].tolist())
-    return _write(work.stream / "dict.txt", content.encode("utf-8"))
+def write_dictionary(symbols: list[str], work: WorkFolder) -> Path:
+    """Write dict.txt, fairseq's list of the tokenizer's symbols, into the work folder, and return its path."""
+    return _write(work.stream / "dict.txt", dictionary_text(dictionary_names(symbols)).encode("utf-8"))
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -57,9 +57,13 @@ def dictionary_names(symbols: list[str]) -> list[str]:
     return names
 
 
-def dictionary_text(names: list[str], counts: list[int]) -> str:
-    """Return the content of dict.txt, with one line `name count` per symbol. `names` and `counts` are sorted by id."""
-    return "".join(f"{name} {count}\n" for name, count in zip(names, counts, strict=True))
+def dictionary_text(names: list[str]) -> str:
+    """Return the content of dict.txt, with a line `name count` for each symbol. `names` are sorted by id.
+
+    fairseq needs a count, but does not use it here. It is always 1, so that the dictionary depends on the tokenizer
+    only, and not on the text of a stream.
+    """
+    return "".join(f"{name} 1\n" for name in names)
 
 
 if TYPE_CHECKING:

@@ -215,11 +215,15 @@ def _check_dictionary(state: Mapping[str, Any], path: Path, stream: Dictionary) 
             f"{stream.path} has {stream.dictionary_size}: give the stream with which the model was trained, or a "
             f"stream made with the same tokenizer"
         )
-    extra_state = state.get("extra_state")
-    entry = extra_state.get("AlmaLanguageModelingTask") if isinstance(extra_state, dict) else None
-    saved = entry.get("dict_sha256") if isinstance(entry, dict) else None
-    if saved not in (None, stream.dictionary_digest):
+    if dictionary_of(state) not in (None, stream.dictionary_digest):
         raise StreamError(
             f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream with which the "
-            f"model was trained"
+            f"model was trained, or a stream made with the same tokenizer"
         )
+
+
+def dictionary_of(state: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 digest of the dict.txt with which the model in a checkpoint was trained; None if unknown."""
+    extra_state = state.get("extra_state")
+    entry = extra_state.get("AlmaLanguageModelingTask") if isinstance(extra_state, dict) else None
+    return entry.get("dict_sha256") if isinstance(entry, dict) else None

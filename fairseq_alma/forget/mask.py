@@ -24,7 +24,7 @@ from fairseq_alma.core.files import read_json, remove, sha256_of, write_json, wr
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import UNFINISHED, StreamFolder, split_entry, split_prefix
-from fairseq_alma.forget.find import Found, read_rows
+from fairseq_alma.forget.find import BATCH_TOKENS, Found, read_rows
 
 PAD = 1
 """The fairseq id of <pad>, which stands for masked tokens."""
@@ -60,8 +60,8 @@ class Certificate(TypedDict):
     links: dict[str, NonNegative]
     """How many other names (hard links) some of these files had: copies of the folder that share its files."""
     only_here: list[NonNegative]
-    """The ids of the tokens of the vocabulary that occur in the masked text, and nowhere else in the mega-batches of
-    which dict.txt has counts."""
+    """The ids of the tokens of the vocabulary that occur in the masked text, and nowhere else in the mega-batches on
+    which a tokenizer was trained."""
     runs: dict[str, dict[str, Any]]
     """What was trained again, see `runs`."""
     remembers: NotRequired[list[dict[str, str]]]
@@ -98,7 +98,7 @@ def digest_of_request(salt: str, request: Mapping[str, Any]) -> str:
 
 
 def num_in_vocabulary(description: Mapping[str, Any]) -> int:
-    """Return of how many mega-batches, the first ones, dict.txt has counts, and a trained tokenizer has seen text."""
+    """Return on how many mega-batches, the first ones, a tokenizer of alma-prep was trained."""
     if description.get("settings", {}).get("causal"):
         return 1
     extensions = description.get("extensions", [])
@@ -122,8 +122,11 @@ def plan_masks(stream: StreamFolder, found: Found, request: Mapping[str, Any]) -
                 counts += np.bincount(rows.tokens[start:end], minlength=len(counts))
         words, num_bytes = (int(rows.table[name].to_numpy()[which].sum(dtype=np.int64)) for name in ("words", "bytes"))
         splits[split] = MaskedSplit(before=stream.digest(split), rows=which, spans=spans, words=words, bytes=num_bytes)
-    lines = (stream.path / "dict.txt").read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    known = np.array([0] * NUM_SPECIAL + [int(line.rpartition(" ")[2]) for line in lines])
+    known = np.zeros_like(counts)
+    for split in counted if counts.any() else ():
+        tokens = np.memmap(stream.prefix(split).with_suffix(".bin"), stream.description["dtype"], "r")
+        for start in range(0, len(tokens), BATCH_TOKENS):
+            known += np.bincount(tokens[start : start + BATCH_TOKENS], minlength=len(known))
     salt = secrets.token_hex(16)
     return Certificate(
         number=len(certificates(stream.path)) + 1,

@@ -70,10 +70,6 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
             f"its pieces of words may depend on it. {only} of its tokens are used nowhere else in them. Another "
             f"tokenizer would change every token of the stream",
         )
-    if not made_before:
-        yield Trace(
-            "dict.txt", "the counts beside its symbols include those of the forgotten text; nothing learns from it"
-        )
     if (stream.path / "dedup").is_dir():
         yield Trace(
             "dedup", "hashes and signatures of the text, so that --extend leaves it out if it comes again; not its text"

@@ -21,7 +21,7 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, message_of
-from fairseq_alma.core.files import parse_json, remove, unfinished_files, written_aside
+from fairseq_alma.core.files import parse_json, remove, sha256_of, unfinished_files, written_aside
 from fairseq_alma.core.printing import say
 from fairseq_alma.huggingface.export import require_libraries
 
@@ -82,11 +82,11 @@ def import_model(source: Path, out: Path) -> None:
                 f"{source} has vocab_size {config['vocab_size']:,}, but with {path} a stream has a dictionary of "
                 f"{dictionary_size(len(symbols)):,} entries: give the tokenizer of the model"
             )
-        # As in a stream, so that the model can be used before there is a stream. Nothing has been counted.
+        # As in a stream, so that the model can be used before there is a stream.
         names = dictionary_names(symbols)
-        (folder / "dict.txt").write_text(dictionary_text(names, [0] * len(names)), encoding="utf-8", newline="")
+        (folder / "dict.txt").write_text(dictionary_text(names), encoding="utf-8", newline="")
         weights = _weights(source, config)
-        write_checkpoint(_checkpoint(weights, config, folder / TOKENIZER), folder / CHECKPOINT)
+        write_checkpoint(_checkpoint(weights, config, sha256_of(folder / "dict.txt")), folder / CHECKPOINT)
 
 
 def _config(source: Path) -> dict[str, Any]:
@@ -206,14 +206,16 @@ def _no_weights(source: Path) -> str:
     return advice
 
 
-def _checkpoint(weights: "Mapping[str, Tensor]", config: Mapping[str, Any], tokenizer: Path) -> dict[str, Any]:
-    """Return the checkpoint of a model with one expert in each mixture, as fairseq-train writes it."""
+def _checkpoint(weights: "Mapping[str, Tensor]", config: Mapping[str, Any], dictionary: str) -> dict[str, Any]:
+    """Return the checkpoint of a model with one expert in each mixture, as fairseq-train writes it.
+
+    `dictionary` is the SHA-256 digest of its dict.txt.
+    """
     import torch
     from omegaconf import OmegaConf
 
     from fairseq_alma.huggingface.weights import switch_weights
     from fairseq_alma.lm.fairseq_config import member_config
-    from fairseq_alma.lm.init_from import VOCABULARY_DIGEST, vocabulary_digest
 
     state = switch_weights(weights)
     for number in range(1, config["num_hidden_layers"], 2):
@@ -246,7 +248,10 @@ def _checkpoint(weights: "Mapping[str, Tensor]", config: Mapping[str, Any], toke
         "task_state": {},
         "extra_state": {
             "train_iterator": {"epoch": 1}, "val_loss": None, "previous_training_time": 0.0,
-            VOCABULARY_DIGEST: vocabulary_digest(tokenizer),
+            "AlmaLanguageModelingTask": {
+                "processed": {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")},
+                "dict_sha256": dictionary,
+            },
         },
     }  # fmt: skip
 

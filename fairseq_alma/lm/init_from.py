@@ -1,7 +1,5 @@
 """The checkpoint from which the first stage starts, instead of random weights (the setting `init_from`)."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.evaluation.members import load_model
+from fairseq_alma.evaluation.members import dictionary_of, load_model
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.models.stored import stored_model
 
@@ -19,16 +17,6 @@ SIZES = (
     "decoder_layers", "decoder_embed_dim", "decoder_ffn_embed_dim", "decoder_attention_heads", "learned_positions"
 )  # fmt: skip
 """Options of the model that are taken from the checkpoint."""
-VOCABULARY_DIGEST = "vocabulary_sha256"
-"""Entry of `extra_state` in a checkpoint of alma-import: `vocabulary_digest` of the tokenizer of its model."""
-
-
-def vocabulary_digest(tokenizer: Path) -> str:
-    """Return a digest of the symbols and ids of a tokenizer.json."""
-    from tokenizers import Tokenizer
-
-    symbols = Tokenizer.from_file(str(tokenizer)).get_vocab(with_added_tokens=True)
-    return hashlib.sha256(json.dumps(sorted(symbols.items())).encode()).hexdigest()
 
 
 def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict[str, int]:
@@ -54,13 +42,10 @@ def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict
             f"tokens_per_sample={settings.tokens_per_sample} is more than the {options.learned_positions} positions of "
             f"the model in init_from={path}: lower it"
         )
-    extra = checkpoint.get("extra_state")
-    digest = extra.get(VOCABULARY_DIGEST) if isinstance(extra, dict) else None
-    tokenizer = stream.path / "tokenizer.json"
-    if digest is not None and not (tokenizer.is_file() and vocabulary_digest(tokenizer) == digest):
+    if dictionary_of(checkpoint) not in (None, stream.dictionary_digest):
         raise SettingError(
-            f"init_from={path} needs another tokenizer than that of {stream.path}: make the stream with alma-prep "
-            f"--tokenizer {path.parent / 'tokenizer.json'}"
+            f"init_from={path} was trained with another dictionary than that of {stream.path}: make the stream with "
+            f"alma-prep --tokenizer FILE, the tokenizer of this model"
         )
     return {name: getattr(options, name) for name in SIZES}
 

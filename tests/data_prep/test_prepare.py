@@ -72,13 +72,6 @@ def test_every_passage_comes_back_exactly(stream_folder, books, read_passages):
     assert found == wanted
 
 
-def test_counts_in_the_dictionary_are_of_training_text(stream_folder):
-    dictionary = Dictionary.load(str(stream_folder / "dict.txt"))
-    train = [np.fromfile(f"{split_prefix(stream_folder, f'mega_batch_{t}')}.bin", np.uint16) for t in (1, 2, 3)]
-    counts = np.bincount(np.concatenate(train), minlength=len(dictionary))
-    assert dictionary.count[4:] == counts[4:].tolist()
-
-
 def test_files_are_byte_for_byte_those_of_fairseq_preprocess(stream_folder, tmp_path, read_passages, monkeypatch):
     dictionary = Dictionary.load(str(stream_folder / "dict.txt"))
     prefixes = {"train": "mega_batch_1", "valid": "valid", "test": "test"}

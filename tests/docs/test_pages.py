@@ -33,9 +33,13 @@ def test_the_blocks_of_a_page_work(page, tmp_path):
     run_blocks(page, tmp_path)
 
 
+SLOW = ("docs/using-a-model.md", "docs/extending.md")
+"""Pages that take about a minute, also in forks. What they show has tests of its own."""
+
+
 def is_quick(page: Path) -> bool:
-    """Return False for the pages of the paper that run something: each runs the same commands with other settings."""
-    return page.parent.name != "paper" or not has_runs(page)
+    """Return False for SLOW pages, and for those of the paper: each runs the same commands with other settings."""
+    return not has_runs(page) or (page.parent.name != "paper" and name_of(page) not in SLOW)
 
 
 @pytest.mark.parametrize("page", [page for page in SHORT_PAGES if is_quick(page)], ids=name_of)

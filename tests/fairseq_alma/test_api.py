@@ -75,7 +75,7 @@ def letters(tmp_path_factory):
     folder = tmp_path_factory.mktemp("letters")
     (folder / "tokenizer.json").write_bytes(ByteBPE.train(["was war é 漢字 🦜 " * 9, "the thing that"], 300))
     names = dictionary_names(ByteBPE(folder / "tokenizer.json").symbols())
-    (folder / "dict.txt").write_text(dictionary_text(names, [1] * len(names)), encoding="utf-8")
+    (folder / "dict.txt").write_text(dictionary_text(names), encoding="utf-8")
     tokenizer = StreamTokenizer(folder)
     model = make_with(Namespace(), num_words=tokenizer.dictionary_size)
     torch.nn.init.normal_(model.decoder.embed_tokens.weight, std=0.01)

@@ -51,12 +51,21 @@ def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch
     )
     assert run.summary["final"] == pytest.approx(run.ledger[3].scores.perplexity)
     assert run.predictor.score("word1 word2")[0].num_bytes == 11 and run.folders == [tmp_path / "run"]
+    # A run on other text with the same tokenizer starts from what this one has trained.
+    more = alma.prepare(
+        tmp_path / "other", f"text:{tmp_path}/new.jsonl", mega_batches=1, tokenizer=str(out / "tokenizer.json"),
+        test_words=500, **options,
+    )  # fmt: skip
+    start = run.folder / json.loads((run.folder / "predictor.json").read_text())["checkpoints"][0]["path"]
+    further = alma.run(stream=more.path, out=tmp_path / "further", init_from=str(start), **SMALL)
+    assert further.ledger[0].scores.perplexity < first.ledger[0].scores.perplexity / 2
     again = alma.run(run.settings)
     assert [row.to_json() for row in again.ledger] == [row.to_json() for row in run.ledger]
     with pytest.raises(RunError, match="other settings"):
         alma.run(replace(run.settings, lr=0.1))
 
 
+@pytest.mark.slow
 def test_it_is_the_run_of_the_command(stream, tmp_path):
     run = alma.run(stream=stream, out=tmp_path / "python", seeds=2, mega_batches=2, **SMALL)
     settings = (*RUN, "updates=4", "mega_batches=2", "seeds=2")

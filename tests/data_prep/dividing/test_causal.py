@@ -289,7 +289,7 @@ def test_the_check_names_all_that_looks_ahead_in_a_stream_that_is_not_causal(tmp
     by_share, by_date = tmp_path / "by_share", tmp_path / "by_date"
     assert main([str(by_share), *argv, "--mega-batches", "4", "--decontaminate", "13"]) == 0
     code, found = looked_ahead(by_share, capsys)
-    both = {"validation set", "test set", "tokenizer", "counts in dict.txt", "held-out shares"}
+    both = {"validation set", "test set", "tokenizer", "held-out shares"}
     both |= {f"{name} mega-batches 1 to 4" for name in ("passages of", "near copies in")}
     assert (code, set(found)) == (
         1,
@@ -314,22 +314,13 @@ def later_copies_first(spooled, keys, signatures, work, cache, which):
 
 
 @pytest.mark.damages_streams
-@pytest.mark.parametrize("leak", ["tokenizer", "dictionary", "validation", "limits", "dates", "copies"])
+@pytest.mark.parametrize("leak", ["tokenizer", "validation", "limits", "dates", "copies"])
 def test_the_check_finds_a_leak_in_a_stream_that_says_that_it_is_causal(tmp_path, capsys, monkeypatch, leak):
     months = [month(number) for number in MONTHS]
     if leak == "tokenizer":
         training = Index.training
         monkeypatch.setattr(Index, "training", lambda self, only_first=False: training(self))
         expected = {"tokenizer"}
-    elif leak == "dictionary":
-        encode = pipeline.encode
-
-        def with_all_counts(*arguments):
-            encoded = encode(*arguments)
-            return encoded._replace(counts={"mega_batch_1": np.sum([*encoded.counts.values()], axis=0)})
-
-        monkeypatch.setattr(pipeline, "encode", with_all_counts)
-        expected = {"counts in dict.txt"}
     elif leak == "validation":
         join = pipeline.joined_periods
         of_all = [f"mega_batch_{t}/valid" for t in MONTHS]

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import export
@@ -130,16 +131,17 @@ def test_a_stream_with_another_tokenizer_is_refused(imported, stream, own):
     from fairseq_alma.lm.settings import LanguageModelSettings
 
     other = own(stream)
-    content = json.loads((other / "tokenizer.json").read_text())
-    symbols = list(content["model"]["vocab"])
-    content["model"]["vocab"] = dict(zip(symbols, [1, 0, *range(2, len(symbols))], strict=True))
+    first, second, *rest = (other / "dict.txt").read_text().splitlines(keepends=True)
+    (other / "dict.txt").write_text("".join([second, first, *rest]))
+    description = json.loads((other / "stream.json").read_text())
+    description["tokenizer"]["dict_sha256"] = sha256_of(other / "dict.txt")
+    (other / "stream.json").write_text(json.dumps(description))
     view = StreamFolder.open(other).without_test()
-    (other / "tokenizer.json").write_text(json.dumps(content))
     settings = LanguageModelSettings(
         stream=str(other), out="run", init_from=str(imported / "checkpoint.pt"), updates=1, experts=1,
         tokens_per_sample=32,
     )  # fmt: skip
-    with pytest.raises(SettingError, match="needs another tokenizer"):
+    with pytest.raises(SettingError, match=r"with another dictionary than that of .* --tokenizer FILE"):
         initial_sizes(settings, view)
 
 

@@ -61,7 +61,7 @@ LEARNERS = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("average", "gmoe") else pytest.param(name, marks=pytest.mark.slow) for name in LEARNERS]
+    "name", [name if name == "average" else pytest.param(name, marks=pytest.mark.slow) for name in LEARNERS]
 )
 def test_a_run_that_was_taken_back_continues_as_if_the_later_stages_had_never_been(months, tmp_path, name):
     """It trains another mega-batch instead of the last one, and ends like a run that never saw the bad one."""
