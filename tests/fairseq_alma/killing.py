@@ -29,9 +29,24 @@ ATTEMPTS = 8
 _started: list[subprocess.Popen] = []
 
 
+DIE_IN_WRITE = """
+import os, pathlib, signal, sys
+
+def hook(event, arguments):
+    if event == "os.rename" and pathlib.Path(os.fsdecode(arguments[0])).match(os.environ["DIE_IN_WRITE_OF"]):
+        os.truncate(arguments[0], os.path.getsize(arguments[0]) // 2)
+        os.killpg(0, signal.SIGKILL)
+
+sys.addaudithook(hook)
+"""
+"""A module sitecustomize, which Python imports first. When a process is about to give a file its final name, half of
+the file is removed, as if only that had been written, and all processes of the run are killed."""
+
+
 def start(
-    stream: Path, out: Path, settings: Sequence[str], errors: int | IO[bytes] = subprocess.DEVNULL
-) -> subprocess.Popen:
+    stream: Path, out: Path, settings: Sequence[str], errors: int | IO[bytes] = subprocess.DEVNULL,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen:  # fmt: skip
     """Start alma-lm in a process group of its own. Its stderr is written to `errors`."""
     program = Path(sys.executable).parent / "alma-lm"
     process = subprocess.Popen(
@@ -40,6 +55,7 @@ def start(
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,
+        env={**os.environ, **(environment or {})},
         # A suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -158,11 +174,11 @@ class KilledRun:
         self.kills: list[str] = []
         """What the run was doing at each kill."""
 
-    def start(self) -> subprocess.Popen:
+    def start(self, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
         self._logs = {log: log.stat().st_size for log in self._all_logs()}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (not beside the run, whose disk may be full)
         self._started = time.time()
-        return start(self.stream, self.out, self.settings, self._errors)
+        return start(self.stream, self.out, self.settings, self._errors, environment)
 
     def errors(self) -> str:
         """Return the stderr of the last process."""
@@ -205,6 +221,21 @@ class KilledRun:
             if before.exists():
                 shutil.copytree(before, self.out)
         pytest.fail(f"{moment.name} was missed {ATTEMPTS} times")
+
+    def kill_in_write(self, name: str, pattern: str) -> None:
+        """Kill the run in the write of a file that takes too short to be met from outside.
+
+        Args:
+            name: what the run does.
+            pattern: pattern of the path of the unfinished file.
+        """
+        place = self.out.with_name(f"{self.out.name}.die")
+        place.mkdir()
+        (place / "sitecustomize.py").write_text(DIE_IN_WRITE)
+        process = self.start({"PYTHONPATH": str(place), "DIE_IN_WRITE_OF": pattern})
+        assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL, self.errors()[-3000:]
+        assert [path for path in cut_short(self.out) if path.match(pattern)]
+        self.kills.append(f"in {name}: {self._where(process.pid, [])}")
 
     def kill_at_random(self, kills: int, reference: "Reference", chance: random.Random) -> int:
         """Kill the run at moments drawn uniformly over its remaining time. Return how many came before its end."""
@@ -254,7 +285,7 @@ class KilledRun:
             return f"{stages[-1].name}: evaluation"
         if "grow" not in done and len(stages) > 2:
             return f"{stages[-1].name}: growth"
-        closes = any(b"done training" in log.read_bytes() for log in stages[-1].glob("member_*/log.txt"))
+        closes = any(b"end of epoch" in log.read_bytes() for log in stages[-1].glob("member_*/log.txt"))
         return f"{stages[-1].name}: the driver {'closes its training' if closes else 'is about to train'}"
 
 
