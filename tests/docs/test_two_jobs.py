@@ -45,10 +45,10 @@ def make(folder: Path) -> None:
     files.months_of_text(folder)
     blocks = blocks_of(ROOT / "docs/deployment.md")
     script = next(block.text for block in blocks if block.action == "save")
-    (folder / "month.sh").write_text(script.replace("updates=300 gate=0.02", f"{SMALL} gate={GATE}"))
+    (folder / "month.sh").write_text(script.replace("updates=300 gate=0.05", f"{SMALL} gate={GATE}"))
     first = next(block.text for block in blocks if "alma-prep streams/news" in block.text)
     first = first.replace("--vocab-size 8000", "--vocab-size 500").replace(
-        "updates=300 gate=0.02", f"{SMALL} gate={GATE}"
+        "updates=300 gate=0.05", f"{SMALL} gate={GATE}"
     )
     only(folder, first)
 
