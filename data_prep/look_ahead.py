@@ -34,7 +34,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 _BATCH_TOKENS = 1 << 20
 """Approximate number of tokens that are decoded at a time."""
 _MAX_PAIRS = 1 << 28
-"""Largest number of pairs of sketches that are compared, which takes minutes. Of more near copies, the first count."""
+"""Largest number of pairs of sketches that are compared, which takes minutes. Later near copies are not compared."""
 _FORGOTTEN = "alma-forget has masked text of the first period, so it cannot be compared"
 
 Verdict = Literal["looks ahead", "unknown", "ok"]
@@ -58,7 +58,7 @@ def check_stream(out: Path) -> StreamFolder:
 
 
 def look_ahead(stream: StreamFolder) -> list[Finding]:
-    """Return what each quantity of an undamaged stream depends on, first those that look ahead."""
+    """Return what each quantity of an undamaged stream depends on. Those that look ahead are first."""
     if not stream.num_periods:
         why = "not chronological: text of all dates is in each split. Give --partition chronological --causal"
         quantities = "mega-batches", "validation set", "tokenizer and dictionary", "copies"
@@ -88,7 +88,7 @@ class _Call(NamedTuple):
 
     @property
     def is_divided(self) -> bool:
-        """Whether the text of several periods was there when these mega-batches were made."""
+        """Whether the text of several periods was available when these mega-batches were made."""
         return self.last > self.first
 
     @property
@@ -132,7 +132,7 @@ def _dates(stream: StreamFolder) -> Iterator[Finding]:
             "looks ahead", f"mega-batch {t}", f"it has text of {last}, and mega-batch {t + 1} begins on {first}"
         )
     if not late:
-        yield Finding("ok", "order of the text", "no mega-batch has text that is later than the next one begins")
+        yield Finding("ok", "order of the text", "no mega-batch has text from after the start of the next one")
 
 
 def _limits(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _limits(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
     for call in calls:
         period, quantity = call.settings.get("period"), f"limits of {call.name}"
         if not call.is_divided:
-            yield Finding("ok", quantity, "it is what one call of alma-prep has read")
+            yield Finding("ok", quantity, "all text that one call of alma-prep has read")
         elif period is None:
             why = "equal numbers of words, which depend on the total. Give --period"
             yield Finding("looks ahead", quantity, why)
@@ -176,11 +176,13 @@ def _sizes(description: Mapping, calls: list[_Call]) -> Iterator[Finding]:
     for call in calls:
         if not call.is_divided or is_causal:
             continue
-        yield Finding("looks ahead", f"passages of {call.name}", "documents are cut from 1% of the mean mega-batch on")
+        yield Finding(
+            "looks ahead", f"passages of {call.name}", "documents of at least 1% of the mean mega-batch are cut"
+        )
         if call.first == 1:
             yield Finding("looks ahead", "held-out shares", "a share of the number of words of all periods")
         if call.settings.get("decontaminate"):
-            why = "passages are left out that are in held-out text of later periods"
+            why = "passages that overlap held-out text of later periods are left out"
             yield Finding("looks ahead", f"decontamination of {call.name}", why)
         if any("@" in source for source in call.settings["sources"]):
             why = "how much of a source is used depends on all of its text"
@@ -193,7 +195,7 @@ def _copies(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
     is_causal = bool(description["settings"].get("causal"))
     for call in calls:
         if call.is_divided and not is_causal and call.settings["duplicates"] == "near":
-            why = "of pages of one template, it depends on later pages which ones are compared"
+            why = "which pages of one template are compared depends on later pages"
             yield Finding("looks ahead", f"near copies in {call.name}", why)
     parts = [(t, t) for t in range(1, stream.num_periods + 1)] if is_causal else [call[:2] for call in calls]
     files = [SignatureFiles(folder / f"{number:04d}") for number in range(num_dedup_files(description))]
@@ -221,7 +223,7 @@ def _copies(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
             best = [
                 float(estimate_similarity(np.broadcast_to(sketch, some.shape), some).max(initial=0)) for some in kept
             ]
-            # A document that is contained in a longer one is not similar to it, so nothing is said about it.
+            # A document inside a longer one is not similar to it as a whole, so the check ignores it.
             num_late += max(best[: number + 1]) < SURE_IN_STREAM <= max(best[number + 1 :], default=0)
     if num_late:
         why = f"{num_late:,} of {num_checked:,} documents were removed that are similar only to text of later periods"
@@ -274,14 +276,14 @@ def _tokenizer(stream: StreamFolder) -> Finding:
         why = f"another version of {name} made it ({then.get(name)}), so it cannot be compared: install this version"
         return Finding("unknown", quantity, why)
     return Finding(
-        "looks ahead", quantity, "it is not the one that the first mega-batch gives: it was trained on other text"
+        "looks ahead", quantity, "the first mega-batch gives another tokenizer: this one was trained on other text"
     )
 
 
 def _from_outside(description: Mapping) -> Iterator[Finding]:
-    """Name what comes from outside of the stream, so that alma-prep cannot know on what it depends."""
+    """Name what comes from outside the stream. alma-prep cannot know what this depends on."""
     settings = description["settings"]
     if settings.get("filters"):
-        yield Finding("unknown", "filters", f"--filter {settings['filters']} is code of yours")
+        yield Finding("unknown", "filters", f"--filter {settings['filters']} is your own code")
     if settings.get("decontaminate_against"):
-        yield Finding("unknown", "decontamination", "the files of --decontaminate-against are yours")
+        yield Finding("unknown", "decontamination", "the files of --decontaminate-against are your own")

@@ -1,7 +1,7 @@
-"""Compare the mega-batches that an extension has added with those before, to notice text that is wrong.
+"""Compare the mega-batches that an extension has added with earlier ones, to notice text that is wrong.
 
-The quantities are cheap: numbers in stream.json, and a sample of the tokens of each mega-batch. Pairs of tokens that
-follow each other tell text from words in random order, which the other quantities do not.
+The quantities are cheap: numbers in stream.json, and a sample of the tokens of each mega-batch. Only pairs of
+neighbouring tokens (bigrams) distinguish text from words in random order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,22 +14,22 @@ from data_prep.dividing.chronological import LATE
 from fairseq_alma.core.stream_folder import split_prefix
 
 RECENT = 4
-"""Number of mega-batches, the last ones before, with which a new one is compared."""
+"""Number of preceding mega-batches with which a new one is compared."""
 SAMPLE_TOKENS = 250_000
-"""Number of tokens at the beginning of a mega-batch that are looked at. Its passages are in random order."""
+"""Number of tokens at the beginning of a mega-batch that are sampled. Its passages are in random order."""
 NEW_PAIRS = "new pairs of neighbouring tokens"
 FACTORS = {"words": 3.0, "tokens per word": 1.3, NEW_PAIRS: 1.4}
-"""By which factor a quantity may lie outside of the range of the mega-batches before."""
+"""Factor by which a quantity may lie outside the range of the earlier mega-batches."""
 LEAST_NEW_PAIRS = 0.1
-"""A share of new pairs below this times the factor is ordinary, also if there were fewer before."""
+"""A share of new pairs below this value times the factor is never unusual."""
 REMOVED_SHARE = 0.2
-"""By how much the share of the words that a call removed may be larger than the median of the calls before."""
+"""By how much the share of the words that a call removed may be larger than the median of earlier calls."""
 _NOT_CLEANING = ("share", LATE)
 """Steps of the table "cleaning" that say what the user left out on purpose."""
 
 
 def unusual(out: Path, stream: Mapping[str, Any]) -> list[str]:
-    """Return what is out of line in the mega-batches of the last extension, in words; [] if nothing is.
+    """Return what is unusual in the mega-batches of the last extension, as messages; [] if nothing is.
 
     Args:
         out: the stream folder.
@@ -41,7 +41,7 @@ def unusual(out: Path, stream: Mapping[str, Any]) -> list[str]:
     pairs = [_pairs(out, stream, t) for t in numbers]
     if len(pairs) == 1:
         pairs = np.array_split(pairs[0], 2)
-    # Each of them is compared with all others, and a new one with as many.
+    # Each earlier mega-batch is compared with all others, and a new one with the same number.
     shares = [_new_pairs(one, pairs[:number] + pairs[number + 1 :]) for number, one in enumerate(pairs)]
     found = []
     for t in range(first, last + 1):
@@ -57,14 +57,14 @@ def unusual(out: Path, stream: Mapping[str, Any]) -> list[str]:
 
 
 def _quantities(stream: Mapping[str, Any], t: int) -> dict[str, float]:
-    """Return quantities of mega-batch t that stream.json says."""
+    """Return the quantities of mega-batch t that stream.json contains."""
     split = stream["splits"][f"mega_batch_{t}"]
     return {"words": float(split["words"]), "tokens per word": split["tokens"] / max(1, split["words"])}
 
 
 def _difference(t: int, name: str, now: float, before: Sequence[float]) -> list[str]:
-    """Return what a quantity of mega-batch t is, and was before, if it is out of line; otherwise []."""
-    # Text in which few pairs are new repeats what was there before, which is no reason for a warning.
+    """Return a message with a quantity of mega-batch t and its earlier median if it is unusual; otherwise []."""
+    # Few new pairs mean that the text repeats earlier text, which is no reason for a warning.
     low, high = (0, max(max(before), LEAST_NEW_PAIRS)) if name == NEW_PAIRS else (min(before), max(before))
     if low / FACTORS[name] <= now <= high * FACTORS[name]:
         return []
@@ -73,7 +73,7 @@ def _difference(t: int, name: str, now: float, before: Sequence[float]) -> list[
 
 
 def _pairs(out: Path, stream: Mapping[str, Any], t: int) -> np.ndarray:
-    """Return a number for each two tokens that follow each other in the sample of mega-batch t, int64 [n]."""
+    """Return a number for each pair of neighbouring tokens in the sample of mega-batch t, int64 [n]."""
     path = split_prefix(out, f"mega_batch_{t}").with_suffix(".bin")
     tokens = np.array(np.memmap(path, stream["dtype"], "r")[:SAMPLE_TOKENS], np.int64)
     return tokens[:-1] * stream["dictionary_size"] + tokens[1:]

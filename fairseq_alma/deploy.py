@@ -1,13 +1,13 @@
 """alma-deploy: copy the predictor of a run, or an exported model, to the folder from which it is used.
 
-alma-deploy RUN TO                the predictor of the run now
-alma-deploy RUN TO --stage 2      that after stage 2
+alma-deploy RUN TO                the current predictor of the run
+alma-deploy RUN TO --stage 2      the predictor after stage 2
 alma-deploy EXPORT TO             a folder that alma-export wrote
-alma-deploy --back TO             return to the one before
-alma-deploy --list TO
+alma-deploy --back TO             return to the previous predictor
+alma-deploy --list TO             list the predictors in TO
 
-TO/current is a link to the folder of the deployed predictor, such as TO/stage_003. It is replaced in one step, after
-the copy is complete and its digests were compared, so that it leads to a whole folder at each moment.
+TO/current is a symbolic link to the folder of the deployed predictor, such as TO/stage_003. The link is replaced
+atomically, after the copy is complete and its digests are verified, so that it always points to a complete folder.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Deployed:
     number: int
     """Position in the order in which the predictors were deployed, from 1."""
     is_taken_back: bool
-    """Whether `alma-deploy --back` has left it. Then it is deployed again only with --stage."""
+    """Whether `alma-deploy --back` has taken it back. Then it is deployed again only with --stage."""
     content: list[str]
     """SHA-256 digests of what predicts. Two predictors with equal content are the same."""
     files: dict[str, str]
@@ -98,20 +98,20 @@ class _Copy:
 
 
 def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: int = 3) -> tuple[Path, bool]:
-    """Copy a predictor to `to`, and let `to`/current lead to it.
+    """Copy a predictor to `to`, and point the link `to`/current to it.
 
     The copy needs neither the run nor the stream: `fairseq_alma.load` and `vision.load` take the folder `to`/current.
-    If the same predictor is in `to` already, only the link changes. If it was left by `go_back` and `stage` is None,
-    nothing changes, so that a scheduled command does not deploy it again.
+    If `to` already contains the same predictor, only the link changes. If `go_back` has taken this predictor back and
+    `stage` is None, nothing changes, so that a scheduled command does not deploy it again.
 
     Args:
         source: run folder of alma-lm or alma-vision with one seed, or a folder that alma-export wrote.
         to: the folder with the deployed predictors. It is created if it does not exist.
-        stage: the stage of the run; by default its predictor now.
-        keep: number of predictors to keep, with the new one. Older ones are removed.
+        stage: the stage of the run; by default, the current predictor is copied.
+        keep: number of predictors to keep, including the new one. Older ones are removed.
 
     Returns:
-        The folder to which `to`/current leads now, and whether it is the predictor of `source`.
+        The folder to which `to`/current points now, and whether it contains the predictor of `source`.
 
     Raises:
         AlmaError: if there is no such predictor, if a file has changed, or if another process is at work in `to`.
@@ -145,12 +145,13 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
 
 
 def go_back(to: str | Path) -> Path:
-    """Let `to`/current lead to the predictor that was deployed before, and return its folder.
+    """Point `to`/current to the previously deployed predictor, and return its folder.
 
-    The predictor that is left is kept, but `deploy` does not deploy it again unless its stage is given.
+    The current predictor is kept, but `deploy` does not deploy it again unless its stage is given.
 
     Raises:
-        RunError: if there is none, if one of its files has changed, or if another process is at work in `to`.
+        RunError: if there is no previous predictor, if one of its files has changed, or if another process is at work
+            in `to`.
     """
     to = Path(to)
     if current_of(to) is None:
@@ -175,11 +176,11 @@ def all_deployed(to: Path) -> list[Deployed]:
 
 
 def current_of(to: Path) -> Path | None:
-    """Return the folder to which `to`/current leads; None if there is no link. Raise RunError if it is no link."""
+    """Return the folder to which `to`/current points; None if there is no link. Raise RunError if it is not a link."""
     link = to / CURRENT
     if not link.is_symlink():
         if link.exists():
-            raise RunError(f"{link} is not a link: move it away, or give another folder")
+            raise RunError(f"{link} is not a symbolic link: move it away, or give another folder")
         return None
     return to / os.readlink(link)  # noqa: PTH115 (the path as it was given, not resolved)
 
@@ -251,7 +252,7 @@ def _tokenizer_files(stream: Path, dictionary: str | None) -> dict[str, tuple[Pa
 
 
 def _write(copy: _Copy, to: Path, number: int) -> Deployed:
-    """Copy the files to a new folder, compare their digests, and return the predictor in it."""
+    """Copy the files to a new folder, verify their digests, and return the predictor in it."""
     names = (copy.name, *(f"{copy.name}_{count}" for count in range(2, 10**6)))
     target = next(to / name for name in names if not os.path.lexists(to / name))
     with written_aside(target) as folder:
@@ -259,9 +260,7 @@ def _write(copy: _Copy, to: Path, number: int) -> Deployed:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
             if sha256_of(folder / name) != digest:
-                raise RunError(
-                    f"{path} has changed while it was copied, or the disk is damaged: give the command again"
-                )
+                raise RunError(f"{path} has changed while it was copied, or the disk is damaged: run the command again")
         if copy.predictor is not None:
             write_json(folder / "predictor.json", copy.predictor, durable=False)
         files = {
@@ -272,7 +271,7 @@ def _write(copy: _Copy, to: Path, number: int) -> Deployed:
 
 
 def _lead_to(to: Path, folder: Path) -> None:
-    """Let `to`/current lead to a folder in `to`, in one step."""
+    """Point `to`/current to a folder in `to`, atomically."""
     with written_aside(to / CURRENT, durable=False) as link:
         link.symlink_to(folder.name)
 
@@ -296,10 +295,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", nargs="?", type=Path, metavar="RUN|EXPORT", help="a run, or a folder of alma-export")
     parser.add_argument("to", type=Path, metavar="TO", help="the folder with the deployed predictors")
-    parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: now)")
+    parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: current)")
     parser.add_argument(
         "--keep", type=int, default=3, metavar="N",
-        help="number of predictors to keep in TO, with the new one (default: %(default)s)",
+        help="number of predictors to keep in TO, including the new one (default: %(default)s)",
     )  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--back", action="store_true", help="return to the predictor that was deployed before")
@@ -315,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"deployed: {go_back(to)}")
         else:
             folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
-            note = "" if is_source else f" (that of {source} was taken back with --back; --stage K deploys it again)"
+            note = "" if is_source else f" (the predictor of {source} was taken back; --stage K deploys it again)"
             say(f"deployed: {folder}{note}")
     except (AlmaError, OSError) as error:
         say(f"alma-deploy: {message_of(error)}", sys.stderr)

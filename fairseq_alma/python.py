@@ -1,4 +1,4 @@
-"""The commands for text, for Python programs and notebooks: prepare a stream, extend it, train on it, use the model.
+"""The commands for text as Python functions: prepare a stream, extend it, train on it, use the model.
 
 import fairseq_alma as alma
 
@@ -42,7 +42,7 @@ class Run(FinishedRun):
 
     @cached_property
     def predictor(self) -> LanguagePredictor:
-        """What the first seed deploys: `run.predictor.score(texts)`, `run.predictor.generate(prompts)`."""
+        """The deployed predictor of the first seed: `run.predictor.score(texts)`, `run.predictor.generate(prompts)`."""
         return load(self.folders[0], arch=self.settings.arch)
 
 
@@ -61,7 +61,7 @@ def prepare(out: str | Path, sources: str | Collection[str], **options: Any) -> 
     """
     names = {option.destination: name for name, option in options_of(PrepSettings).items()}
     if unknown := sorted(options.keys() - names.keys()):
-        raise SettingError(f"{unknown[0]}= is no option of alma-prep: use one of {', '.join(sorted(names))}")
+        raise SettingError(f"{unknown[0]}= is not an option of alma-prep: use one of {', '.join(sorted(names))}")
     given: dict[str, Any] = {
         names[key]: tuple(value) if isinstance(value, list) else value for key, value in options.items()
     }
@@ -88,11 +88,11 @@ def run(settings: LanguageModelSettings | None = None, /, **values: Any) -> Run:
 
     The settings have the same names as on the command line: `run(stream="streams/news", out="runs/sm", updates=300)`.
     If the folder `out` contains an interrupted run with the same settings, or if the stream has grown, the run is
-    continued. A finished run is returned at once. If a gate refuses a new predictor, `run.predictor` is the one before,
-    and `run.ledger[-1].scores.gate` says why.
+    continued. A finished run is returned at once. If a gate refuses a new predictor, `run.predictor` is the
+    previous one, and `run.ledger[-1].scores.gate` says why.
 
     Args:
-        settings: all settings, as an object. Then give no setting by name.
+        settings: all settings, as an object. With this, no setting can be given by name.
         **values: the settings (see `alma-lm --help`), also `preset` and `arch`.
 
     Raises:
@@ -114,7 +114,7 @@ def run(settings: LanguageModelSettings | None = None, /, **values: Any) -> Run:
 
 
 def _settings_from(given: Mapping[str, Any]) -> LanguageModelSettings:
-    """Return the settings that `alma-lm` has if the given values are typed on its command line."""
+    """Return the settings that `alma-lm` has if the given values are on its command line."""
     if plugin := given.get("plugin"):
         load_plugin(str(plugin))
     overrides, own = [f"preset={given.get('preset', 'paper')}"], {}
@@ -122,7 +122,7 @@ def _settings_from(given: Mapping[str, Any]) -> LanguageModelSettings:
         if (CONFIGS / "arch" / f"{given['arch']}.yaml").is_file():
             overrides.append(f"arch={given['arch']}")
         elif (own := other_architectures().get(str(given["arch"]), {})) == {}:
-            raise SettingError(f"arch={given['arch']!r} is no architecture of a language model: see alma-lm --help")
+            raise SettingError(f"arch={given['arch']!r} is not an architecture of a language model: see alma-lm --help")
     config = composed(CONFIGS, "alma_lm", overrides, own)
     values = {"stream": "", "out": "", **setting_values(config, OTHER_KEYS), **given}
     for name in ("stream", "out"):
@@ -132,7 +132,7 @@ def _settings_from(given: Mapping[str, Any]) -> LanguageModelSettings:
 
 
 def _plain(value: Any) -> Any:
-    """Return a path as a text, and a number of numpy as a number of Python."""
+    """Return a path as a string, and a NumPy number as a Python number."""
     if isinstance(value, PathLike):
         return fspath(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -148,7 +148,7 @@ def lay_out_periods(
         held_out, first, unions = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1, {}
     else:
         words = int(passages["num_words"].sum(dtype=np.int64))
-        # The usual share would be half of the first period, which stands for the whole stream.
+        # Only the first period is divided here, so the default share would be half of it.
         test_words = words // 10 if settings.causal and settings.test_words is None else settings.test_words
         held_out, first = _held_out_fractions(words, valid_words, test_words, num_periods), 1
         numbers = range(1, num_periods + 1)
@@ -161,7 +161,7 @@ def lay_out_periods(
 def without_late(
     settings: PrepSettings, documents: np.ndarray, names: Sequence[str], spool: Path, base: Mapping
 ) -> tuple[np.ndarray, list[dict]]:
-    """Do with documents that are earlier than the last document of a stream what the setting `late` says.
+    """Apply the setting `late` to documents that are earlier than the last document of a stream.
 
     Args:
         settings: the settings of this call of alma-prep.
@@ -171,7 +171,7 @@ def without_late(
         base: the content of stream.json of the stream to extend.
 
     Returns:
-        The index entries of the documents that are used, and the rows of the table "cleaning" about the others.
+        The index entries of the used documents, and the rows of the table "cleaning" about the others.
 
     Raises:
         Unworkable: if there are late documents and `late` is "error".
@@ -195,9 +195,9 @@ def without_late(
 
 
 def as_new(dates: np.ndarray, base: Mapping) -> np.ndarray:
-    """Return the dates as which documents count that are added to a stream with the stream.json `base`.
+    """Return the dates by which new documents are sorted, for a stream with the stream.json `base`.
 
-    Late ones, which are earlier than the last document of the stream, count as the first of the others.
+    Late documents are earlier than the last document of the stream. They get the earliest date of the others.
     """
     last = parse_date(base["periods"][-1]["last_date"])
     return np.maximum(dates, dates[dates >= last].min() if (dates >= last).any() else last)
@@ -265,8 +265,8 @@ def chronological_layout(
                     f"{_period(name, documents, start, end)} has too few documents: {words:,} words are left for "
                     f"{'training' if part == 'train' else part}, but at least {least:,} are needed. {_ADVICE}"
                 )
-            # The stored key of the first passage of a document has decided whether the document is held out. By the
-            # same key, no mega-batch would begin with the beginning of a document.
+            # The stored key of the first passage of a document decided whether the document is held out. If passages
+            # were sorted by this key, no mega-batch would begin with the first passage of a document.
             parts[part].append(mixed(passages, strata, which, purpose="order of a period"))
         first_date, last_date = (date_text(int(documents.dates[at])) for at in (start, end - 1))
         periods.append({"first_date": first_date, "last_date": last_date})

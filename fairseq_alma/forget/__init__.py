@@ -11,5 +11,5 @@ first use of the text, and trained again on the masked stream.
 
 STREAM/forgotten/unfinished.json    the plan, while the stream is being masked: no other command reads such a stream
 STREAM/forgotten/1.json             the certificate of the first call: what was masked and trained again, with digests.
-                                    It is written before each step, so that the same command continues after a kill
+                                    It is written before each step, so that the same command continues if killed
 """

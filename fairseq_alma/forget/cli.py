@@ -1,12 +1,12 @@
-"""alma-forget: remove a document from a stream, and train the models again that have read it.
+"""alma-forget: remove a document from a stream, and train the models again that were trained on it.
 
 alma-forget STREAM --document ID --runs RUNS           show what would be masked, and what it costs to train again
 alma-forget STREAM --document ID --runs RUNS --yes     do it
 
-Its tokens become padding, in files of the same size, so that no other token moves. The near copies of the document are
+The tokens of the document become padding, in files of the same size, so that no other token moves. Its near copies are
 masked, too. Each run is taken back to the stage before the first use of the text, and is trained again from there. The
-certificate STREAM/forgotten/NUMBER.json says what was done, with digests, and what still remembers the text. A call
-that was interrupted is finished by the same command.
+certificate STREAM/forgotten/NUMBER.json says what was done, with digests, and what still remembers the text. After an
+interruption, the same command continues.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--runs", nargs="+", type=Path, metavar="FOLDER",
         help="train again the runs in these folders, at any depth, that have used the text",
     )  # fmt: skip
-    runs.add_argument("--no-runs", action="store_true", help="only mask the stream: no model has read it")
+    runs.add_argument("--no-runs", action="store_true", help="only mask the stream: no model was trained on it")
     parser.add_argument("--cache", nargs="+", type=Path, default=[], help="folders of alma-prep --cache to search")
     parser.add_argument(
         "--purge", action="store_true",
@@ -85,7 +85,7 @@ def _forget(arguments: argparse.Namespace) -> int:
         raise SettingError("--match '' is in every document: give a text")
     for cache in arguments.cache:
         if not cache.is_dir():
-            raise SettingError(f"--cache {cache} is no folder: give the folders that alma-prep --cache has named")
+            raise SettingError(f"--cache {cache} is no folder: give the folders of alma-prep --cache")
     request = {"documents": ids, "match": sorted(arguments.match)}
     known = certificates(path)
     plan = unfinished(path)
@@ -110,14 +110,14 @@ def _forget(arguments: argparse.Namespace) -> int:
     for one in [*known, certificate]:
         for split, entry in one["splits"].items():
             masked[split].append(entry["before"])
-    # A certificate may be somebody else's, so only runs that the user names are changed.
+    # Somebody else may have written a certificate, so only runs that the user names are changed.
     runs = runs_in(arguments.runs or [])
     prices = [price for run in runs if (price := price_of(run, masked)) is not None]
     for price in prices:
         _show_price(price)
     if len(prices) > 1:
         total = sum(price.spent.train_flops for price in prices)
-        say(f"together: {total:.3g} FLOPs")
+        say(f"total: {total:.3g} FLOPs")
     if not arguments.yes:
         say("nothing was changed: add --yes to do this")
         return 0
@@ -153,8 +153,8 @@ def _find(stream: StreamFolder, ids: Sequence[str], request: dict[str, Any]) -> 
     found = find(stream, ids, request["match"])
     if not found.documents:
         raise SettingError(
-            f"no document of {stream.path} has this name or contains this text. documents/*.parquet has the names; "
-            f"--match finds text as the tokenizer returns it, within a passage"
+            f"no document of {stream.path} has this name or contains this text. documents/*.parquet lists the names; "
+            f"--match finds text as the tokenizer decodes it, within a passage"
         )
     if found.unknown:
         names = ", ".join(found.unknown[:SHOWN]) + (" ..." if len(found.unknown) > SHOWN else "")
@@ -194,7 +194,7 @@ def _show_price(price: Any) -> None:
         stages = "no finished stage is"
     say(
         f"{price.run} has used {used}: {stages} trained again from stage {price.to_stage}{why}: "
-        f"{price.spent.train_flops:.3g} FLOPs, {price.spent.num_updates:,} updates; they took "
+        f"{price.spent.train_flops:.3g} FLOPs, {price.spent.num_updates:,} updates; their first training took "
         f"{price.spent.train_seconds:.0f} s"
     )
 
@@ -210,7 +210,7 @@ def _report(stream: Path, certificate: Certificate, removable: Sequence[str]) ->
             )
         else:
             open_runs.append(run)
-            say(f"{run}: give its own command, and then this one again: {entry.get('command')}")
+            say(f"{run}: run its own command, and then this one again: {entry.get('command')}")
     for one in certificate.get("remembers", []):
         say(f"still remembers: {one['what']}: {one['why']}")
     if removable:

@@ -1,6 +1,6 @@
-"""Find a document in a finished stream: its passages in all splits, and those of its near copies.
+"""Find a document in a finished stream: its passages in all splits, and the passages of its near copies.
 
-A stream has no text, but tokens, which are decoded here. All passages are read, because near copies can be anywhere.
+A stream contains tokens, not text; the tokens are decoded here. All passages are read: near copies can be anywhere.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ BATCH_CHARACTERS = 100_000
 """Number of characters of which n-grams are computed at a time (see `unit_hashes_of`)."""
 ENOUGH = 0.5
 """If at least this share of the 5-grams of some passages of a document is in the searched text, the whole document is
-compared with it. The passages of a near copy may be cut at other places, and too short to be compared alone."""
+compared with it. Passages of a near copy may be cut at other places, or be too short to be compared alone."""
 
 
 class Rows(NamedTuple):
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 def read_rows(stream: StreamFolder, split: str) -> Rows:
-    """Return the sequences of a split. Raise StreamError if the stream does not say from which documents they are."""
+    """Return the sequences of a split. Raise StreamError if the stream does not say which documents they come from."""
     import pyarrow.parquet
 
     path = stream.path / FOLDER / f"{split}.parquet"
@@ -82,7 +82,7 @@ Places = dict[str, set[int]]
 
 
 class Found(NamedTuple):
-    """What was found of the documents that shall be forgotten."""
+    """Where the documents to forget were found."""
 
     places: Places
     """All sequences to mask."""
@@ -98,11 +98,11 @@ def find(stream: StreamFolder, ids: Collection[str], texts: Sequence[str]) -> Fo
     Args:
         stream: the stream.
         ids: names of documents in their sources, or hashes of their text, as `documents/*.parquet` has them.
-        texts: each document that contains one of these texts is meant, too. White space must be equal. A text that
-            goes across the end of a passage is not found.
+        texts: each document that contains one of these texts is included, too. White space must be equal. A text that
+            crosses the end of a passage is not found.
 
     Raises:
-        StreamError: if the stream does not say from which documents its text is, or a file has changed.
+        StreamError: if the stream does not say which documents its text comes from, or a file has changed.
     """
     splits = [*stream.splits, *stream.period_splits]
     stream.verify_bytes(splits)
@@ -124,7 +124,7 @@ def find(stream: StreamFolder, ids: Collection[str], texts: Sequence[str]) -> Fo
 
 
 def _documents_with(rows: Mapping[str, Rows], ids: Collection[str]) -> tuple[set[str], set[str]]:
-    """Return the hashes of the documents with some ids, and which of these ids there are."""
+    """Return the hashes of the documents with some ids, and which of these ids exist."""
     import pyarrow
     import pyarrow.compute
 
@@ -169,7 +169,7 @@ def _passages_of(split: str, found: Rows, which: np.ndarray, tokenizer: Tokenize
         documents.indices.to_numpy(),
         *(found.table[name].to_numpy() for name in ("passage", "words")),
     )
-    # Only the first piece of a very long passage has its number of words.
+    # Only the first piece of a very long passage has the number of words of the passage.
     continues = (words[which] == 0) & (np.diff(which, prepend=-2) == 1)
     continues &= (codes[which] == codes[which - 1]) & (numbers[which] == numbers[which - 1])
     passages = np.split(which, np.flatnonzero(~continues)[1:]) if len(which) else []
@@ -188,7 +188,7 @@ def _passages_of(split: str, found: Rows, which: np.ndarray, tokenizer: Tokenize
 def _texts(
     title: str, rows: Mapping[str, Rows], tokenizer: Tokenizer, documents: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the passages of some documents, in order, as far as they are in the stream."""
+    """Return the passages of some documents that are in the stream, in order."""
     places: Places = defaultdict(set)
     _add_documents(places, rows, documents)
     found: dict[str, dict[int, str]] = defaultdict(dict)
@@ -245,7 +245,7 @@ def _is_part(passage: Grams, document: Sequence[Grams]) -> bool:
 
     Args:
         passage: the n-grams of the passage.
-        document: those of the document, and then of its passages if it has several.
+        document: the n-grams of the document, and then of its passages if it has several.
     """
     whole = document[0]
     if are_copies(passage, whole) or any(are_copies(one, passage) for one in document):
@@ -260,7 +260,7 @@ def _with_any(passages: Iterable[Passage], searched: np.ndarray) -> Iterator[Pas
     def of_batch() -> Iterator[Passage]:
         hashes, counts = unit_hashes_of([passage.text for passage in batch])
         ends = np.cumsum(counts)
-        # Some of these n-grams go across the end of a passage, which does no harm.
+        # Some of these n-grams cross the end of a passage, which does no harm.
         found = ngram_hashes(hashes, NGRAM_UNITS)
         places = np.minimum(np.searchsorted(searched, found), len(searched) - 1)
         at = np.flatnonzero(searched[places] == found)

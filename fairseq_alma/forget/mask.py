@@ -1,7 +1,7 @@
 """Mask text in a stream folder in place: its tokens become padding, and no other token moves.
 
-The plan is written before anything is changed, and each of its steps can be repeated. So a call that was killed is
-finished by the same command. While the plan is there, no other command reads the stream.
+The plan is written before anything is changed, and each of its steps can be repeated. So the same command finishes a
+call that was killed. While the plan exists, no other command reads the stream.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class MaskedSplit(TypedDict):
     """What is masked in a split."""
 
     before: str
-    """SHA-256 digest of the .bin file before."""
+    """SHA-256 digest of the .bin file before it was masked."""
     after: NotRequired[str]
     rows: list[NonNegative]
     """The sequences, by their indices in the split."""
@@ -98,7 +98,7 @@ def digest_of_request(salt: str, request: Mapping[str, Any]) -> str:
 
 
 def num_in_vocabulary(description: Mapping[str, Any]) -> int:
-    """Return on how many mega-batches, the first ones, a tokenizer of alma-prep was trained."""
+    """Return on how many of the first mega-batches a tokenizer of alma-prep was trained."""
     if description.get("settings", {}).get("causal"):
         return 1
     extensions = description.get("extensions", [])
@@ -148,16 +148,16 @@ def _names(splits: Collection[str]) -> list[str]:
 
 
 def mask(stream: Path, plan: Certificate) -> None:
-    """Carry out a plan, or finish it. At the end, the certificate takes the place of the plan.
+    """Carry out a plan, or finish it. At the end, the certificate replaces the plan.
 
     Raises:
-        PrepError: if alma-prep is at work in the folder, or has left an unfinished extension there, which has text.
+        PrepError: if alma-prep is at work in the folder, or if an unfinished extension there contains text.
     """
     with lease_held(stream):
         left = [path.name for path in (stream / WORK).iterdir() if not path.name.startswith(("lease", ".lease"))]
         if left:
             raise PrepError(
-                f"{stream / WORK} contains the text of an unfinished alma-prep: finish it by the same command, or "
+                f"{stream / WORK} contains the text of an unfinished alma-prep: finish it with the same command, or "
                 f"remove this folder; then run alma-forget again"
             )
         description = StreamFolder(stream, _read(stream / STREAM_FILE))
@@ -226,7 +226,7 @@ def _described(stream: StreamFolder, plan: Certificate) -> dict[str, Any]:
         entry = split_entry(described, split)
         assert isinstance(entry, dict)
         table = read_rows(stream, split).table
-        left = table.filter(table["words"].to_numpy() > 0)  # the rows with which a passage begins that is not masked
+        left = table.filter(table["words"].to_numpy() > 0)  # the first rows of passages that are not masked
         entry |= {
             "documents": len(left["document"].unique()),
             "passages": len(left),

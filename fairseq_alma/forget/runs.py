@@ -1,8 +1,9 @@
 """The runs that have used masked text: what it costs to train them again, and the training.
 
 A run is taken back to the last stage that has not used the text, and continues with its own settings. The validation
-set chooses the checkpoints of all stages, so if text in it was masked, a run begins anew. Nothing learns from the test
-set: if only text in it was masked, nothing is trained again, and the new scores are those on what is left.
+set chooses the checkpoints of all stages, so if its text was masked, a run starts from the beginning. Nothing
+learns from the test set: if only its text was masked, nothing is trained again, and later scores are those on the
+remaining text.
 """
 
 import shlex
@@ -35,13 +36,13 @@ class Price(NamedTuple):
 
     run: Path
     to_stage: int
-    """The stage from which it continues; 0 if it begins anew."""
+    """The stage from which the run continues; 0 if it starts from the beginning."""
     wanted_stage: int
     """The last stage that has not used the text. If no training state of it is left, `to_stage` is an earlier one."""
     stages: list[int]
     """The finished stages that are trained again."""
     spent: Spent
-    """What they have cost. It costs the same again."""
+    """What these stages cost. Training them again costs the same."""
     mega_batches: list[int]
     """The masked mega-batches that the run has used."""
     held_out: list[str]
@@ -49,7 +50,7 @@ class Price(NamedTuple):
     num_arrivals: int
     """How many mega-batches have arrived in the run. No more are used, although the stream may have more now."""
     last_group: str
-    """What happened to the last of them if they were fewer than the wait, see the setting `last_group`."""
+    """What happened to the last mega-batches if they were fewer than the wait (see the setting `last_group`)."""
 
 
 def price_of(run: Path, masked: Mapping[str, Sequence[str]]) -> Price | None:
@@ -98,7 +99,7 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 def train_again(run: Path, price: Price | None, stream: StreamFolder, certificate: Certificate) -> None:
     """Take a run back, and train it again on the masked stream. The certificate records each step before it begins.
 
-    If an earlier call was killed, `certificate` says what it has done, and the rest is done; then `price` may be None.
+    If an earlier call was killed, `certificate` says what it did. This call does the rest, and `price` may be None.
     A run whose stages are Slurm jobs is only taken back; its own command trains it.
     """
     paths, entry = RunFolder(run), certificate["runs"].get(str(run))

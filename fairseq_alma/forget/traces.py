@@ -1,4 +1,4 @@
-"""What still contains forgotten text or has learned from it: what can be removed, and what is not known."""
+"""What still contains forgotten text or has learned from it: what can be removed, and what cannot be checked."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ class Trace(NamedTuple):
     """Something that remembers the text."""
 
     what: str
-    """A file, a folder, or what it is."""
+    """A file or folder, or a description."""
     why: str
     folders: tuple[Path, ...] = ()
     """What --purge removes; () if it removes nothing."""
@@ -67,15 +67,15 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
         yield Trace(
             tokenizer["file"],
             f"it was trained on text of the first {first} mega-batches, which may include the forgotten text, so "
-            f"its pieces of words may depend on it. {only} of its tokens are used nowhere else in them. Another "
-            f"tokenizer would change every token of the stream",
+            f"its subwords may depend on that text. In these mega-batches, {only} of its tokens occur only in the "
+            f"forgotten text. Another tokenizer would change every token of the stream",
         )
     if (stream.path / "dedup").is_dir():
         yield Trace(
             "dedup", "hashes and signatures of the text, so that --extend leaves it out if it comes again; not its text"
         )
     for name, links in certificate["links"].items():
-        yield Trace(name, f"the file as it was has {links} other name(s) (hard links), outside the stream folder")
+        yield Trace(name, f"the unmasked file has {links} other name(s) (hard links), outside the stream folder")
     made = (stream.description, *stream.description.get("extensions", []))
     for name in dict.fromkeys(f"{one['kind']}:{one['path']}" for each in made for one in each.get("sources", [])):
         yield Trace(f"source {name}", "the input files of alma-prep are not changed: remove the text there, too")
@@ -84,7 +84,7 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
 def _of_caches(certificate: Certificate, caches: Collection[Path]) -> Iterator[Trace]:
     """Find the texts in folders of alma-prep --cache, by the hashes of the documents."""
     if not caches:
-        yield Trace("folders of alma-prep --cache", "they were not searched: give --cache if there are some")
+        yield Trace("folders of alma-prep --cache", "they were not searched: give --cache if there are any")
     wanted = {bytes.fromhex(name) for name in certificate["documents"]}
     for cache in caches:
         entries = []
@@ -112,19 +112,19 @@ def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace
             yield Trace(name, f"it is not trained again yet (state: {entry['state']})")
         for folder in sorted((run / "set_aside").glob("*")):
             if _has_learned(folder, before):
-                yield Trace(str(folder), "what a rollback has set aside was trained on the text", (folder,))
+                yield Trace(str(folder), "stages that a rollback has set aside were trained on the text", (folder,))
         yield from _of_shared(run, entry)
         settings = read_settings(run)
         if settings.get("wandb"):
             yield Trace(
-                f"W&B project {settings['wandb']}", "it has the curves and scores of the earlier training, no text"
+                f"W&B project {settings['wandb']}", "it has the curves and scores of the earlier training, but no text"
             )
         if settings.get("init_from"):
-            yield Trace(settings["init_from"], "the run started from it; whether it knows the text is not known here")
+            yield Trace(settings["init_from"], "the run started from it; it may have been trained on the text")
 
 
 def _has_learned(aside: Path, before: Mapping[str, str]) -> bool:
-    """Return True if a run that was set aside, a folder, has used a mega-batch or a held-out set as it was before."""
+    """Return True if a run that was set aside has used a mega-batch or the validation set from before the masking."""
     if not RunFolder(aside).arrivals.exists():
         return False
     digests = read_arrivals(aside)["digests"]

@@ -23,10 +23,10 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 def decide(
     settings: LanguageModelSettings, stream: StreamFolder, rows: Sequence[LedgerRow], skipped: Collection[int]
 ) -> GateDecision:
-    """Return whether the predictor of the stage after these rows passes the gate, and deploy it if so.
+    """Return whether the predictor of the stage after these rows passes the gate, and deploy it if it passes.
 
-    A refusal is printed as a line of JSON, which the command `gate_command` gets, too. If this process is killed before
-    the row of the stage is written, the next one repeats all of this.
+    A refusal is printed as a line of JSON, which `gate_command` also reads. If this process is killed before the row of
+    the stage is written, the next process repeats all of this.
 
     Args:
         settings: settings of the run.
@@ -62,7 +62,7 @@ def _checks(
     skipped: Collection[int],
 ) -> list[GateCheck]:
     """Compare the predictors of two stages on all texts of the gate."""
-    # A period that arrived after the deployed predictor and before this stage was refused, and is no standard.
+    # A period between the deployed predictor and this stage was refused, so it is not a standard of comparison.
     last_known = next(row.t for row in rows if row.updated and row.stage == deployed)
     last_stage = max(row.t for row in rows if row.updated)
     periods = [j for j in range(1, min(t, stream.num_periods) + 1) if j not in skipped]
@@ -93,7 +93,7 @@ def _check(text: str, perplexities: Sequence[float], limit: float) -> GateCheck:
 
 
 def _perplexity(scores: dict[str, PerplexityScore], splits: Sequence[str]) -> float:
-    """Return the perplexity per token on several splits together."""
+    """Return the perplexity per token over several splits."""
     chosen = [scores[split] for split in splits]
     total = PerplexityScore(sum(one.nll_sum for one in chosen), sum(one.num_tokens for one in chosen), 1)
     return total.perplexity
@@ -113,7 +113,7 @@ def _perplexity_of_file(checkpoints: Sequence[Path], stream: StreamFolder, setti
 
 
 def _alert(settings: LanguageModelSettings, t: int, stage: int, decision: GateDecision) -> None:
-    """Print a refusal, as a line of JSON on stdout and in words on stderr, and run the command of the user."""
+    """Print a refusal, as a line of JSON on stdout and as text on stderr, and run the command of the user."""
     line = json.dumps({"run": settings.out, "event": "refused", "t": t, "stage": stage, **decision})
     say(line)
     failed = [check for check in decision["checks"] if not check["passed"]]

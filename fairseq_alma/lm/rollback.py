@@ -1,11 +1,10 @@
 """Take a run of a language model back to an earlier stage (`alma-lm rollback RUN --to-stage K`).
 
-Nothing is deleted. What belongs to later stages is set aside in RUN/set_aside/NUMBER, in which the paths are those of a
-run folder: folders of stages, the predictors after them, and copies of the files that are shortened in the run folder.
+Nothing is deleted. What belongs to later stages is set aside in RUN/set_aside/NUMBER, which has the paths of a run
+folder: folders of stages, their predictors, and copies of the files that are shortened in the run folder.
 
 RUN/rollback.json says what is to be done. It is written first, and moved to RUN/set_aside/NUMBER last. Every step in
-between can be repeated, so a rollback that was killed is finished by `finish_rollback`, which each command that changes
-the run calls.
+between can be repeated. Each command that changes the run calls `finish_rollback`, which finishes a killed rollback.
 """
 
 import shutil
@@ -46,7 +45,7 @@ def stage_before(run: Path, t: int) -> int:
 
 
 def roll_back_runs(folder: Path, to_stage: int) -> int:
-    """Take the run in a folder, or the runs of all its seeds, back to a stage, and print it. Return the exit status.
+    """Take the run in a folder, or the runs of all its seeds, back to a stage. Print this, and return the exit status.
 
     For the errors, see `roll_back`. If one of the runs cannot be taken back, none is.
     """
@@ -68,8 +67,8 @@ def roll_back_runs(folder: Path, to_stage: int) -> int:
 def roll_back(run: Path, to_stage: int) -> Path | None:
     """Take a run back to the end of a stage; 0 is the untrained learner. The next `alma-lm` continues from there.
 
-    If an earlier rollback was interrupted, it is finished first. Return the folder of what was set aside; None if
-    nothing came after this stage.
+    If an earlier rollback was interrupted, it is finished first. Return the folder in which later stages were set
+    aside; None if nothing came after this stage.
 
     Args:
         run: the run folder of one seed.

@@ -86,7 +86,7 @@ def test_it_is_the_run_of_the_command(stream, tmp_path):
         ({"out": "x"}, "stream= is missing"),
         ({"stream": "x"}, "out= is missing"),
         ({"stream": "x", "out": "y", "preset": "none"}, "none"),
-        ({"stream": "x", "out": "y", "arch": "none"}, "arch='none' is no architecture"),
+        ({"stream": "x", "out": "y", "arch": "none"}, "arch='none' is not an architecture"),
         ({"stream": "x", "out": "y", "wiat": 2}, "wiat"),
         ({"stream": "x", "out": "y", "updates": 0}, "updates"),
     ],
@@ -97,7 +97,7 @@ def test_bad_settings_are_refused(values, message):
 
 
 def test_bad_options_of_a_stream_are_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"megabatches= is no option of alma-prep: use one of .*mega_batches"):
+    with pytest.raises(SettingError, match=r"megabatches= is not an option of alma-prep: use one of .*mega_batches"):
         alma.prepare(tmp_path / "out", "text:x.jsonl", megabatches=2)
     with pytest.raises(SettingError, match="number of mega-batches is missing"):
         alma.prepare(tmp_path / "out", "text:x.jsonl")
