@@ -9,7 +9,7 @@ FIRST_LENGTH, LAST_LENGTH = 10_000, 80_000
 MEASURABLE_SECONDS = 0.0002
 MOST_GROWTH = 2.6
 """Each time that the length doubles, a linear function takes 2 times as long, a quadratic one 4 times."""
-ATTEMPTS = 8
+ATTEMPTS = 20
 
 
 def growth(function: Callable[[Any], object], make: Callable[[int], Any]) -> float:

@@ -19,9 +19,9 @@ def test_sizes_are_padded_to_a_multiple_of_eight():
 def test_fairseq_reads_tokenizer_id_i_as_i_plus_four():
     names = dictionary_names(["a", "Ġb", "é"])
     assert names == ["a", "Ġb", "é", "madeupword0000"]
-    dictionary = load(dictionary_text(names, [3, 90, 0, 0]))
+    dictionary = load(dictionary_text(names))
     assert [dictionary.index(name) for name in names] == [4, 5, 6, 7]
-    assert (len(dictionary), dictionary.count[5]) == (8, 90)
+    assert len(dictionary) == 8
     dictionary.pad_to_multiple_(8)  # as fairseq-preprocess may do: nothing left to pad
     assert len(dictionary) == 8
 
@@ -40,5 +40,5 @@ def test_names_hold_no_white_space_and_are_taken_once():
         "#fairseq:overwrite",
     ]
     assert names[8] == "madeupword0000#8"  # the first of the padding
-    dictionary = load(dictionary_text(names, [1] * len(names)))
+    dictionary = load(dictionary_text(names))
     assert [dictionary.index(name) for name in names] == list(range(4, 16))
