@@ -139,7 +139,7 @@ class LocalSlurm:
         with suppress(subprocess.SubprocessError, AssertionError):
             self.run("scancel", "--partition=main,high", "--signal=KILL", "--full")
             self.run("scancel", "--partition=main,high")
-            self.wait_for(lambda: not self.run("squeue", "-h"), seconds=20)
+            self.wait_for(lambda: not self.run("squeue", "-h"), seconds=5)
         pid_of_munged = self.folder / "munge/munged.pid"
         for path in [*self.folder.glob("*.pid"), pid_of_munged]:
             with suppress(OSError, ValueError):

@@ -22,7 +22,10 @@ def example(name: str) -> tuple[Block, Block]:
 
 @pytest.mark.parametrize(
     ("name", "num_commands", "ledger"),
-    [("my_resnet.py", 1, "runs/mine/resnet/ledger.jsonl"), ("notebook.py", 1, "runs/notebook/seed_1/ledger.jsonl")],
+    [
+        pytest.param("my_resnet.py", 1, "runs/mine/resnet/ledger.jsonl", marks=pytest.mark.slow),
+        ("notebook.py", 1, "runs/notebook/seed_1/ledger.jsonl"),
+    ],
 )
 def test_an_example_works_and_has_under_25_lines(tmp_path, name, num_commands, ledger):
     saved, used = example(name)

@@ -24,7 +24,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 120])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 120])
 def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     def run(out):
         alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(out)}))

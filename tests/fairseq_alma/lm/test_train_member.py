@@ -68,7 +68,8 @@ def num_children(parent: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(None, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [None, 1])
 def test_processes_and_files_of_past_epochs_do_not_stay_open(stream, tmp_path, num_workers):
     """With 30 epochs of 3 updates and one checkpoint at the end."""
     options = "" if num_workers is None else f"--num-workers {num_workers}"
