@@ -94,7 +94,7 @@ def own_years(folder: Path) -> None:
 
 
 def months_of_text(folder: Path) -> None:
-    """Write texts/MONTH.jsonl for each month of 2026, texts/2026-07-broken.jsonl, and check.txt.
+    """Write texts/MONTH.jsonl for each month of 2025, texts/2025-07-broken.jsonl, and check.txt.
 
     The text is the beginning of Python's proposals, in their order, if ALMA_DATA has them.
     """
@@ -107,16 +107,16 @@ def months_of_text(folder: Path) -> None:
     (folder / "check.txt").write_text("\n".join(texts[20:24]))
     for month in range(1, 13):
         part = texts[(month - 1) * len(texts) // 12 : month * len(texts) // 12]
-        dates = [f"2026-{month:02d}-{1 + number % 28:02d}" for number in range(len(part))]
+        dates = [f"2025-{month:02d}-{1 + number % 28:02d}" for number in range(len(part))]
         rows = [
             {"id": f"{month}-{number}", "date": date, "text": text}
             for number, (date, text) in enumerate(zip(dates, part, strict=True))
         ]
-        (folder / f"texts/2026-{month:02d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"texts/2025-{month:02d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if month == 7:
             for row in rows:
                 row["text"] = " ".join("".join(random.Random(w).sample(w, len(w))) for w in row["text"].split())
-            (folder / "texts/2026-07-broken.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (folder / "texts/2025-07-broken.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def weeks_of_images(folder: Path) -> None:
@@ -124,7 +124,7 @@ def weeks_of_images(folder: Path) -> None:
     from PIL import Image
 
     generator = np.random.default_rng(2)
-    weeks = [f"photos/train/2026-W0{week}" for week in (1, 2, 3)]
+    weeks = [f"photos/train/2025-W0{week}" for week in (1, 2, 3)]
     for part, count in (*((week, 30) for week in weeks), ("photos/test", 20), ("incoming/2026-W04", 30)):
         for number, name in enumerate(("cat", "dog")):
             (folder / part / name).mkdir(parents=True)
