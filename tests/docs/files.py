@@ -124,7 +124,7 @@ def weeks_of_images(folder: Path) -> None:
     from PIL import Image
 
     generator = np.random.default_rng(2)
-    weeks = [f"photos/train/2025-W0{week}" for week in (1, 2, 3)]
+    weeks = [f"photos/train/2026-W0{week}" for week in (1, 2, 3)]
     for part, count in (*((week, 30) for week in weeks), ("photos/test", 20), ("incoming/2026-W04", 30)):
         for number, name in enumerate(("cat", "dog")):
             (folder / part / name).mkdir(parents=True)
