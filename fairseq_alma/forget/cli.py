@@ -80,7 +80,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     path = arguments.stream.absolute()
     ids = sorted({*arguments.document, *(one for file in arguments.file for one in _lines(file))})
     if not ids and not arguments.match:
-        raise SettingError("nothing is to be forgotten: give --document ID, --match TEXT or --file LIST")
+        raise SettingError("no document is named: give --document ID, --match TEXT or --file LIST")
     if "" in arguments.match:
         raise SettingError("--match '' is in every document: give a text")
     for cache in arguments.cache:

@@ -106,7 +106,7 @@ def num_in_vocabulary(description: Mapping[str, Any]) -> int:
 
 
 def plan_masks(stream: StreamFolder, found: Found, request: Mapping[str, Any]) -> Certificate:
-    """Return what is to be masked in a stream. Nothing is written."""
+    """Return what must be masked in a stream. Nothing is written."""
     splits: dict[str, MaskedSplit] = {}
     counts = np.zeros(stream.dictionary_size, np.int64)
     counted = [f"mega_batch_{t}" for t in range(1, num_in_vocabulary(stream.description) + 1)]
