@@ -135,7 +135,7 @@ RECIPES = {
         "EWC",
         ("learner=ewc", "lr={lr}", "fairseq=--criterion ewc --ewc-weight {weight}"),
         "ewc",
-        {"lr": LR, "weight": ("1", "0.01", "100")},
+        {"lr": LR, "weight": ("1", "0.1", "10")},
         times=0.89,
     ),
     "shrink": Recipe(

@@ -36,6 +36,12 @@ class EwcConfig(SwitchLanguageModelCriterionConfig):
     ewc_weight: float = field(default=1.0, metadata={"help": "weight of the penalty, lambda in the paper"})
 
 
+def penalty(model, fisher, old):
+    """Return the sum of F (weight - old weight)^2 over all weights."""
+    weights = dict(model.named_parameters())
+    return sum((fisher[name].to(w) * (w - old[name].to(w)).square()).sum() for name, w in weights.items())
+
+
 @register_criterion("ewc", dataclass=EwcConfig)
 class EwcCriterion(SwitchLanguageModelCriterion):
     """The criterion switch_lm, plus in training lambda / 2 sum F (weight - old weight)^2 for each token."""
@@ -48,12 +54,7 @@ class EwcCriterion(SwitchLanguageModelCriterion):
         loss, num_tokens, log = super().forward(model, sample, reduce)
         if self.anchor is None or not self.training:
             return loss, num_tokens, log
-        fisher, old = self.anchor["fisher"], self.anchor["old"]
-        penalty = sum(
-            (fisher[name].to(weight) * (weight - old[name].to(weight)).square()).sum()
-            for name, weight in model.named_parameters()
-        )
-        loss = loss + num_tokens * self.ewc_weight / 2 * penalty
+        loss = loss + num_tokens * self.ewc_weight / 2 * penalty(model, **self.anchor)
         return loss, num_tokens, {**log, "loss": loss.detach()}
 
 
