@@ -120,7 +120,7 @@ class TextStudy(ABC):
         self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, hours: float
     ) -> None:
         deadline = time.monotonic() + 3600 * hours
-        updates = self._updates_of_stage(stream)
+        updates = self.updates_of_stage(stream)
 
         def run_row(task: tuple[int, Row]) -> None:
             seed, row = task
@@ -130,7 +130,7 @@ class TextStudy(ABC):
             words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
             words += [*self.settings, *row.settings]
             words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"reuse_from={out / 'shared'}"]
-            if _run_command(words, folder.with_suffix(".log")):
+            if run_command(words, folder.with_suffix(".log")):
                 copy_results(folder, self._folder(row.name, seed), data, out)
                 final = json.loads((folder / "summary.json").read_text())["final"]
                 seconds = time.monotonic() - started
@@ -142,11 +142,11 @@ class TextStudy(ABC):
     def _make_stream(self, data: Path, out: Path) -> Path:
         """Make the stream if it does not exist, and return its folder."""
         stream = out / "stream"
-        if not _run_command(["alma-prep", str(stream), *self.prepare(data, out)], out / "stream.log"):
+        if not run_command(["alma-prep", str(stream), *self.prepare(data, out)], out / "stream.log"):
             sys.exit(1)
         return stream
 
-    def _updates_of_stage(self, stream: Path) -> int:
+    def updates_of_stage(self, stream: Path) -> int:
         """Return the number of updates of `passes` over a mega-batch.
 
         If the committed ledgers belong to another stream, this script exits.
@@ -202,7 +202,7 @@ def link_books(data: Path, folder: Path) -> Path:
     return folder
 
 
-def _run_command(words: Sequence[str], log: Path) -> bool:
+def run_command(words: Sequence[str], log: Path) -> bool:
     """Run a command of this software, append its output to the file `log`, and return whether it succeeded."""
     program = Path(sysconfig.get_path("scripts")) / words[0]
     log.parent.mkdir(parents=True, exist_ok=True)

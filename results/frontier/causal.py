@@ -75,8 +75,8 @@ class CausalStudy(TextStudy):
             {
                 "first_date": period["first_date"],
                 "last_date": period["last_date"],
-                "train": _size(periods["splits"][f"mega_batch_{t}"]),
-                "test": _size(period["test"]),
+                "train": size_of(periods["splits"][f"mega_batch_{t}"]),
+                "test": size_of(period["test"]),
             }
             for t, period in enumerate(periods["periods"], start=1)
         ]
@@ -88,7 +88,8 @@ class CausalStudy(TextStudy):
         return stream
 
 
-def _size(split: dict) -> dict[str, int]:
+def size_of(split: dict) -> dict[str, int]:
+    """Return the numbers of words, bytes and tokens of a split in stream.json."""
     return {unit: split[unit] for unit in ("words", "bytes", "tokens")}
 
 
