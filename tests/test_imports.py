@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 OURS = ("fairseq_alma", "vision", "data_prep", "launch")
 
 ORDER = (
-    ("fairseq_alma.core",),  # the standard library only
+    ("fairseq_alma.core", "fairseq_alma.fairseq_import"),  # the standard library only
     ("launch",),
     ("data_prep.errors", "data_prep.characters"),
     ("data_prep.tokenization",),
