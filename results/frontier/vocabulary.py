@@ -8,7 +8,8 @@ RUNS is the folder of its runs (its option --out), which must be finished for th
 second on, NEW symbols are added to the tokenizer of the last arrival, in the way in which BPE is trained: the most
 frequent pair of neighbouring symbols in the training text that has just arrived becomes a symbol, again and again. All
 old symbols keep their ids. The embedding of a new symbol is the mean of the embeddings of the old symbols that it
-replaces. Then a stage is trained as in SM, with as many updates.
+replaces. Then a stage is trained as in SM, with at most as many training FLOPs: as more symbols cost more, it has fewer
+updates.
 
 Each stage is a run of alma-lm that starts from the grown checkpoint (`init_from`), on a stream with the grown
 tokenizer; `skip_mega_batches` leaves out the periods before. To see what a run of its own for each stage changes, one
@@ -36,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from _grid import copy_results  # noqa: E402
-from _texts import SETTINGS, mean_text, run_command  # noqa: E402
+from _texts import SETTINGS, TOKENS_PER_SAMPLE, mean_text, run_command  # noqa: E402
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow  # noqa: E402
 from fairseq_alma.core.metrics import period_losses  # noqa: E402
@@ -141,8 +142,10 @@ def training_words(stream: Path, t: int) -> Words:
     return {tuple(token.value for token in library.model.tokenize(word)): n for word, n in sorted(words.items())}
 
 
-def grow_checkpoint(source: Path, old: Path, new: Path, pieces: Mapping[str, Sequence[str]], target: Path) -> None:
+def grow_checkpoint(source: Path, old: Path, new: Path, pieces: Mapping[str, Sequence[str]], target: Path) -> int:
     """Write a checkpoint for a stream with more symbols: the embedding of each is the mean of those of its pieces.
+
+    Return the size of an embedding.
 
     Args:
         source: the checkpoint.
@@ -170,6 +173,7 @@ def grow_checkpoint(source: Path, old: Path, new: Path, pieces: Mapping[str, Seq
     checkpoint["extra_state"]["AlmaLanguageModelingTask"]["dict_sha256"] = after.dictionary_digest
     target.parent.mkdir(parents=True, exist_ok=True)
     write_with_new_weights(checkpoint, target)
+    return weights_VD.size(1)
 
 
 def _stream(corpus: str, t: int, num_new: int, runs: Path, data: Path) -> tuple[Path, dict[str, list[str]]]:
@@ -193,6 +197,10 @@ def _stream(corpus: str, t: int, num_new: int, runs: Path, data: Path) -> tuple[
     return folder / "stream", pieces
 
 
+def _forward_flops(run: Path) -> int:
+    return Ledger(run / "ledger.jsonl").rows()[0].scores.forward_flops
+
+
 def _train(corpus: str, t: int, seed: int, num_new: int, runs: Path, data: Path) -> Path:
     """Train the stage of mega-batch t on the grown vocabulary, unless it is trained. Return the run folder."""
     study = CAUSAL.STUDIES[f"{corpus}_causal"]
@@ -205,8 +213,10 @@ def _train(corpus: str, t: int, seed: int, num_new: int, runs: Path, data: Path)
     stream, pieces = _stream(corpus, t, num_new, runs, data)
     last, stage = (fixed, t - 1) if t == 2 or num_new == 0 else (_train(corpus, t - 1, seed, num_new, runs, data), 1)
     start = runs / f"{name}_start" / f"seed_{seed}.pt"
-    grow_checkpoint(RunFolder(last).member(stage, 1) / "checkpoint_best.pt", before, stream, pieces, start)
-    updates = study.updates_of_stage(runs / f"{corpus}_causal/stream")
+    width = grow_checkpoint(RunFolder(last).member(stage, 1) / "checkpoint_best.pt", before, stream, pieces, start)
+    # Each symbol has an inner product of the output layer, for each token of a sequence.
+    flops = _forward_flops(last) + 2 * width * TOKENS_PER_SAMPLE * len(pieces)
+    updates = study.updates_of_stage(runs / f"{corpus}_causal/stream") * _forward_flops(fixed) // flops
     row = study.rows[0]
     words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *study.settings, *row.settings]
     words += [f"mega_batches={t}", f"skip_mega_batches={list(range(1, t))}", f"init_from={start}"]
@@ -284,17 +294,17 @@ def _losses(corpus: str, heading: str, sizes: Mapping[str, dict]) -> list[str]:
                 pairs = [(statistics.mean(a[part]), statistics.mean(b[part])) for a, b in zip(old, new, strict=True)]
                 cells.append(mean_text([a for a, _ in pairs], digits=3))
                 cells.append(mean_text([100 * (b / a - 1) for a, b in pairs], 2, signed=True))
-            lines.append(f"| {t} | {title} | {' | '.join(cells)} | {len(seeds)} |")
+            costs = [sum(_row_at(rows[seed], t).spent.train_flops for seed in seeds) for rows in (ledgers, fixed)]
+            lines.append(f"| {t} | {title} | {' | '.join(cells)} | {costs[0] / costs[1]:.3f} | {len(seeds)} |")
     if not lines:
         return []
     columns = "".join(f" {part} | change, % |" for part in ("earlier periods", "newest period", "all periods"))
     note = (
         "Bits per byte of test text with the fixed vocabulary, and by how many percent those with the grown one "
-        "differ, paired over seeds; negative is better."
+        "differ, paired over seeds; negative is better. FLOPs are those of the stage's training, relative to the fixed one."
     )
-    return [
-        f"## {heading}", "", f"| t | vocabulary |{columns} seeds |", f"|---:|:---|{'---:|' * 7}", *lines, "", note, ""
-    ]  # fmt: skip
+    head = f"| t | vocabulary |{columns} FLOPs | seeds |"
+    return [f"## {heading}", "", head, f"|---:|:---|{'---:|' * 8}", *lines, "", note, ""]
 
 
 def _row_at(rows: Sequence[LedgerRow], t: int) -> LedgerRow:
