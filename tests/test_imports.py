@@ -43,8 +43,10 @@ ORDER = (
     ("data_prep.encoding",),
     ("data_prep.leakage",),
     ("data_prep",),  # the modules beside these packages
-    ("fairseq_alma.huggingface", "fairseq_alma.forget"),
-    ("fairseq_alma.demo", "fairseq_alma.deploy", "fairseq_alma.python"),
+    ("fairseq_alma.huggingface",),
+    ("fairseq_alma.deploy",),
+    ("fairseq_alma.forget",),
+    ("fairseq_alma.demo", "fairseq_alma.python"),
 )
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
 
