@@ -301,7 +301,8 @@ def _losses(corpus: str, heading: str, sizes: Mapping[str, dict]) -> list[str]:
     columns = "".join(f" {part} | change, % |" for part in ("earlier periods", "newest period", "all periods"))
     note = (
         "Bits per byte of test text with the fixed vocabulary, and by how many percent those with the grown one "
-        "differ, paired over seeds; negative is better. FLOPs are those of the stage's training, relative to the fixed one."
+        "differ, paired over seeds; negative is better. FLOPs are those of the stage's training, relative to that with "
+        "the fixed vocabulary."
     )
     head = f"| t | vocabulary |{columns} FLOPs | seeds |"
     return [f"## {heading}", "", head, f"|---:|:---|{'---:|' * 8}", *lines, "", note, ""]
