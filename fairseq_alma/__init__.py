@@ -19,6 +19,8 @@ import importlib
 import sys
 from typing import Any
 
+from fairseq_alma.fairseq_import import postpone_imports_of_fairseq
+
 REGISTERED = (
     "fairseq_alma.models.switch_lm",
     "fairseq_alma.tasks.alma_lm",
@@ -65,3 +67,5 @@ def __getattr__(name: str) -> Any:
 # when they need fairseq.
 if "fairseq" in sys.modules:
     register()
+else:
+    postpone_imports_of_fairseq()

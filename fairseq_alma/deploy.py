@@ -8,18 +8,20 @@ alma-deploy --list TO             list the predictors in TO
 
 TO/current is a symbolic link to the folder of the deployed predictor, such as TO/stage_003. The link is replaced
 atomically, after the copy is complete and its digests are verified, so that it always points to a complete folder.
+RUN/deployments.json records which predictor of the run is in use.
 """
 
 import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
+from fairseq_alma.core.deployments import Deployment, note_deployment
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.lease import Lease
@@ -27,7 +29,7 @@ from fairseq_alma.core.predictors import checked_file, read_predictor, stages_wi
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.settings import Count
+from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_description import read_description
 from fairseq_alma.core.stream_folder import check_tokenizer_files
 from fairseq_alma.huggingface.export import RECORD as EXPORT_RECORD
@@ -43,8 +45,12 @@ class _Record(TypedDict):
     """The content of deployed.json."""
 
     source: str
+    run: str
+    stage: NonNegative
+    since: str
     number: Count
     is_taken_back: bool
+    is_withdrawn: bool
     content: list[str]
     files: dict[str, str]
 
@@ -56,10 +62,18 @@ class Deployed:
     folder: Path
     source: str
     """What was copied, for the user."""
+    run: str
+    """Absolute path of the run; "" for an exported model."""
+    stage: int
+    """Stage of the run; 0 for an exported model."""
+    since: str
+    """Time at which it was deployed last, in ISO format."""
     number: int
     """Position in the order in which the predictors were deployed, from 1."""
     is_taken_back: bool
     """Whether `alma-deploy --back` has taken it back. Then it is deployed again only with --stage."""
+    is_withdrawn: bool
+    """Whether it has learned from text that alma-forget has removed. Then it is never deployed again."""
     content: list[str]
     """SHA-256 digests of what predicts. Two predictors with equal content are the same."""
     files: dict[str, str]
@@ -88,6 +102,8 @@ class _Copy:
     """What is to be copied."""
 
     source: str
+    run: str
+    stage: int
     name: str
     """Name of the folder in TO, if it is free."""
     content: list[str]
@@ -127,18 +143,22 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
         one = next((one for one in found if one.content == copy.content), None)
         if one is not None:
             one.check()
+            if one.is_withdrawn:
+                raise RunError(
+                    f"{copy.source} has learned from text that alma-forget has removed: deploy another stage"
+                )
             if one.is_taken_back and stage is None and current is not None:
                 return current, False
         number = found[-1].number + 1 if found else 1
         if one is None:
             one = _write(copy, to, number)
         elif one.folder != current or one.is_taken_back:
-            one = replace(one, number=number, is_taken_back=False)
+            one = replace(one, number=number, since=_now(), is_taken_back=False)
             one.write()
-        _lead_to(to, one.folder)
+        _lead_to(to, one)
         rest, kept = all_deployed(to)[::-1], 0
         for old in rest:
-            if kept >= keep and old.folder != one.folder:
+            if old.folder != one.folder and (kept >= keep or old.is_withdrawn):
                 remove(old.folder)
             kept += not old.is_taken_back
     return one.folder, True
@@ -159,14 +179,42 @@ def go_back(to: str | Path) -> Path:
     with Lease(to):
         found, current = all_deployed(to), current_of(to)
         now = next((one for one in found if one.folder == current), None)
-        before = [one for one in found if not one.is_taken_back and now is not None and one.number < now.number]
+        older = [one for one in found if not one.is_taken_back and now is not None and one.number < now.number]
+        before = [one for one in older if not one.is_withdrawn]
         if now is None or not before:
-            raise RunError(f"{to} has no predictor from before {current}: alma-deploy RUN {to} --stage K deploys one")
+            why = f" ({older[-1].folder.name} has learned from text that alma-forget has removed)" if older else ""
+            how = f"alma-deploy {now.run} {to} --stage K" if now and now.run else f"alma-deploy EXPORT {to}"
+            raise RunError(f"{to} has no predictor from before {current}{why}: {how} deploys another one")
         before[-1].check()
         # If this process is killed before the link is changed, the same command goes back to the same folder.
         replace(now, is_taken_back=True).write()
-        _lead_to(to, before[-1].folder)
+        _lead_to(to, before[-1])
         return before[-1].folder
+
+
+def withdraw(to: Path, digests: Collection[str]) -> list[Path]:
+    """Mark the predictors in `to` that consist of forgotten checkpoints, so that none of them is deployed again.
+
+    The next `deploy` removes their folders.
+
+    Args:
+        to: the folder with the deployed predictors.
+        digests: SHA-256 digests of checkpoints that have learned from text that alma-forget has removed.
+
+    Returns:
+        The folders of these predictors, also of those that were marked before.
+
+    Raises:
+        RunError: if a record is damaged, or if another process is at work in `to`.
+    """
+    if not any(set(digests) & {*one.content} for one in all_deployed(to)):
+        return []
+    with Lease(to):
+        found = [one for one in all_deployed(to) if set(digests) & {*one.content}]
+        for one in found:
+            if not one.is_withdrawn:
+                replace(one, is_withdrawn=True).write()
+    return [one.folder for one in found]
 
 
 def all_deployed(to: Path) -> list[Deployed]:
@@ -199,8 +247,10 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
                 files[name] = (source / name, sha256_of(source / name))
         name = source.resolve().name
         name = f"model_{name}" if name.startswith(".") or name == CURRENT else name
-        return _Copy(f"the exported model {source}", name, sorted(record["files"].values()), files)
+        return _Copy(f"the exported model {source}", "", 0, name, sorted(record["files"].values()), files)
     run = RunFolder(source)
+    if (source / CURRENT).is_symlink():
+        raise SettingError(f"{source} contains deployed predictors: give the run first, alma-deploy RUN {source}")
     if not run.predictor().is_file():
         several = sorted(str(path.parent) for path in source.glob("*/predictor.json"))
         raise RunError(
@@ -223,11 +273,12 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
         raise RunError(f"{source / 'inputs.json'} is missing: run the command of the run again, which writes the file")
     else:
         files["inputs.json"] = (source / "inputs.json", sha256_of(source / "inputs.json"))
-    stage = _stage_of([entry["path"] for entry in description["checkpoints"]]) if stage is None else stage
+    stage = _newest_stage(source) if stage is None else stage
     content = [files[str(entry["path"])][1] for entry in entries]
     return _Copy(
-        f"stage {stage} of {source}", f"stage_{stage:03d}", content, files, {**description, "checkpoints": entries}
-    )
+        f"stage {stage} of {source}", str(source.resolve()), stage, f"stage_{stage:03d}", content, files,
+        {**description, "checkpoints": entries},
+    )  # fmt: skip
 
 
 def _is_inside(name: str) -> bool:
@@ -235,8 +286,9 @@ def _is_inside(name: str) -> bool:
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
-def _stage_of(paths: Sequence[str]) -> int:
-    """Return the last stage in which one of the checkpoints was trained, from their paths."""
+def _newest_stage(run: Path) -> int:
+    """Return the last stage in which a checkpoint of the current predictor of a run was trained."""
+    paths = [entry["path"] for entry in read_predictor(run)["checkpoints"]]
     parts = [part.removeprefix("stage_") for path in paths for part in Path(path).parts if part.startswith("stage_")]
     return max((int(part) for part in parts if part.isdecimal()), default=0)
 
@@ -266,14 +318,24 @@ def _write(copy: _Copy, to: Path, number: int) -> Deployed:
         files = {
             path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
         }
-        Deployed(folder, copy.source, number, False, copy.content, files).write()
+        origin = copy.source, copy.run, copy.stage
+        Deployed(folder, *origin, _now(), number, False, False, copy.content, files).write()
     return Deployed.read(target)
 
 
-def _lead_to(to: Path, folder: Path) -> None:
-    """Point `to`/current to a folder in `to`, atomically."""
+def _now() -> str:
+    return datetime.now().isoformat(" ", "seconds")
+
+
+def _lead_to(to: Path, one: Deployed) -> None:
+    """Point `to`/current to a predictor in `to`, atomically, and record this in the folder of its run."""
     with written_aside(to / CURRENT, durable=False) as link:
-        link.symlink_to(folder.name)
+        link.symlink_to(one.folder.name)
+    if one.run and Path(one.run).is_dir():
+        try:
+            note_deployment(Path(one.run), Deployment(to=str(to.resolve()), stage=one.stage, content=one.content))
+        except (AlmaError, OSError) as error:
+            say(f"alma-deploy: warning: {one.run} does not know what is deployed: {message_of(error)}", sys.stderr)
 
 
 def _print_list(to: Path) -> None:
@@ -283,9 +345,13 @@ def _print_list(to: Path) -> None:
         raise RunError(f"{to} contains no deployed predictor: alma-deploy RUN {to} deploys one")
     width = max(len(one.folder.name) for one in found)
     for one in found:
-        since = datetime.fromtimestamp((one.folder / RECORD).stat().st_mtime).isoformat(" ", "minutes")
-        state = "current" if one.folder == current else "taken back" if one.is_taken_back else ""
-        say(f"{one.folder.name:{width}}  {since}  {one.source}" + (f"  ({state})" if state else ""))
+        states = {
+            "current": one.folder == current,
+            "taken back": one.is_taken_back,
+            "has learned from text that was removed": one.is_withdrawn,
+        }
+        state = ", ".join(name for name, holds in states.items() if holds)
+        say(f"{one.folder.name:{width}}  {one.since[:-3]}  {one.source}" + (f"  ({state})" if state else ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -313,9 +379,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif arguments.back:
             say(f"deployed: {go_back(to)}")
         else:
+            before = current_of(to)
             folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
             note = "" if is_source else f" (the predictor of {source} was taken back; --stage K deploys it again)"
-            say(f"deployed: {folder}{note}")
+            say(f"{'already ' if folder == before else ''}deployed: {folder}{note}")
+            if arguments.stage is not None and arguments.stage != (newest := _newest_stage(source)):
+                say(
+                    f"the next alma-deploy without --stage deploys stage {newest} again; `alma-lm rollback` takes a "
+                    f"run of alma-lm back to an earlier stage"
+                )
     except (AlmaError, OSError) as error:
         say(f"alma-deploy: {message_of(error)}", sys.stderr)
         return 2

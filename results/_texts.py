@@ -137,7 +137,7 @@ class TextStudy(ABC):
         self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, hours: float
     ) -> None:
         deadline = time.monotonic() + 3600 * hours
-        updates = self._updates_of_stage(stream)
+        updates = self.updates_of_stage(stream)
 
         def run_row(task: tuple[int, Row]) -> None:
             seed, row = task
@@ -147,7 +147,7 @@ class TextStudy(ABC):
             words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
             words += [*self.settings, *row.settings]
             words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"reuse_from={out / 'shared'}"]
-            if _run_command(words, folder.with_suffix(".log")):
+            if run_command(words, folder.with_suffix(".log")):
                 copy_results(folder, self._folder(row.name, seed), data, out)
                 final = json.loads((folder / "summary.json").read_text())["final"]
                 seconds = time.monotonic() - started
@@ -159,11 +159,11 @@ class TextStudy(ABC):
     def _make_stream(self, data: Path, out: Path) -> Path:
         """Make the stream if it does not exist, and return its folder."""
         stream = out / "stream"
-        if not _run_command(["alma-prep", str(stream), *self.prepare(data, out)], out / "stream.log"):
+        if not run_command(["alma-prep", str(stream), *self.prepare(data, out)], out / "stream.log"):
             sys.exit(1)
         return stream
 
-    def _updates_of_stage(self, stream: Path) -> int:
+    def updates_of_stage(self, stream: Path) -> int:
         """Return the number of updates of `passes` over a mega-batch.
 
         If the committed ledgers belong to another stream, this script exits.
@@ -219,7 +219,7 @@ def link_books(data: Path, folder: Path) -> Path:
     return folder
 
 
-def _run_command(words: Sequence[str], log: Path) -> bool:
+def run_command(words: Sequence[str], log: Path) -> bool:
     """Run a command of this software, append its output to the file `log`, and return whether it succeeded."""
     program = Path(sysconfig.get_path("scripts")) / words[0]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -234,19 +234,20 @@ def _run_command(words: Sequence[str], log: Path) -> bool:
     return status == 0
 
 
+def size_of(split: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of words, bytes and tokens of a split in stream.json."""
+    return {unit: split[unit] for unit in ("words", "bytes", "tokens")}
+
+
 def period_sizes(stream: Path) -> list[dict[str, Any]]:
     """Return the dates, and the words, bytes and tokens, of each period of a chronological stream."""
     description = json.loads((stream / "stream.json").read_text())
-
-    def size(split: Mapping[str, Any]) -> dict[str, int]:
-        return {unit: split[unit] for unit in ("words", "bytes", "tokens")}
-
     return [
         {
             "first_date": period["first_date"],
             "last_date": period["last_date"],
-            "train": size(description["splits"][f"mega_batch_{t}"]),
-            "test": size(period["test"]),
+            "train": size_of(description["splits"][f"mega_batch_{t}"]),
+            "test": size_of(period["test"]),
         }
         for t, period in enumerate(description["periods"], start=1)
     ]

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 OURS = ("fairseq_alma", "vision", "data_prep", "launch")
 
 ORDER = (
-    ("fairseq_alma.core",),  # the standard library only
+    ("fairseq_alma.core", "fairseq_alma.fairseq_import"),  # the standard library only
     ("launch",),
     ("data_prep.errors", "data_prep.characters"),
     ("data_prep.tokenization",),
@@ -43,8 +43,10 @@ ORDER = (
     ("data_prep.encoding",),
     ("data_prep.leakage",),
     ("data_prep",),  # the modules beside these packages
-    ("fairseq_alma.huggingface", "fairseq_alma.forget"),
-    ("fairseq_alma.demo", "fairseq_alma.deploy", "fairseq_alma.python"),
+    ("fairseq_alma.huggingface",),
+    ("fairseq_alma.deploy",),
+    ("fairseq_alma.forget",),
+    ("fairseq_alma.demo", "fairseq_alma.python"),
 )
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
 

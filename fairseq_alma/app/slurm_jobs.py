@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass, replace
 from json import dumps
 from math import exp
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from rich.table import Table
 
 from fairseq_alma.app.tables import deployed_message, ledger_table, title_of, waiting_message, wide_console
 from fairseq_alma.core.arrivals import read_arrivals
+from fairseq_alma.core.deployments import stage_in_use
 from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease, holder_of, holder_of_run
@@ -357,7 +358,7 @@ def status(folder: Path, json: bool = False) -> int:
             console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
-        if not missing and (message := deployed_message(rows)):
+        if not missing and (message := deployed_message(run, rows)):
             console.print(message)
         if not left:
             waiting = waiting_message(rows, settings["wait"])
@@ -378,12 +379,15 @@ def state_of(run: Path) -> dict[str, Any]:
     state                  "running", "unfinished" (nothing works on it now) or "finished"
     arrivals, arrivals_left, stage
     validation_perplexity, test_perplexity      of the last stage; for images validation_error_rate, test_error_rate
-    deployed               the stage whose predictor is in predictor.json; 0 if there is none
+    predictor              the stage whose predictor is in predictor.json; 0 if there is none
+    deployed               the stage whose predictor alma-deploy has deployed; without alma-deploy, `predictor`
     refused                with gate=: whether the predictor of the last stage was refused
     new_text_perplexity    of the last mega-batch, by the model from before it trained on it
     out_of_line            arrivals whose mega-batches were far harder or easier than earlier ones
     skipped                arrivals on which no stage trains
-    rollbacks              how often the run was taken back
+    rollbacks              how often the run was taken back, not counting alma-forget
+
+    All of this is about the last finished arrival, also while the stage of the next one is trained.
 
     Raise RunError if a file of the run is damaged.
     """
@@ -402,14 +406,26 @@ def state_of(run: Path) -> dict[str, Any]:
         "test_perplexity": last.scores.perplexity,
         "validation_error_rate": last.scores.validation_error_rate,
         "test_error_rate": last.scores.error_rate,
-        "deployed": deployed_stage(rows) if is_text else None,
+        "predictor": deployed_stage(rows) if is_text else None,
+        "deployed": stage_in_use(run, rows) if is_text else None,
         "refused": gate and not gate["passed"],
         "new_text_perplexity": exp(last.prequential.loss) if is_text and last.prequential else None,
         "out_of_line": out_of_line(excess_losses(rows)) if is_text else None,
         "skipped": [row.t for row in rows if row.is_skipped] if is_text else None,
-        "rollbacks": len([*RunFolder(run).set_aside(0).parent.glob("*/rollback.json")]) if is_text else None,
+        "rollbacks": _num_rollbacks(run) if is_text else None,
     }
     return {**state, "stage": last.stage, **{name: value for name, value in known.items() if value is not None}}
+
+
+class _Rollback(TypedDict):
+    """What rollback.json says about the cause."""
+
+    to_forget: bool
+
+
+def _num_rollbacks(run: Path) -> int:
+    found = RunFolder(run).set_aside(0).parent.glob("*/rollback.json")
+    return sum(not read_json(path, _Rollback)["to_forget"] for path in found)
 
 
 def print_jobs(jobs: RunJobs) -> str:

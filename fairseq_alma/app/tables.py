@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
+from fairseq_alma.core.deployments import deployed_last
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, deployed_stage
 from fairseq_alma.core.metrics import excess_losses, out_of_line
 from fairseq_alma.core.presets import ANYTIME, is_anytime
@@ -166,12 +167,17 @@ def new_text_message(rows: Sequence[LedgerRow], t: int, score: Prequential) -> s
     return text
 
 
-def deployed_message(rows: Sequence[LedgerRow]) -> str | None:
+def deployed_message(run: Path, rows: Sequence[LedgerRow]) -> str | None:
     """Return what is deployed now, with its validation perplexity and that before; None if nothing is (or images)."""
     validation = {row.stage: f"{row.scores.validation_perplexity or 0:.2f}" for row in rows if row.updated}
     # A predictor of images is deployed as it is saved, in any stage.
     if not (stage := deployed_stage(rows)) or rows[0].scores.error_rate is not None:
         return None
+    if (last := deployed_last(run)) and last["stage"] != stage:
+        return (
+            f"predictor: stage {stage}, validation {validation[stage]}; deployed in {last['to']}: stage "
+            f"{last['stage']}, validation {validation[last['stage']]}"
+        )
     text = f"deployed: stage {stage}, validation {validation[stage]}"
     if is_refused(rows):
         return f"{text} (stage {rows[-1].stage} was refused: {validation[rows[-1].stage]})"

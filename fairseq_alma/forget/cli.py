@@ -102,7 +102,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     is_new = certificate["number"] not in [one["number"] for one in stream.description.get("forgotten", [])]
     _show(certificate, is_new)
     # The first import of torch and fairseq takes seconds.
-    from fairseq_alma.forget.runs import price_of, runs_in, train_again
+    from fairseq_alma.forget.runs import price_of, runs_in, train_again, withdraw_deployed
     from fairseq_alma.lm.run import hide_messages_of_libraries
 
     hide_messages_of_libraries(force=False)
@@ -129,7 +129,7 @@ def _forget(arguments: argparse.Namespace) -> int:
         started = certificate["runs"].get(str(run))
         if run in by_run or (started is not None and started["state"] != "trained again"):
             train_again(run, by_run.get(run), stream, certificate)
-    left = traces(stream, certificate, runs, arguments.cache)
+    left = traces(stream, certificate, runs, arguments.cache, withdraw_deployed(certificate, runs))
     if arguments.purge:
         certificate["removed"] = certificate.get("removed", []) + [str(path) for one in left for path in one.folders]
         left = purge(left)
@@ -194,8 +194,8 @@ def _show_price(price: Any) -> None:
         stages = "no finished stage is"
     say(
         f"{price.run} has used {used}: {stages} trained again from stage {price.to_stage}{why}: "
-        f"{price.spent.train_flops:.3g} FLOPs, {price.spent.num_updates:,} updates; their first training took "
-        f"{price.spent.train_seconds:.0f} s"
+        f"{price.spent.train_flops:.3g} FLOPs, {price.spent.num_updates:,} updates; the first time, the training "
+        f"took {price.spent.train_seconds:.0f} s and the scores {price.score_seconds:.0f} s"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_alma.core.arrivals import read_arrivals
+from fairseq_alma.core.deployments import deployments
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import remove, sha256_of, write_json
 from fairseq_alma.core.lease import Lease, holder_of_run
@@ -22,6 +23,7 @@ from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.seed_record import is_finished
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.deploy import withdraw
 from fairseq_alma.forget.mask import Certificate, path_of
 from fairseq_alma.lm.rollback import can_return_to, roll_back, stage_before
 from fairseq_alma.lm.run import run_seeds
@@ -43,6 +45,8 @@ class Price(NamedTuple):
     """The finished stages that are trained again."""
     spent: Spent
     """What these stages cost. Training them again costs the same."""
+    score_seconds: float
+    """Time that their scores took, in seconds."""
     mega_batches: list[int]
     """The masked mega-batches that the run has used."""
     held_out: list[str]
@@ -80,9 +84,10 @@ def price_of(run: Path, masked: Mapping[str, Sequence[str]]) -> Price | None:
     to_stage = next((k for k in range(wanted, 0, -1) if can_return_to(run, k)), 0)
     again = [row for row in rows if row.updated and row.stage > to_stage]
     spent = sum((row.spent for row in again), Spent())
+    score_seconds = sum(row.scores.score_seconds or 0.0 for row in again)
     last_group = "wait" if len(rows) > 1 and not rows[-1].updated else "train"
     stages = [row.stage for row in again]
-    return Price(run, to_stage, wanted, stages, spent, used, held_out, len(digests), last_group)
+    return Price(run, to_stage, wanted, stages, spent, score_seconds, used, held_out, len(digests), last_group)
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
@@ -122,7 +127,7 @@ def train_again(run: Path, price: Price | None, stream: StreamFolder, certificat
     if entry["state"] == "taking back":
         write_json(place, certificate)
         has_learned = bool(entry["mega_batches"]) or "valid" in entry["held_out"]
-        aside = roll_back(run, entry["to_stage"]) if has_learned else None
+        aside = roll_back(run, entry["to_stage"], to_forget=True) if has_learned else None
         if has_learned and aside is None and paths.set_aside(0).parent.is_dir():  # an earlier call was killed after it
             aside = max(paths.set_aside(0).parent.iterdir(), key=lambda path: int(path.name))
         with Lease(run):
@@ -163,6 +168,21 @@ def train_again(run: Path, price: Price | None, stream: StreamFolder, certificat
             summaries = [read_summary(seed.path) for seed in RunFolder(run.parent).of_seeds()]
             write_json(RunFolder(run.parent).summary, mean_and_standard_error(summaries))
         write_json(place, certificate)
+
+
+def withdraw_deployed(certificate: Certificate, runs: Sequence[Path]) -> list[Path]:
+    """Mark the deployed copies of models that have learned from the text, so that alma-deploy does not use them again.
+
+    Return their folders. Copies in folders that alma-deploy has not recorded in the run are not known.
+    """
+    folders = []
+    for run in runs:
+        if entry := certificate["runs"].get(str(run)):
+            # A member that has not read the text is the same after it was trained again.
+            forgotten = set(entry["before"].values()) - set(entry.get("after", {}).values())
+            known = [Path(one["to"]) for one in deployments(run)]
+            folders += [folder for to in known if to.is_dir() for folder in withdraw(to, forgotten)]
+    return folders
 
 
 def _is_current(run: Path, stream: StreamFolder) -> bool:

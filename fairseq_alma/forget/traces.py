@@ -13,6 +13,7 @@ from fairseq_alma.core.files import read_json, remove
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.deploy import current_of
 from fairseq_alma.forget.mask import Certificate, num_in_vocabulary
 
 
@@ -27,7 +28,11 @@ class Trace(NamedTuple):
 
 
 def traces(
-    stream: StreamFolder, certificate: Certificate, runs: Collection[Path], caches: Collection[Path]
+    stream: StreamFolder,
+    certificate: Certificate,
+    runs: Collection[Path],
+    caches: Collection[Path],
+    withdrawn: Sequence[Path],
 ) -> list[Trace]:
     """Return what still remembers the text of a certificate.
 
@@ -36,14 +41,16 @@ def traces(
         certificate: the certificate.
         runs: the runs that the user has named.
         caches: folders of alma-prep --cache.
+        withdrawn: folders of deployed models that have learned from the text.
     """
     return [
         *_of_stream(stream, certificate),
         *_of_caches(certificate, caches),
         *_of_runs(certificate, runs),
+        *map(_of_deployed, withdrawn),
         Trace("backups, and copies of this stream and of its runs elsewhere", "this command does not know them"),
         Trace(
-            "models that were exported, deployed, or uploaded before, and runs that were not named",
+            "models that were exported, or copied by other means than alma-deploy, and runs that were not named",
             "this command does not know them: replace them by models that were trained again",
         ),
     ]
@@ -76,9 +83,22 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
         )
     for name, links in certificate["links"].items():
         yield Trace(name, f"the unmasked file has {links} other name(s) (hard links), outside the stream folder")
-    made = (stream.description, *stream.description.get("extensions", []))
-    for name in dict.fromkeys(f"{one['kind']}:{one['path']}" for each in made for one in each.get("sources", [])):
+    for name in dict.fromkeys(_sources(stream, certificate["splits"])):
         yield Trace(f"source {name}", "the input files of alma-prep are not changed: remove the text there, too")
+
+
+def _sources(stream: StreamFolder, splits: Collection[str]) -> Iterator[str]:
+    """Yield the sources of the calls of alma-prep that have made one of the splits."""
+    parts = {split.partition("/")[0] for split in splits}
+    extensions = stream.description.get("extensions", [])
+    for extension in extensions:
+        first, last = extension["mega_batches"]
+        added = {f"mega_batch_{t}" for t in range(first, last + 1)}
+        if parts & added:
+            yield from (f"{one['kind']}:{one['path']}" for one in extension["sources"])
+        parts -= added
+    if parts:
+        yield from (f"{one['kind']}:{one['path']}" for one in stream.description.get("sources", []))
 
 
 def _of_caches(certificate: Certificate, caches: Collection[Path]) -> Iterator[Trace]:
@@ -121,6 +141,13 @@ def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace
             )
         if settings.get("init_from"):
             yield Trace(settings["init_from"], "the run started from it; it may have been trained on the text")
+
+
+def _of_deployed(folder: Path) -> Trace:
+    if current_of(folder.parent) == folder:
+        why = "it has learned from the text and is in use: alma-deploy RUN TO replaces and removes it"
+        return Trace(f"deployed model {folder}", why)
+    return Trace(f"deployed model {folder}", "it has learned from the text; it is not deployed again", (folder,))
 
 
 def _has_learned(aside: Path, before: Mapping[str, str]) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fairseq_alma.api import load
+from fairseq_alma.core.deployments import stage_in_use
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_whole
-from fairseq_alma.core.ledger import GateCheck, GateDecision, LedgerRow, deployed_stage
+from fairseq_alma.core.ledger import GateCheck, GateDecision, LedgerRow
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.run_folder import RunFolder
@@ -24,6 +25,9 @@ def decide(
     settings: LanguageModelSettings, stream: StreamFolder, rows: Sequence[LedgerRow], skipped: Collection[int]
 ) -> GateDecision:
     """Return whether the predictor of the stage after these rows passes the gate, and deploy it if it passes.
+
+    It is compared with the predictor that is in use where alma-deploy has copied one, which may be older than that in
+    predictor.json. If it is refused, that predictor is the one in predictor.json from now on.
 
     A refusal is printed as a line of JSON, which `gate_command` also reads. If this process is killed before the row of
     the stage is written, the next process repeats all of this.
@@ -39,15 +43,14 @@ def decide(
     """
     run = RunFolder(Path(settings.out))
     t, stage = len(rows), rows[-1].stage + 1
-    deployed = deployed_stage(rows)
+    deployed = stage_in_use(run.path, rows)
     decision = GateDecision(passed=True, deployed=stage, checks=[])
     if deployed:
         checks = _checks(settings, stream, rows, t, deployed, stage, skipped)
         passed = all(check["passed"] for check in checks)
         decision = GateDecision(passed=passed, deployed=stage if passed else deployed, checks=checks)
-    if decision["passed"]:
-        write_whole(run.predictor(), run.predictor(stage).read_text(encoding="utf-8"))
-    else:
+    write_whole(run.predictor(), run.predictor(decision["deployed"]).read_text(encoding="utf-8"))
+    if not decision["passed"]:
         _alert(settings, t, stage, decision)
     return decision
 

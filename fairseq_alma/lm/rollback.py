@@ -36,6 +36,8 @@ class Rollback(TypedDict):
     """The arrival at which this stage was trained. Later ones are taken back, also those that only waited."""
     number: Count
     """Number of the folder in RUN/set_aside."""
+    to_forget: bool
+    """Whether alma-forget has taken the run back, to train it again at once."""
 
 
 def stage_before(run: Path, t: int) -> int:
@@ -64,7 +66,7 @@ def roll_back_runs(folder: Path, to_stage: int) -> int:
     return 0
 
 
-def roll_back(run: Path, to_stage: int) -> Path | None:
+def roll_back(run: Path, to_stage: int, to_forget: bool = False) -> Path | None:
     """Take a run back to the end of a stage; 0 is the untrained learner. The next `alma-lm` continues from there.
 
     If an earlier rollback was interrupted, it is finished first. Return the folder in which later stages were set
@@ -73,6 +75,7 @@ def roll_back(run: Path, to_stage: int) -> Path | None:
     Args:
         run: the run folder of one seed.
         to_stage: index of the stage.
+        to_forget: whether alma-forget does this.
 
     Raises:
         RunError: if the run has no such stage, if another process is at work on it, or if a checkpoint from which the
@@ -90,7 +93,7 @@ def roll_back(run: Path, to_stage: int) -> Path | None:
             return None
         numbers = [int(path.name) for path in paths.set_aside(0).parent.glob("*") if path.name.isdecimal()]
         number = max(numbers, default=0) + 1
-        write_json(paths.rollback, Rollback(to_stage=to_stage, arrival=arrival, number=number))
+        write_json(paths.rollback, Rollback(to_stage=to_stage, arrival=arrival, number=number, to_forget=to_forget))
         finish_rollback(run)
         return paths.set_aside(number)
 

@@ -198,7 +198,7 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
-        if message := deployed_message(rows):
+        if message := deployed_message(Path(settings.out), rows):
             console.print(message)
         if is_refused(rows):
             COMMAND.exit_status = 3

@@ -13,10 +13,11 @@ import pytest
 
 import fairseq_alma as alma
 import vision
+from fairseq_alma.core.deployments import deployments
 from fairseq_alma.core.errors import RunError, SettingError, StreamError
 from fairseq_alma.core.files import sha256_of, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.deploy import all_deployed, current_of, deploy, go_back, main
+from fairseq_alma.deploy import all_deployed, current_of, deploy, go_back, main, withdraw
 from fairseq_alma.huggingface.export import export
 from tests.commands import ROOT, RUN, run_command
 from tests.streams import make_stream
@@ -88,8 +89,38 @@ def test_back_list_and_keep(run, tmp_path, capsys):
     assert main(["--list", str(to)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].endswith("(current)") and lines[-1].endswith("(taken back)")
+    assert deployments(run)[-1]["stage"] == 2
     assert deploy(run, to, 3) == (to / "stage_003", True) and current_of(to) == to / "stage_003"
     assert deploy(run, to) == (to / "stage_003", True) and names(to) == ["stage_002", "stage_003"]
+    assert main([str(run), str(to)]) == 0
+    assert capsys.readouterr().out == f"already deployed: {to / 'stage_003'}\n"
+    assert main([str(run), str(to), "--stage", "2"]) == 0
+    assert "the next alma-deploy without --stage deploys stage 3 again" in capsys.readouterr().out
+
+
+def test_what_was_withdrawn_is_not_deployed_again(moved, tmp_path, capsys):
+    to = tmp_path / "to"
+    for stage in (1, 2, 3):
+        deploy(moved, to, stage)
+    checkpoints = json.loads((moved / "predictors/stage_002.json").read_text())["checkpoints"]
+    assert withdraw(to, {checkpoints[1]["sha256"]}) == [to / "stage_002"] == withdraw(to, {checkpoints[1]["sha256"]})
+    assert withdraw(to, {"0" * 64}) == []
+    assert main(["--list", str(to)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("(has learned from text that was removed)")
+    with pytest.raises(RunError, match=r"stage 2 of .* has learned from text that alma-forget has removed"):
+        deploy(moved, to, 2)
+    assert go_back(to) == to / "stage_001"
+    deploy(moved, to, 3)
+    assert names(to) == ["stage_001", "stage_003"]
+    withdraw(to, set(all_deployed(to)[0].content))
+    with pytest.raises(RunError, match=r"stage_001 has learned from text that alma-forget has removed"):
+        go_back(to)
+
+
+def test_a_run_folder_that_cannot_be_written_is_deployed_all_the_same(moved, tmp_path, capsys):
+    (moved / "deployments.json").write_text("damaged")
+    deploy(moved, tmp_path / "to")
+    assert "does not know what is deployed" in capsys.readouterr().err and names(tmp_path / "to") == ["stage_003"]
 
 
 def test_a_stage_that_was_trained_again_is_another_predictor(moved, tmp_path):
@@ -110,8 +141,10 @@ def test_a_stage_that_was_trained_again_is_another_predictor(moved, tmp_path):
 
 def test_damage_and_wrong_folders_are_refused(run, moved, tmp_path, capsys):
     to = tmp_path / "to"
-    for source, message in ((tmp_path, "give one of its runs"), (run / "stages", "neither a run")):
-        with pytest.raises(RunError, match=message):
+    deploy(run, tmp_path / "other", 2)
+    wrong = (tmp_path, "give one of its runs"), (run / "stages", "neither a run"), (tmp_path / "other", "the run first")
+    for source, message in wrong:
+        with pytest.raises((RunError, SettingError), match=message):
             deploy(source, to)
     with pytest.raises(RunError, match="no predictor of stage 9"):
         deploy(run, to, 9)

@@ -18,6 +18,7 @@ import torch
 import fairseq_alma
 from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.files import sha256_of
+from fairseq_alma.deploy import deploy
 from fairseq_alma.forget.mask import certificates
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.forget.test_stream import DOCUMENT_WORDS, WORDS, month, prep, text_of, write_month
@@ -94,7 +95,16 @@ def test_a_run_ends_as_if_the_text_had_been_masked_from_the_start(tmp_path):
     out = forget(stream, "--runs", tmp_path / "run")
     assert "one stage is trained again from stage 2" in out and "nothing was changed" in out
     assert (rows_without_seconds(tmp_path / "run"), CANARY in text_of(stream)) == (rows, True)
+    deployed, other = tmp_path / "deployed", tmp_path / "other"
+    for stage in (2, 3):
+        deploy(tmp_path / "run", deployed, stage), deploy(tmp_path / "run", other, 5 - stage)
     out = forget(stream, "--runs", tmp_path / "run", "--yes", "--purge")
+    assert f"still remembers: deployed model {deployed}/stage_003: it has learned from the text and is in use" in out
+    assert [line for line in out.splitlines() if "remembers: source" in line] == [
+        f"still remembers: source text:{tmp_path}/texts/2020-03.jsonl: the input files of alma-prep are not changed: "
+        f"remove the text there, too"
+    ]
+    assert not (other / "stage_003").exists() and (other / "stage_002").exists()
     assert files_of(tmp_path / "run", [0, 1, 2]) == before
     assert not list(tmp_path.glob("run/set_aside/*"))
     forget(masked, "--no-runs", "--yes")
@@ -105,7 +115,10 @@ def test_a_run_ends_as_if_the_text_had_been_masked_from_the_start(tmp_path):
     (certificate,) = certificates(stream)
     (entry,) = certificate["runs"].values()
     assert entry["kept_unchanged"] and entry["train_flops"] == entry["predicted_train_flops"] > 0
-    assert len(certificate["removed"]) == 1
+    assert certificate["removed"] == [str(tmp_path / "run/set_aside/1"), str(other / "stage_003")]
+    assert json.loads(run_command("alma-lm", "status", tmp_path / "run", "--json").stdout)["rollbacks"] == 0
+    assert deploy(tmp_path / "run", deployed)[0].name == "stage_003_2"
+    assert [path.name for path in sorted(deployed.iterdir())] == ["current", "stage_002", "stage_003_2"]
     # The run's own command agrees.
     lm(stream, tmp_path / "run", *settings)
     assert rows_without_seconds(tmp_path / "run") == rows_without_seconds(tmp_path / "reference")

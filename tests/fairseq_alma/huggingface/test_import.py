@@ -1,7 +1,9 @@
 """OPT models become starting points of alma-lm, exactly; all other folders are refused before a weight is read."""
 
 import json
+import os
 import shutil
+import signal
 import struct
 
 import pytest
@@ -16,6 +18,7 @@ from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import export
 from fairseq_alma.huggingface.importing import import_model, main
 from tests.commands import RUN, run_command
+from tests.late_writers import Sleeper
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -77,6 +80,25 @@ def test_export_import_export_gives_the_same_files(checkpoint, stream, tmp_path)
     assert {path.name for path in second.iterdir()} == names
     for name in names - {"alma_export.json"}:  # which has the digest of the checkpoint
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_an_import_that_is_killed_at_any_write_leaves_nothing_that_looks_finished(opt, imported, tmp_path):
+    out, number = tmp_path / "place/out", 0
+    out.parent.mkdir()
+    while True:
+        process = Sleeper(lambda: import_model(opt, out), out.parent, number)
+        if not process.has_stopped:
+            break
+        os.kill(process._pid, signal.SIGKILL)
+        os.waitpid(process._pid, 0)
+        assert not out.exists()
+        number += 1
+    assert number > 5
+    assert [entry.name for entry in out.parent.iterdir()] == ["out"]  # what the killed processes left is gone
+    for name in ("tokenizer.json", "dict.txt"):
+        assert (out / name).read_bytes() == (imported / name).read_bytes()
+    ours, whole = (require_checkpoint(folder / "checkpoint.pt")["model"] for folder in (out, imported))
+    assert ours.keys() == whole.keys() and all(ours[name].equal(whole[name]) for name in whole)
 
 
 def test_training_continues_from_an_imported_model_and_its_layers_become_mixtures(imported, stream, tmp_path):

@@ -13,6 +13,7 @@ from data_prep.encoding.mmap_writer import MMapWriter
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores
 from fairseq_alma.core.metrics import excess_losses, out_of_line
+from fairseq_alma.deploy import deploy, go_back
 from fairseq_alma.lm.rollback import roll_back
 from tests.commands import RUN, run_command
 from tests.streams import make_stream
@@ -73,6 +74,34 @@ def test_garbage_is_out_of_line_and_does_not_widen_the_range():
     assert excess == pytest.approx({t: math.log(p / validation) for t, p in months.items()})
     assert out_of_line(excess) == [8, 10]
     assert out_of_line({1: math.nan, 2: -0.6, 3: 0.4}) == [1, 2]
+
+
+def status_of(run: Path) -> dict:
+    return json.loads(run_command("alma-lm", "status", run, "--json").stdout)
+
+
+def test_the_gate_compares_with_the_predictor_that_is_in_use(months, tmp_path):
+    """The predictor of stage 2 passes the gate and is deployed, but then its user takes it back."""
+    out, to = tmp_path / "run", tmp_path / "to"
+    for t in (1, 2):
+        assert lm(months, out, "gate=9", f"mega_batches={t}").returncode == 0
+        deploy(out, to)
+    assert (status_of(out)["predictor"], status_of(out)["deployed"]) == (2, 2)
+    go_back(to)
+    assert (status_of(out)["predictor"], status_of(out)["deployed"]) == (2, 1)
+    result = lm(months, out, "gate=9", "mega_batches=2")  # nothing to do
+    stages = [part.split(":")[-1].split(",")[0] for part in result.stdout.splitlines()[-1].split("; ")]
+    assert stages == [" stage 2", " stage 1"] and f"deployed in {to}" in result.stdout
+    assert lm(months, out, "gate=0.0001", "mega_batches=3").returncode == 3
+    assert Ledger(out / "ledger.jsonl").rows()[3].scores.gate["deployed"] == 1
+    assert (out / "predictor.json").read_bytes() == (out / "predictors/stage_001.json").read_bytes()
+    assert (status_of(out)["predictor"], status_of(out)["deployed"]) == (1, 1)
+    # Another folder to which stage 2 is deployed last is the measure from then on, and a lost folder changes nothing.
+    deploy(out, tmp_path / "other", stage=2)
+    shutil.rmtree(tmp_path / "other")
+    assert status_of(out)["deployed"] == 2
+    roll_back(out, 1)  # there is no stage 2 any more
+    assert status_of(out)["deployed"] == 1
 
 
 def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):

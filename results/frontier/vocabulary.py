@@ -1,0 +1,331 @@
+"""Compare a vocabulary that grows with each period with one that is fixed: does it lower the bits per byte?
+
+python results/frontier/vocabulary.py --dated FOLDER --runs RUNS                      run what has no ledger
+python results/frontier/vocabulary.py --dated FOLDER --runs RUNS --only peps --seeds 1      only the proposals, seed 0
+
+The streams, the settings and the runs with the fixed vocabulary are the rows "SM" on the causal streams of causal.py.
+RUNS is the folder of its runs (its option --out), which must be finished for these seeds. At each arrival from the
+second on, NEW symbols are added to the tokenizer of the last arrival, in the way in which BPE is trained: the most
+frequent pair of neighbouring symbols in the training text that has just arrived becomes a symbol, again and again. All
+old symbols keep their ids. The embedding of a new symbol is the mean of the embeddings of the old symbols that it
+replaces. Then a stage is trained as in SM, with at most as many training FLOPs: as more symbols cost more, it has fewer
+updates.
+
+Each stage is a run of alma-lm that starts from the grown checkpoint (`init_from`), on a stream with the grown
+tokenizer; `skip_mega_batches` leaves out the periods before. To see what a run of its own for each stage changes, one
+of them adds no symbols.
+
+results/rebuild.py makes results/frontier/vocabulary.md of the committed ledgers and of vocabulary_streams.json, which
+this script writes: the numbers of words, bytes and tokens of each period, for each tokenizer.
+"""
+
+import argparse
+import heapq
+import importlib.util
+import json
+import math
+import os
+import statistics
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _grid import copy_results  # noqa: E402
+from _texts import SETTINGS, TOKENS_PER_SAMPLE, mean_text, run_command, size_of  # noqa: E402
+
+from fairseq_alma.core.ledger import Ledger, LedgerRow  # noqa: E402
+from fairseq_alma.core.metrics import period_losses  # noqa: E402
+from fairseq_alma.core.run_folder import RunFolder  # noqa: E402
+
+NEW = 1000
+"""Number of symbols that are added at each arrival from the second on."""
+SIZES = HERE / "vocabulary_streams.json"
+
+
+def _causal() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("frontier_causal", HERE / "causal.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CAUSAL = _causal()
+
+
+Words = Mapping[tuple[str, ...], int]
+"""Words, each as the tuple of symbols into which a tokenizer divides it -> how often they occur."""
+
+
+def grown_tokenizer(tokenizer: dict, words: Words, num_new: int) -> tuple[dict, dict[str, list[str]]]:
+    """Add symbols to a byte-level BPE tokenizer, with the ids that come after the old ones.
+
+    The new merges come after the old ones, too, so a text is divided as before, and then symbols are joined.
+
+    Args:
+        tokenizer: the content of its tokenizer.json.
+        words: the words of the text in which the symbols are to be frequent.
+        num_new: number of symbols to add. If no pair of symbols occurs twice, fewer are added.
+
+    Returns:
+        The content of the new tokenizer.json, and for each new symbol the old symbols that it replaces.
+    """
+    grown = json.loads(json.dumps(tokenizer))
+    vocab, merges = grown["model"]["vocab"], grown["model"]["merges"]
+    parts, counts = [list(word) for word in words], list(words.values())
+    numbers: Counter[tuple[str, str]] = Counter()
+    places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for place, word in enumerate(parts):
+        for pair in pairwise(word):
+            numbers[pair] += counts[place]
+            places[pair].add(place)
+    queue = [(-number, pair) for pair, number in numbers.items()]
+    heapq.heapify(queue)
+    pieces: dict[str, list[str]] = {}
+    while queue and len(pieces) < num_new:
+        number, pair = heapq.heappop(queue)
+        if number != -numbers[pair]:
+            continue  # an old entry: the number of the pair has changed since, and there is a newer entry
+        if number > -2:
+            break
+        merges.append(list(pair))
+        symbol = "".join(pair)
+        if symbol not in vocab:
+            vocab[symbol] = len(vocab)
+            pieces[symbol] = [piece for part in pair for piece in pieces.get(part, [part])]
+        changed = set()
+        for place in places.pop(pair):
+            word = parts[place]
+            parts[place] = merged = _merged(word, pair)
+            for sign, symbols in ((-1, word), (1, merged)):
+                for other in pairwise(symbols):
+                    numbers[other] += sign * counts[place]
+                    places[other].add(place)
+                    changed.add(other)
+        for other in changed:
+            heapq.heappush(queue, (-numbers[other], other))
+    return grown, pieces
+
+
+def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    """Return the symbols of a word after the pair was merged wherever it occurs, from left to right."""
+    merged: list[str] = []
+    for symbol in word:
+        if merged and (merged[-1], symbol) == pair:
+            merged[-1] = "".join(pair)
+        else:
+            merged.append(symbol)
+    return merged
+
+
+def training_words(stream: Path, t: int) -> Words:
+    """Return the words of the training text of mega-batch t, divided by the tokenizer of the stream."""
+    # Imported here, because results/rebuild.py only makes the tables, for which it need not load these libraries.
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+    from tokenizers import Tokenizer
+
+    from fairseq_alma.stream_tokenizer import StreamTokenizer
+
+    library = Tokenizer.from_file(str(stream / "tokenizer.json"))
+    tokenizer = StreamTokenizer(stream)
+    documents = MMapIndexedDataset(str(stream / f"mega_batch_{t}" / "train"))
+    words: Counter[str] = Counter()
+    for number in range(len(documents)):
+        text = tokenizer.decode(documents[number].tolist())
+        words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(text))
+    return {tuple(token.value for token in library.model.tokenize(word)): n for word, n in sorted(words.items())}
+
+
+def grow_checkpoint(source: Path, old: Path, new: Path, pieces: Mapping[str, Sequence[str]], target: Path) -> int:
+    """Write a checkpoint for a stream with more symbols: the embedding of each is the mean of those of its pieces.
+
+    Return the size of an embedding.
+
+    Args:
+        source: the checkpoint.
+        old: the stream with whose dictionary it was trained.
+        new: the stream with the grown tokenizer.
+        pieces: for each new symbol, the symbols of the old stream that it replaces.
+        target: the file to write.
+    """
+    import torch
+
+    from fairseq_alma.checkpoints import require_checkpoint
+    from fairseq_alma.growth.checkpoint import write_with_new_weights
+    from fairseq_alma.stream_tokenizer import StreamTokenizer
+
+    checkpoint = require_checkpoint(source)
+    name = "decoder.embed_tokens.weight"
+    weights_VD = checkpoint["model"][name]
+    before, after = StreamTokenizer(old), StreamTokenizer(new)
+    # dict.txt ends with padding entries, which no text contains. All get the embedding of the last one.
+    grown_VD = weights_VD[-1:].repeat(after.dictionary_size, 1)
+    grown_VD[: before.token_ids.stop] = weights_VD[: before.token_ids.stop]
+    for symbol, parts in pieces.items():
+        grown_VD[after.id_of[symbol]] = torch.stack([weights_VD[before.id_of[part]] for part in parts]).mean(0)
+    checkpoint["model"][name] = grown_VD
+    checkpoint["extra_state"]["AlmaLanguageModelingTask"]["dict_sha256"] = after.dictionary_digest
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_with_new_weights(checkpoint, target)
+    return weights_VD.size(1)
+
+
+def _stream(corpus: str, t: int, num_new: int, runs: Path, data: Path) -> tuple[Path, dict[str, list[str]]]:
+    """Return the stream whose tokenizer has the symbols up to mega-batch t, and the pieces of those added for t.
+
+    What does not exist is made. Up to t = 1, it is the causal stream.
+    """
+    causal = runs / f"{corpus}_causal/stream"
+    if t == 1 or num_new == 0:
+        return causal, {}
+    folder = runs / f"{corpus}_vocabulary_{t}"
+    before, _ = _stream(corpus, t - 1, num_new, runs, data)
+    tokenizer = json.loads((before / "tokenizer.json").read_text(encoding="utf-8"))
+    grown, pieces = grown_tokenizer(tokenizer, training_words(before, t), num_new)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(grown, ensure_ascii=False), encoding="utf-8")
+    words = [*CAUSAL.STUDIES[f"{corpus}_causal"].prepare(data, folder), "--tokenizer", str(folder / "tokenizer.json")]
+    at = words.index("--vocab-size")
+    if not run_command(["alma-prep", str(folder / "stream"), *words[:at], *words[at + 2 :]], folder / "stream.log"):
+        sys.exit(1)
+    return folder / "stream", pieces
+
+
+def _forward_flops(run: Path) -> int:
+    return Ledger(run / "ledger.jsonl").rows()[0].scores.forward_flops
+
+
+def _train(corpus: str, t: int, seed: int, num_new: int, runs: Path, data: Path) -> Path:
+    """Train the stage of mega-batch t on the grown vocabulary, unless it is trained. Return the run folder."""
+    study = CAUSAL.STUDIES[f"{corpus}_causal"]
+    fixed = runs / f"{corpus}_causal/{corpus}_causal_sm/seed_{seed}"
+    name = f"{corpus}_{'grown' if num_new else 'control'}_{t}"
+    folder = runs / name / f"seed_{seed}"
+    if (folder / "summary.json").exists():
+        return folder
+    before, _ = _stream(corpus, t - 1, num_new, runs, data)
+    stream, pieces = _stream(corpus, t, num_new, runs, data)
+    last, stage = (fixed, t - 1) if t == 2 or num_new == 0 else (_train(corpus, t - 1, seed, num_new, runs, data), 1)
+    start = runs / f"{name}_start" / f"seed_{seed}.pt"
+    width = grow_checkpoint(RunFolder(last).member(stage, 1) / "checkpoint_best.pt", before, stream, pieces, start)
+    # Each symbol has an inner product of the output layer, for each token of a sequence.
+    flops = _forward_flops(last) + 2 * width * TOKENS_PER_SAMPLE * len(pieces)
+    updates = study.updates_of_stage(runs / f"{corpus}_causal/stream") * _forward_flops(fixed) // flops
+    row = study.rows[0]
+    words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *study.settings, *row.settings]
+    words += [f"mega_batches={t}", f"skip_mega_batches={list(range(1, t))}", f"init_from={start}"]
+    if not run_command([*words, f"{row.steps}={updates}", f"seed={seed}"], folder.with_suffix(".log")):
+        sys.exit(1)
+    return folder
+
+
+def _note_sizes(corpus: str, t: int, stream: Path) -> None:
+    """Write the sizes of the periods with the tokenizer of mega-batch t into vocabulary_streams.json."""
+    sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+    description = json.loads((stream / "stream.json").read_text())
+    sizes[f"{corpus}_{t}"] = {
+        "vocabulary": len(json.loads((stream / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]),
+        "train": [size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, CAUSAL.PERIODS + 1)],
+        "test": [size_of(period["test"]) for period in description["periods"]],
+    }
+    SIZES.write_text(json.dumps(sizes, indent=1, sort_keys=True) + "\n")
+
+
+def run(corpus: str, seeds: int, runs: Path, data: Path) -> None:
+    """Train what has no committed ledger, one seed after the other, and copy the ledgers."""
+    for t in range(1, CAUSAL.PERIODS + 1):
+        _note_sizes(corpus, t, _stream(corpus, t, NEW, runs, data)[0])
+    tasks = [(seed, t, NEW) for seed in range(seeds) for t in range(2, CAUSAL.PERIODS + 1)]
+    # One run without new symbols shows what a run of its own for each stage changes.
+    for seed, t, num_new in [*tasks[: CAUSAL.PERIODS - 1], (0, 2, 0), *tasks[CAUSAL.PERIODS - 1 :]]:
+        name = f"{corpus}_{'grown' if num_new else 'control'}_{t}"
+        if not (HERE / "ledgers" / name / f"seed_{seed}" / "summary.json").exists():
+            folder = _train(corpus, t, seed, num_new, runs, data)
+            copy_results(folder, HERE / "ledgers" / name / f"seed_{seed}", str(data), runs)
+            print(f"{name} seed {seed}", flush=True)
+
+
+def tables() -> dict[str, str]:
+    """Return file name -> the tables as Markdown; {} without ledgers."""
+    if not SIZES.exists():
+        return {}
+    sizes = json.loads(SIZES.read_text())
+    lines = ["# A vocabulary that grows", "", *_bytes_per_token(sizes)]
+    for corpus, heading in CAUSAL.CORPORA.items():
+        lines += _losses(corpus, heading, sizes)
+    return {"vocabulary.md": "\n".join(lines)}
+
+
+def _bytes_per_token(sizes: Mapping[str, dict]) -> list[str]:
+    heading = " | ".join(f"period {t}" for t in range(1, CAUSAL.PERIODS + 1))
+    lines = [f"| corpus | symbols | {heading} |", f"|:---|---:|{'---:|' * CAUSAL.PERIODS}"]
+    for corpus, title in CAUSAL.CORPORA.items():
+        for t in range(1, CAUSAL.PERIODS + 1):
+            if found := sizes.get(f"{corpus}_{t}"):
+                ratios = [f"{part['bytes'] / part['tokens']:.3f}" for part in found["train"]]
+                lines.append(f"| {title} | {found['vocabulary']:,} | {' | '.join(ratios)} |")
+    return [*lines, "", f"Bytes per token of training text. Each period from the second on adds {NEW} symbols.", ""]
+
+
+def _losses(corpus: str, heading: str, sizes: Mapping[str, dict]) -> list[str]:
+    """Return the lines about the losses on a corpus; [] without ledgers."""
+    fixed = CAUSAL.STUDIES[f"{corpus}_causal"].rows_by_seed(f"{corpus}_causal_sm")
+    lines = []
+    for arm, title, ts in (("control", "no new symbols", (2,)), ("grown", "grown", range(2, CAUSAL.PERIODS + 1))):
+        for t in ts:
+            ledgers = {
+                int(path.parent.name.removeprefix("seed_")): Ledger(path).rows()
+                for path in sorted((HERE / "ledgers" / f"{corpus}_{arm}_{t}").glob("seed_*/ledger.jsonl.gz"))
+            }
+            seeds = sorted(ledgers.keys() & fixed.keys())
+            if not seeds:
+                continue
+            old = [_bits_per_byte(_row_at(fixed[seed], t), sizes[f"{corpus}_1"]["test"]) for seed in seeds]
+            test = sizes[f"{corpus}_{t if arm == 'grown' else 1}"]["test"]
+            new = [_bits_per_byte(_row_at(ledgers[seed], t), test) for seed in seeds]
+            cells = []
+            for part in (slice(0, t - 1), slice(t - 1, t), slice(0, CAUSAL.PERIODS)):
+                pairs = [(statistics.mean(a[part]), statistics.mean(b[part])) for a, b in zip(old, new, strict=True)]
+                cells.append(mean_text([a for a, _ in pairs], digits=3))
+                cells.append(mean_text([100 * (b / a - 1) for a, b in pairs], 2, signed=True))
+            costs = [sum(_row_at(rows[seed], t).spent.train_flops for seed in seeds) for rows in (ledgers, fixed)]
+            lines.append(f"| {t} | {title} | {' | '.join(cells)} | {costs[0] / costs[1]:.3f} | {len(seeds)} |")
+    if not lines:
+        return []
+    columns = "".join(f" {part} | change, % |" for part in ("earlier periods", "newest period", "all periods"))
+    note = (
+        "Bits per byte of test text with the fixed vocabulary, and by how many percent those with the grown one "
+        "differ, paired over seeds; negative is better. FLOPs are those of the stage's training, relative to that with "
+        "the fixed vocabulary."
+    )
+    head = f"| t | vocabulary |{columns} FLOPs | seeds |"
+    return [f"## {heading}", "", head, f"|---:|:---|{'---:|' * 8}", *lines, "", note, ""]
+
+
+def _row_at(rows: Sequence[LedgerRow], t: int) -> LedgerRow:
+    return next(row for row in rows if row.t == t)
+
+
+def _bits_per_byte(row: LedgerRow, test: Sequence[Mapping[str, int]]) -> list[float]:
+    """Return the bits per byte on the test text of each period."""
+    losses = period_losses(row)
+    return [loss * part["tokens"] / part["bytes"] / math.log(2) for loss, part in zip(losses, test, strict=True)]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dated", type=Path, help="folder of the text (default: ALMA_DATA/dated)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/causal"), help="folder of the runs of causal.py")
+    parser.add_argument("--only", default="", help="run only the corpus whose name starts with this")
+    parser.add_argument("--seeds", type=int, default=CAUSAL.SEEDS, help="number of seeds (default: all of the study)")
+    arguments = parser.parse_args()
+    dated = arguments.dated or Path(os.environ["ALMA_DATA"]) / "dated"
+    for corpus in CAUSAL.CORPORA:
+        if corpus.startswith(arguments.only):
+            run(corpus, arguments.seeds, arguments.runs.absolute(), dated)
