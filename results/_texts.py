@@ -23,6 +23,9 @@ from typing import Any, ClassVar
 from _grid import copy_results
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.metrics import period_losses
+
+ROOT = Path(__file__).resolve().parents[1]
 
 SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
 SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
@@ -70,6 +73,8 @@ class TextStudy(ABC):
     """Settings of every run of the study, before those of the study and of the row."""
     tokens_per_update: ClassVar[int] = SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE
     """Number of tokens in an update, with the settings in `common`."""
+    actions: ClassVar[Mapping[str, str]] = {"run": "run what is missing"}
+    """What the command line can ask for -> help text."""
     data: ClassVar[str]
     """Name of the folder with the text of the study, in the folder that ALMA_DATA names. The option --NAME replaces
     it. "." is the folder ALMA_DATA itself, which the option --data replaces."""
@@ -84,7 +89,7 @@ class TextStudy(ABC):
         """
 
     def main(self, description: str | None, out: str, subfolder: str = "") -> None:
-        """Read the command line, train the runs that are missing and copy their ledgers.
+        """Read the command line and do what it asks for.
 
         Args:
             description: text for --help.
@@ -92,7 +97,8 @@ class TextStudy(ABC):
             subfolder: name of a folder in this folder, for a script that has several streams.
         """
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("what", choices=["run"], help="run what is missing")
+        help_text = "; ".join(f"{name}: {text}" for name, text in self.actions.items())
+        parser.add_argument("what", choices=[*self.actions], help=help_text)
         option = "--data" if self.data == "." else f"--{self.data}"
         help_text = f"folder of the text (default: {Path('ALMA_DATA', self.data)})"
         parser.add_argument(option, type=Path, dest="data", metavar="FOLDER", help=help_text)
@@ -106,15 +112,26 @@ class TextStudy(ABC):
         arguments = parser.parse_args()
         if arguments.data is None and arguments.stream is None and "ALMA_DATA" not in os.environ:
             sys.exit(f"no text: give {option} FOLDER, or set ALMA_DATA to the folder with the data")
+        self.do(arguments, arguments.out / subfolder)
+
+    def do(self, arguments: argparse.Namespace, out: Path) -> None:
+        """Train the runs that are missing and copy their ledgers.
+
+        Args:
+            arguments: the command line.
+            out: the folder of the runs.
+        """
         rows = [row for row in self.rows if row.name.startswith(arguments.only)]
         # Train all rows with one seed first, so that the table is complete even if time runs out.
         tasks = [(seed, row) for seed in range(arguments.seeds) for row in rows if seed in row.seeds]
         missing = [(seed, row) for seed, row in tasks if not (self._folder(row.name, seed) / "summary.json").exists()]
-        out = arguments.out / subfolder
         if missing:
-            data = arguments.data or Path(os.environ.get("ALMA_DATA", "")) / self.data
-            stream = arguments.stream or self._make_stream(data, out)
-            self._run(missing, stream, str(data), out, arguments.side_by_side, arguments.hours)
+            self._run(missing, *self._text(arguments, out), out, arguments.side_by_side, arguments.hours)
+
+    def _text(self, arguments: argparse.Namespace, out: Path) -> tuple[Path, str]:
+        """Return the stream, which is made if it does not exist, and the folder of the text."""
+        data = arguments.data or Path(os.environ.get("ALMA_DATA", "")) / self.data
+        return arguments.stream or self._make_stream(data, out), str(data)
 
     def _run(
         self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, hours: float
@@ -207,12 +224,48 @@ def run_command(words: Sequence[str], log: Path) -> bool:
     program = Path(sysconfig.get_path("scripts")) / words[0]
     log.parent.mkdir(parents=True, exist_ok=True)
     # Use one thread per run, because two runs at a time make more progress than one run with two threads.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    # Plugins of rows are modules of the repository, such as results.rivals.lwf.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": path}
     with open(log, "a") as file:
         status = subprocess.run([program, *words[1:]], env=environment, stdout=file, stderr=file).returncode
     if status:
         print(f"{words[0]} ended with status {status}: see {log}", file=sys.stderr, flush=True)
     return status == 0
+
+
+def size_of(split: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of words, bytes and tokens of a split in stream.json."""
+    return {unit: split[unit] for unit in ("words", "bytes", "tokens")}
+
+
+def period_sizes(stream: Path) -> list[dict[str, Any]]:
+    """Return the dates, and the words, bytes and tokens, of each period of a chronological stream."""
+    description = json.loads((stream / "stream.json").read_text())
+    return [
+        {
+            "first_date": period["first_date"],
+            "last_date": period["last_date"],
+            "train": size_of(description["splits"][f"mega_batch_{t}"]),
+            "test": size_of(period["test"]),
+        }
+        for t, period in enumerate(description["periods"], start=1)
+    ]
+
+
+def bits_per_byte(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]]) -> dict[int, list[float]]:
+    """Return the matrix of losses of a run: arrival t from 1 -> bits per byte of the test text of each period.
+
+    Args:
+        rows: the rows of the ledger.
+        periods: the return value of `period_sizes`.
+    """
+    tokens_per_byte = [period["test"]["tokens"] / period["test"]["bytes"] for period in periods]
+    return {
+        row.t: [loss * ratio / math.log(2) for loss, ratio in zip(period_losses(row), tokens_per_byte, strict=True)]
+        for row in rows
+        if row.t >= 1
+    }
 
 
 def last_perplexity(rows: Sequence[LedgerRow]) -> float:

@@ -19,7 +19,6 @@ script writes: the numbers of words, bytes and tokens of each period.
 """
 
 import json
-import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ from typing import ClassVar
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _texts import Row, TextStudy, mean_text, training_flops  # noqa: E402
+from _texts import Row, TextStudy, bits_per_byte, mean_text, period_sizes, training_flops  # noqa: E402
 
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
-from fairseq_alma.core.metrics import averages_by_part, period_losses  # noqa: E402
+from fairseq_alma.core.metrics import averages_by_part  # noqa: E402
 
 LIMITS = {"sotu": "1851,1890,1913,1973", "peps": "2007,2014,2019,2023"}
 """Name of the corpus -> where its periods begin: at about a fifth of its words each."""
@@ -69,28 +68,14 @@ class CausalStudy(TextStudy):
 
     def _make_stream(self, data: Path, out: Path) -> Path:
         stream = super()._make_stream(data, out)
-        periods = json.loads((stream / "stream.json").read_text())
         sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-        sizes[f"{self.corpus}_{self.stream}"] = [
-            {
-                "first_date": period["first_date"],
-                "last_date": period["last_date"],
-                "train": size_of(periods["splits"][f"mega_batch_{t}"]),
-                "test": size_of(period["test"]),
-            }
-            for t, period in enumerate(periods["periods"], start=1)
-        ]
+        sizes[f"{self.corpus}_{self.stream}"] = period_sizes(stream)
         others = [periods for name, periods in sizes.items() if name.startswith(f"{self.corpus}_")]
         texts = {tuple((period["test"]["words"], period["test"]["bytes"]) for period in each) for each in others}
         if len(texts) > 1:
             sys.exit(f"the streams of {self.corpus} have other test text: {texts}")
         SIZES.write_text(json.dumps(sizes, indent=1, sort_keys=True) + "\n")
         return stream
-
-
-def size_of(split: dict) -> dict[str, int]:
-    """Return the numbers of words, bytes and tokens of a split in stream.json."""
-    return {unit: split[unit] for unit in ("words", "bytes", "tokens")}
 
 
 def _study(corpus: str, stream: str) -> CausalStudy:
@@ -171,12 +156,7 @@ def _losses(corpus: str, heading: str, sizes: dict) -> list[str]:
 
 def _parts(rows: Sequence[LedgerRow], periods: Sequence[dict]) -> dict[str, float]:
     """Return the bits per byte of a run, over each part of the matrix and after the last arrival."""
-    tokens_per_byte = [period["test"]["tokens"] / period["test"]["bytes"] for period in periods]
-    matrix = {
-        row.t: [loss * ratio / math.log(2) for loss, ratio in zip(period_losses(row), tokens_per_byte, strict=True)]
-        for row in rows
-        if row.t >= 1
-    }
+    matrix = bits_per_byte(rows, periods)
     return averages_by_part(matrix) | {"last": statistics.mean(matrix[max(matrix)])}
 
 

@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from _grid import copy_results  # noqa: E402
-from _texts import SETTINGS, TOKENS_PER_SAMPLE, mean_text, run_command  # noqa: E402
+from _texts import SETTINGS, TOKENS_PER_SAMPLE, mean_text, run_command, size_of  # noqa: E402
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow  # noqa: E402
 from fairseq_alma.core.metrics import period_losses  # noqa: E402
@@ -231,8 +231,8 @@ def _note_sizes(corpus: str, t: int, stream: Path) -> None:
     description = json.loads((stream / "stream.json").read_text())
     sizes[f"{corpus}_{t}"] = {
         "vocabulary": len(json.loads((stream / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]),
-        "train": [CAUSAL.size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, CAUSAL.PERIODS + 1)],
-        "test": [CAUSAL.size_of(period["test"]) for period in description["periods"]],
+        "train": [size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, CAUSAL.PERIODS + 1)],
+        "test": [size_of(period["test"]) for period in description["periods"]],
     }
     SIZES.write_text(json.dumps(sizes, indent=1, sort_keys=True) + "\n")
 

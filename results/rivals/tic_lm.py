@@ -1,0 +1,49 @@
+"""Cyclic cosine schedules and the autoregressive (AR) meta-schedule of TiC-LM (Li et al. 2025, arXiv 2504.02107).
+
+alma-lm plugin=results.rivals.tic_lm learner=tic_lm later_lr=0.003 replay=0.5 fairseq='--lr-scheduler cosine' ...
+
+Every stage has a warm-up and a cosine that ends at a hundredth of the setting `lr`, with a new state of the optimizer.
+The first stage is TiC-LM's initial training and rises to `lr`; all later ones are its continual rounds i = 0, 1, ...
+and rise to `later_lr` (cyclic cosine) or, with the meta-schedule, to the rate of one cosine from `later_lr` over all
+rounds up to the present one, at the place where the warm-up of this round ends. With warm-ups of w updates and rounds
+of S (`cosine_plus_ar_max_lr` in training/utils.py of apple/ml-tic-lm, with a warm-up of (i + 1) w), that place is
+
+    (S i + w - (i + 1) w) / (S (i + 1) - (i + 1) w) = i / (i + 1)
+
+of the cosine, so the maxima fall as 1, 1/2, 1/4, 0.15, ... The idea is that of Roth et al. (2024, arXiv 2408.14471).
+"""
+
+import math
+from dataclasses import dataclass
+
+from fairseq_alma.lm.learners import LearnerSettings, SingleModel, register_learner
+
+
+@dataclass(frozen=True)
+class TicLMSettings(LearnerSettings):
+    """Settings of TicLM."""
+
+    later_lr: float = 0.0015
+    """Maximum learning rate of the second stage, and with autoregressive=false of all later ones."""
+    autoregressive: bool = True
+    """Whether the maximum falls from stage to stage."""
+
+
+@register_learner("tic_lm", label="TiC-LM", settings=TicLMSettings)
+class TicLM(SingleModel):
+    """One model that every stage trains with a cosine schedule, whose maximum may fall from stage to stage."""
+
+    learner_settings: TicLMSettings
+
+    def training_options(self, stage, updates):
+        end = self.settings.lr / 100
+        return {"lr": [self.maximum(stage.index, end)], "min_lr": end}
+
+    def maximum(self, stage_index: int, end: float) -> float:
+        """Return the maximum learning rate of a stage, given the rate `end` at which every stage ends."""
+        if stage_index == 1:
+            return self.settings.lr
+        later, i = self.learner_settings.later_lr, stage_index - 2
+        if not self.learner_settings.autoregressive:
+            return later
+        return end + (later - end) * (1 + math.cos(math.pi * i / (i + 1))) / 2
