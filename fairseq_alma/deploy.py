@@ -147,7 +147,8 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
                 raise RunError(
                     f"{copy.source} has learned from text that alma-forget has removed: deploy another stage"
                 )
-            if one.is_taken_back and stage is None and current is not None:
+            is_usable = any(old.folder == current and not old.is_withdrawn for old in found)
+            if one.is_taken_back and stage is None and current is not None and is_usable:
                 return current, False
         number = found[-1].number + 1 if found else 1
         if one is None:
@@ -156,11 +157,16 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
             one = replace(one, number=number, since=_now(), is_taken_back=False)
             one.write()
         _lead_to(to, one)
-        rest, kept = all_deployed(to)[::-1], 0
-        for old in rest:
-            if old.folder != one.folder and (kept >= keep or old.is_withdrawn):
+        # While what was taken back is still the predictor of the run, its folder says not to deploy it again.
+        newest = copy.content if stage is None else _content_of(source)
+        found = sorted(
+            all_deployed(to),
+            key=lambda old: (old.folder != one.folder, old.content != newest, old.is_taken_back, -old.number),
+        )
+        kept = [old.folder for old in found if not old.is_withdrawn][:keep]
+        for old in found:
+            if old.folder not in kept:
                 remove(old.folder)
-            kept += not old.is_taken_back
     return one.folder, True
 
 
@@ -286,6 +292,11 @@ def _is_inside(name: str) -> bool:
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
+def _content_of(run: Path) -> list[str]:
+    """Return the SHA-256 digests of the checkpoints of the current predictor of a run."""
+    return [entry.get("sha256") or sha256_of(run / entry["path"]) for entry in read_predictor(run)["checkpoints"]]
+
+
 def _newest_stage(run: Path) -> int:
     """Return the last stage in which a checkpoint of the current predictor of a run was trained."""
     paths = [entry["path"] for entry in read_predictor(run)["checkpoints"]]
@@ -339,12 +350,12 @@ def _lead_to(to: Path, one: Deployed) -> None:
 
 
 def _print_list(to: Path) -> None:
-    """Print the predictors in a folder, the newest last."""
+    """Print the predictors in a folder, the one that was deployed last first."""
     found, current = all_deployed(to), current_of(to)
     if not found:
         raise RunError(f"{to} contains no deployed predictor: alma-deploy RUN {to} deploys one")
     width = max(len(one.folder.name) for one in found)
-    for one in found:
+    for one in reversed(found):
         states = {
             "current": one.folder == current,
             "taken back": one.is_taken_back,
@@ -377,16 +388,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.list:
             _print_list(to)
         elif arguments.back:
-            say(f"deployed: {go_back(to)}")
+            before = current_of(to)
+            folder = go_back(to)
+            say(f"deployed: {folder}; the next alma-deploy deploys a newer predictor, but not {before} again")
         else:
             before = current_of(to)
             folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
-            note = "" if is_source else f" (the predictor of {source} was taken back; --stage K deploys it again)"
+            is_export = (source / EXPORT_RECORD).is_file()
+            how = f"to deploy it again, remove its folder in {to}" if is_export else "--stage K deploys it again"
+            note = "" if is_source else f" (the predictor of {source} was taken back; {how})"
             say(f"{'already ' if folder == before else ''}deployed: {folder}{note}")
             if arguments.stage is not None and arguments.stage != (newest := _newest_stage(source)):
+                content = _content_of(source)
+                is_taken_back = any(one.is_taken_back and one.content == content for one in all_deployed(to))
                 say(
-                    f"the next alma-deploy without --stage deploys stage {newest} again; `alma-lm rollback` takes a "
-                    f"run of alma-lm back to an earlier stage"
+                    f"stage {newest} was taken back: the next alma-deploy without --stage waits for a later stage"
+                    if is_taken_back
+                    else f"the next alma-deploy without --stage deploys stage {newest} again; `alma-lm rollback` takes "
+                    f"a run of alma-lm back to an earlier stage"
                 )
     except (AlmaError, OSError) as error:
         say(f"alma-deploy: {message_of(error)}", sys.stderr)

@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from json import dumps
 from math import exp
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from rich.table import Table
 
 from fairseq_alma.app.tables import deployed_message, ledger_table, title_of, waiting_message, wide_console
-from fairseq_alma.core.arrivals import read_arrivals
+from fairseq_alma.core.arrivals import Arrivals, read_arrivals
 from fairseq_alma.core.deployments import stage_in_use
 from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
@@ -382,12 +382,13 @@ def state_of(run: Path) -> dict[str, Any]:
     predictor              the stage whose predictor is in predictor.json; 0 if there is none
     deployed               the stage whose predictor alma-deploy has deployed; without alma-deploy, `predictor`
     refused                with gate=: whether the predictor of the last stage was refused
-    new_text_perplexity    of the last mega-batch, by the model from before it trained on it
+    new_text_perplexity    of a mega-batch, by the model from before it trained on it
+    new_text_arrival       which one: the last that was scored, also if its stage is not finished
     out_of_line            arrivals whose mega-batches were far harder or easier than earlier ones
     skipped                arrivals on which no stage trains
     rollbacks              how often the run was taken back, not counting alma-forget
 
-    All of this is about the last finished arrival, also while the stage of the next one is trained.
+    All else is about the last finished arrival, also while the stage of the next one is trained.
 
     Raise RunError if a file of the run is damaged.
     """
@@ -401,6 +402,8 @@ def state_of(run: Path) -> dict[str, Any]:
         return state
     last, gate = rows[-1], rows[-1].scores.gate
     is_text = last.scores.perplexity is not None
+    begun = Arrivals(run, durable=False).decision(len(rows))
+    new_text, t = (begun.prequential, len(rows)) if begun else (last.prequential, last.t)
     known = {
         "validation_perplexity": last.scores.validation_perplexity,
         "test_perplexity": last.scores.perplexity,
@@ -409,7 +412,8 @@ def state_of(run: Path) -> dict[str, Any]:
         "predictor": deployed_stage(rows) if is_text else None,
         "deployed": stage_in_use(run, rows) if is_text else None,
         "refused": gate and not gate["passed"],
-        "new_text_perplexity": exp(last.prequential.loss) if is_text and last.prequential else None,
+        "new_text_perplexity": exp(new_text.loss) if is_text and new_text else None,
+        "new_text_arrival": t if is_text and new_text else None,
         "out_of_line": out_of_line(excess_losses(rows)) if is_text else None,
         "skipped": [row.t for row in rows if row.is_skipped] if is_text else None,
         "rollbacks": _num_rollbacks(run) if is_text else None,
@@ -420,12 +424,12 @@ def state_of(run: Path) -> dict[str, Any]:
 class _Rollback(TypedDict):
     """What rollback.json says about the cause."""
 
-    to_forget: bool
+    to_forget: NotRequired[bool]
 
 
 def _num_rollbacks(run: Path) -> int:
     found = RunFolder(run).set_aside(0).parent.glob("*/rollback.json")
-    return sum(not read_json(path, _Rollback)["to_forget"] for path in found)
+    return sum(not read_json(path, _Rollback).get("to_forget") for path in found)
 
 
 def print_jobs(jobs: RunJobs) -> str:

@@ -173,7 +173,7 @@ def deployed_message(run: Path, rows: Sequence[LedgerRow]) -> str | None:
     # A predictor of images is deployed as it is saved, in any stage.
     if not (stage := deployed_stage(rows)) or rows[0].scores.error_rate is not None:
         return None
-    if (last := deployed_last(run)) and last["stage"] != stage:
+    if (last := deployed_last(run, rows)) and last["stage"] != stage:
         return (
             f"predictor: stage {stage}, validation {validation[stage]}; deployed in {last['to']}: stage "
             f"{last['stage']}, validation {validation[last['stage']]}"

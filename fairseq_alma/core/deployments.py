@@ -12,7 +12,7 @@ from fairseq_alma.core.files import read_json, sealed, write_json
 from fairseq_alma.core.ledger import LedgerRow, deployed_stage
 from fairseq_alma.core.predictors import read_predictor
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.settings import Count
+from fairseq_alma.core.settings import NonNegative
 
 FILE = "deployments.json"
 
@@ -22,7 +22,7 @@ class Deployment(TypedDict):
 
     to: str
     """Absolute path of TO."""
-    stage: Count
+    stage: NonNegative
     """The stage whose predictor is in use."""
     content: list[str]
     """SHA-256 digests of its checkpoints."""
@@ -49,13 +49,15 @@ def note_deployment(run: Path, new: Deployment) -> None:
     write_json(run / FILE, sealed({"deployments": [*others, new]}))
 
 
-def deployed_last(run: Path) -> Deployment | None:
+def deployed_last(run: Path, rows: Sequence[LedgerRow]) -> Deployment | None:
     """Return the last deployment of a run whose predictor is still that of a stage; None if there is none.
 
-    After the stage was taken back or trained again, there is no such predictor in the run.
+    After the stage was taken back or trained again, there is no such predictor in the run. A stage without a row is
+    not scored yet.
     """
+    scored = {row.stage for row in rows if row.updated}
     for one in reversed(deployments(run)):
-        if RunFolder(run).predictor(one["stage"]).is_file():
+        if one["stage"] in scored and RunFolder(run).predictor(one["stage"]).is_file():
             checkpoints = read_predictor(run, one["stage"])["checkpoints"]
             if [checkpoint.get("sha256") for checkpoint in checkpoints] == one["content"]:
                 return one
@@ -64,5 +66,5 @@ def deployed_last(run: Path) -> Deployment | None:
 
 def stage_in_use(run: Path, rows: Sequence[LedgerRow]) -> int:
     """Return the stage whose predictor is deployed: by alma-deploy, or else, by predictor.json; 0 if there is none."""
-    last = deployed_last(run) if rows else None
-    return last["stage"] if last and last["stage"] <= rows[-1].stage else deployed_stage(rows)
+    last = deployed_last(run, rows)
+    return last["stage"] if last else deployed_stage(rows)

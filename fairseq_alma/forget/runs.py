@@ -20,11 +20,12 @@ from fairseq_alma.core.ledger import Ledger, Spent
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
 from fairseq_alma.core.provenance import read_provenance
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import RunFolder, find_runs
+from fairseq_alma.core.run_folder import RunFolder, find_runs, index_of_stage
 from fairseq_alma.core.seed_record import is_finished
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.deploy import withdraw
 from fairseq_alma.forget.mask import Certificate, path_of
+from fairseq_alma.forget.traces import aside_has_learned
 from fairseq_alma.lm.rollback import can_return_to, roll_back, stage_before
 from fairseq_alma.lm.run import run_seeds
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -177,12 +178,25 @@ def withdraw_deployed(certificate: Certificate, runs: Sequence[Path]) -> list[Pa
     """
     folders = []
     for run in runs:
-        if entry := certificate["runs"].get(str(run)):
-            # A member that has not read the text is the same after it was trained again.
-            forgotten = set(entry["before"].values()) - set(entry.get("after", {}).values())
+        if str(run) in certificate["runs"]:
+            forgotten = _forgotten(run, certificate)
             known = [Path(one["to"]) for one in deployments(run)]
             folders += [folder for to in known if to.is_dir() for folder in withdraw(to, forgotten)]
     return folders
+
+
+def _forgotten(run: Path, certificate: Certificate) -> set[str]:
+    """Return the SHA-256 digests of the checkpoints that have learned from the text, also of those set aside."""
+    entry, splits = certificate["runs"][str(run)], certificate["splits"]
+    first = entry["last_stage_without_the_text"] + 1
+    stages = {path: index_of_stage(Path(Path(path).parts[1])) for path in entry["before"]}
+    found = {digest for path, digest in entry["before"].items() if stages[path] >= first}
+    before = {name: one["before"] for name, one in splits.items()}
+    for aside in (run / "set_aside").glob("*"):
+        if aside_has_learned(aside, before):
+            found |= set(_digests(aside, first).values())
+    # A member that has not read the text is the same after it was trained again.
+    return found - set(entry.get("after", {}).values())
 
 
 def _is_current(run: Path, stream: StreamFolder) -> bool:

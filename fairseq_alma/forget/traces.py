@@ -83,8 +83,13 @@ def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace
         )
     for name, links in certificate["links"].items():
         yield Trace(name, f"the unmasked file has {links} other name(s) (hard links), outside the stream folder")
-    for name in dict.fromkeys(_sources(stream, certificate["splits"])):
+    read = [*dict.fromkeys(_sources(stream, certificate["splits"]))]
+    for name in read:
         yield Trace(f"source {name}", "the input files of alma-prep are not changed: remove the text there, too")
+    made = (stream.description, *stream.description.get("extensions", []))
+    all_names = dict.fromkeys(f"{one['kind']}:{one['path']}" for each in made for one in each.get("sources", []))
+    if others := [name for name in all_names if name not in read]:
+        yield Trace("other sources", f"{', '.join(others)}: they may have copies of the text that alma-prep left out")
 
 
 def _sources(stream: StreamFolder, splits: Collection[str]) -> Iterator[str]:
@@ -131,7 +136,7 @@ def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace
         if entry["state"] != "trained again":
             yield Trace(name, f"it is not trained again yet (state: {entry['state']})")
         for folder in sorted((run / "set_aside").glob("*")):
-            if _has_learned(folder, before):
+            if aside_has_learned(folder, before):
                 yield Trace(str(folder), "stages that a rollback has set aside were trained on the text", (folder,))
         yield from _of_shared(run, entry)
         settings = read_settings(run)
@@ -150,7 +155,7 @@ def _of_deployed(folder: Path) -> Trace:
     return Trace(f"deployed model {folder}", "it has learned from the text; it is not deployed again", (folder,))
 
 
-def _has_learned(aside: Path, before: Mapping[str, str]) -> bool:
+def aside_has_learned(aside: Path, before: Mapping[str, str]) -> bool:
     """Return True if a run that was set aside has used a mega-batch or the validation set from before the masking."""
     if not RunFolder(aside).arrivals.exists():
         return False

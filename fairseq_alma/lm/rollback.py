@@ -10,7 +10,7 @@ between can be repeated. Each command that changes the run calls `finish_rollbac
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from fairseq_alma.app.slurm_jobs import refuse_queued
 from fairseq_alma.core.arrivals import read_arrivals
@@ -36,7 +36,7 @@ class Rollback(TypedDict):
     """The arrival at which this stage was trained. Later ones are taken back, also those that only waited."""
     number: Count
     """Number of the folder in RUN/set_aside."""
-    to_forget: bool
+    to_forget: NotRequired[bool]
     """Whether alma-forget has taken the run back, to train it again at once."""
 
 
@@ -60,7 +60,12 @@ def roll_back_runs(folder: Path, to_stage: int) -> int:
         refuse_queued(run)
         aside = roll_back(run, to_stage)
         what = "nothing came after it" if aside is None else f"what came after it was set aside in {aside}"
-        say(f"{run} is at stage {to_stage}: {what}. The training command continues from here")
+        t = len(Ledger(RunFolder(run).ledger).rows())
+        say(
+            f"{run} is at stage {to_stage}: {what}. The next training command, also that of a scheduled job, continues "
+            f"with mega-batch {t}, unless it has skip_mega_batches=[{t}] or `alma-prep --drop-last` has removed it. "
+            f"What alma-deploy has deployed stays until its next call"
+        )
     if runs != [one.path]:
         remove(one.summary)  # of the means over the seeds, which the training command writes again
     return 0

@@ -1,4 +1,4 @@
-"""The last arrivals of a single run, for its owner: how hard the new text was, and what was deployed."""
+"""The last arrivals of a single run, for its owner: how hard the new text was, and what passed the gate."""
 
 import math
 
@@ -39,7 +39,7 @@ def last_arrivals(comparison: Comparison) -> Table | None:
     ][:NUM_SHOWN]
     note = (
         "Perplexity per token. New text, before: the new mega-batch, scored before a stage trained on it; out of "
-        "line: far harder or easier than earlier ones. Gate: whether the predictor was deployed."
+        "line: far harder or easier than earlier ones. Gate: whether the predictor passed, so that it may be deployed."
     )
     return table_of_rows("arrivals", f"{comparison.name}: last arrivals", rows, note)
 
@@ -55,6 +55,6 @@ def _gate(row: LedgerRow) -> str:
     if gate is None:
         return ""
     if gate["passed"]:
-        return "deployed"
+        return "passed"
     failed = ", ".join(check["text"] for check in gate["checks"] if not check["passed"])
     return f"refused ({failed}); stage {gate['deployed']} stays"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,8 @@ def test_back_list_and_keep(run, tmp_path, capsys):
     assert deploy(run, to) == (to / "stage_002", False) and current_of(to) == to / "stage_002"
     assert main(["--list", str(to)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].endswith("(current)") and lines[-1].endswith("(taken back)")
+    assert lines[0].endswith(f"but not {to / 'stage_003'} again")
+    assert lines[1].endswith("(taken back)") and lines[2].endswith("(current)")
     assert deployments(run)[-1]["stage"] == 2
     assert deploy(run, to, 3) == (to / "stage_003", True) and current_of(to) == to / "stage_003"
     assert deploy(run, to) == (to / "stage_003", True) and names(to) == ["stage_002", "stage_003"]
@@ -96,6 +98,34 @@ def test_back_list_and_keep(run, tmp_path, capsys):
     assert capsys.readouterr().out == f"already deployed: {to / 'stage_003'}\n"
     assert main([str(run), str(to), "--stage", "2"]) == 0
     assert "the next alma-deploy without --stage deploys stage 3 again" in capsys.readouterr().out
+    deploy(run, to), go_back(to), capsys.readouterr()
+    assert main([str(run), str(to), "--stage", "1"]) == 0
+    assert "stage 3 was taken back: the next alma-deploy without --stage waits" in capsys.readouterr().out
+
+
+def test_no_more_than_the_limit_are_kept_and_what_was_taken_back_stays_known(run, tmp_path):
+    to = tmp_path / "to"
+    for stage in (2, 3):
+        deploy(run, to, stage, keep=2)
+    go_back(to)
+    deploy(run, to, 1, keep=2)  # stage 2 goes: without the folder of stage 3, the next command would deploy it again
+    assert names(to) == ["stage_003", "stage_001"]
+    assert deploy(run, to, keep=2) == (to / "stage_001", False)
+    deploy(run, to, 3, keep=2), go_back(to)
+    deploy(run, to, 2, keep=1)
+    assert names(to) == ["stage_002"]
+
+
+def test_the_list_is_in_the_order_of_deployment_with_its_times(run, tmp_path, capsys):
+    to = tmp_path / "to"
+    for stage, since in ((1, "2025-02-01 02:00:00"), (2, "2025-03-01 02:00:00")):
+        deploy(run, to, stage)
+        replace(all_deployed(to)[-1], since=since).write()
+    go_back(to)
+    assert main(["--list", str(to)]) == 0
+    assert [line.split("  ")[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["stage_002", "2025-03-01 02:00"], ["stage_001", "2025-02-01 02:00"],
+    ]  # fmt: skip
 
 
 def test_what_was_withdrawn_is_not_deployed_again(moved, tmp_path, capsys):
@@ -115,6 +145,15 @@ def test_what_was_withdrawn_is_not_deployed_again(moved, tmp_path, capsys):
     withdraw(to, set(all_deployed(to)[0].content))
     with pytest.raises(RunError, match=r"stage_001 has learned from text that alma-forget has removed"):
         go_back(to)
+
+
+def test_a_current_predictor_that_was_withdrawn_is_replaced_also_by_one_that_was_taken_back(run, tmp_path):
+    to = tmp_path / "to"
+    for stage in (1, 3):
+        deploy(run, to, stage)
+    go_back(to)
+    withdraw(to, set(all_deployed(to)[0].content))
+    assert deploy(run, to) == (to / "stage_003", True) and names(to) == ["stage_003"]
 
 
 def test_a_run_folder_that_cannot_be_written_is_deployed_all_the_same(moved, tmp_path, capsys):
@@ -224,12 +263,16 @@ def test_networks_of_images(tmp_path):
     assert before == to / "stage_004" and vision.load(to / "current").class_names == vision.load(before).class_names
 
 
-def test_an_exported_model(run, tmp_path, monkeypatch):
+def test_an_exported_model(run, tmp_path, capsys):
     pytest.importorskip("safetensors")
     for stage in (2, 3):
         export([run], tmp_path / f"export_{stage}", stage=stage)
         deploy(tmp_path / f"export_{stage}", tmp_path / "to")
     assert names(tmp_path / "to") == ["export_2", "export_3"]
+    assert main(["--back", str(tmp_path / "to")]) == 0 and main([str(tmp_path / "export_3"), str(tmp_path / "to")]) == 0
+    assert f"was taken back; to deploy it again, remove its folder in {tmp_path / 'to'})" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "to/export_3")
+    deploy(tmp_path / "export_3", tmp_path / "to")
     copied = tmp_path / "to/current"
     files = {path.name for path in (tmp_path / "export_3").iterdir()}
     assert {path.name for path in copied.iterdir()} == files | {"deployed.json"}

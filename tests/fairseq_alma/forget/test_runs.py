@@ -18,7 +18,7 @@ import torch
 import fairseq_alma
 from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.files import sha256_of
-from fairseq_alma.deploy import deploy
+from fairseq_alma.deploy import deploy, go_back
 from fairseq_alma.forget.mask import certificates
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.forget.test_stream import DOCUMENT_WORDS, WORDS, month, prep, text_of, write_month
@@ -237,6 +237,22 @@ def test_text_of_the_held_out_sets(tmp_path):
     lm(stream, tmp_path / "reference", *settings)
     same_weights(tmp_path / "run", tmp_path / "reference")
     assert rows_without_seconds(tmp_path / "run") == rows_without_seconds(tmp_path / "reference")
+
+
+def test_a_deployed_model_that_was_set_aside_is_found_and_one_from_before_the_text_stays(tmp_path):
+    """Stage 2 has read the text, was taken back, and is trained again with another learning rate."""
+    stream, run, to = make_stream(tmp_path, months=2, t=2), tmp_path / "run", tmp_path / "to"
+    settings = ("updates=1", "validations=1", "experts=2")
+    lm(stream, run, *settings)
+    deploy(run, to, 1), deploy(run, to)
+    assert run_command("alma-lm", "rollback", run, "--to-stage", 1).returncode == 0
+    lm(stream, run, *settings, "lr=0.001", "fork=true")
+    deploy(run, to)
+    out = forget(stream, "--runs", run, "--yes")
+    found = [line.split(":")[1] for line in out.splitlines() if "remembers: deployed model" in line]
+    assert found == [f" deployed model {to}/stage_002", f" deployed model {to}/stage_002_2"]
+    assert deploy(run, to)[0].name == "stage_002_3" and go_back(to).name == "stage_001"
+    assert json.loads(run_command("alma-lm", "status", run, "--json").stdout)["rollbacks"] == 1
 
 
 def test_only_runs_that_have_used_the_text_are_trained_again(tmp_path):

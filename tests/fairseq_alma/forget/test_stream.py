@@ -288,6 +288,26 @@ def test_the_union_of_periods_is_masked_like_the_periods(tmp_path):
     assert folder.num_masked("test") == folder.num_masked("test", *place) == folder.num_masked("mega_batch_2/test") > 0
 
 
+def test_the_sources_that_were_read_and_the_others_are_named(tmp_path, capsys):
+    """Each month is added when it comes. The held-out sets are unions of those of the months."""
+    chance = random.Random(5)
+    for t in (1, 2):
+        rows = [{"id": f"doc-{t}-{n}", "date": f"2020-{t:02d}-{1 + n // 15:02d}", "text": sentence(chance)}
+                for n in range(300)]  # fmt: skip
+        (tmp_path / f"{t}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--partition", "chronological", "--period", "month", "--causal", "--passage-words", "24")
+    assert prep(tmp_path / "stream", tmp_path / "1.jsonl", *options, "--vocab-size", "320") == 0
+    assert prep(tmp_path / "stream", tmp_path / "2.jsonl", "--extend", "--passage-words", "24") == 0
+    table = pyarrow.parquet.read_table(tmp_path / "stream/documents/mega_batch_2/test.parquet")
+    capsys.readouterr()
+    assert main([str(tmp_path / "stream"), "--document", table["id"].to_pylist()[3], "--no-runs", "--yes"]) == 0
+    found = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("still remembers") and "source" in line
+    ]
+    assert [line.split(": ")[1] for line in found] == [f"source text:{tmp_path}/2.jsonl", "other sources"]
+    assert f": text:{tmp_path}/1.jsonl: they may have copies" in found[1]
+
+
 def test_part_of_a_longer_document_is_masked_and_the_rest_stays(made, tmp_path):
     """A book that quotes the secret loses the passage with the quotation."""
     texts = {f"doc-{number}": sentence(random.Random(number), 200) for number in range(40)}

@@ -162,6 +162,11 @@ def test_a_process_that_was_killed_before_its_row_decides_again_in_the_same_way(
     (out / "ledger.jsonl").write_text("".join(lines[:2]))
     (out / "summary.json").unlink()
     shutil.copy(out / "predictors/stage_002.json", out / "predictor.json")
+    state = status_of(out)
+    assert (state["arrivals"], state["arrivals_left"], state["new_text_arrival"]) == (1, 1, 2)
+    assert state["new_text_perplexity"] == pytest.approx(math.exp(json.loads(row)["prequential_loss"]))
+    deploy(out, tmp_path / "to", stage=2)  # it is trained, but not scored yet
+    assert status_of(out)["deployed"] == 1 and run_command("alma-lm", "status", out).returncode == 0
     assert lm(months, out, "gate=0.02", "mega_batches=2").returncode == 0
     assert json.loads((out / "ledger.jsonl").read_text().splitlines()[2])["gate"] == json.loads(row)["gate"]
 

@@ -69,8 +69,10 @@ def test_a_run_that_was_taken_back_continues_as_if_the_later_stages_had_never_be
     before = rows_without_seconds(tmp_path / "run")
     k = before[-1]["stage"] - 1
     checkpoints = sorted((tmp_path / "run" / "stages").rglob("checkpoint*.pt"))
-    assert f"was set aside in {tmp_path}/run/set_aside/1" in back(tmp_path / "run", k)
+    said = back(tmp_path / "run", k)
     arrival = next(row["t"] for row in before if row["updated"] and row["stage"] == k)
+    assert f"was set aside in {tmp_path}/run/set_aside/1. The next training command" in said
+    assert f"continues with mega-batch {arrival + 1}, unless it has skip_mega_batches=[{arrival + 1}]" in said
     assert rows_without_seconds(tmp_path / "run") == before[: arrival + 1]
     deployed = (tmp_path / "run/predictor.json").read_text()
     assert deployed == (tmp_path / f"run/predictors/stage_{k:03d}.json").read_text()

@@ -40,7 +40,7 @@ def test_the_last_arrivals_and_what_the_gate_decided(run):
     table = last_arrivals(comparison)
     assert table.columns == ("arrival", "new text, before", "stage", "validation", "test", "gate")
     assert table.rows == (
-        ("4", "3.0", "3", "6.00", "6.00", "deployed"),
+        ("4", "3.0", "3", "6.00", "6.00", "passed"),
         ("3", "4.0", "skipped", "8.00", "8.00", ""),
         ("2", "800.0 (out of line)", "2", "8.00", "8.00", "refused (validation set); stage 1 stays"),
         ("1", "", "1", "9.00", "9.00", ""),
