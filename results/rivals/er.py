@@ -2,8 +2,8 @@
 
 alma-vision plugin=results.rivals.er learner=er memory=500 replay=0.5 select_by=last ...
 
-The memory is a uniform sample of the training examples so far (reservoir sampling). Half of each batch comes from it, as
-in the paper, which trains on each new example once; here a stage has several epochs.
+The memory is a uniform sample of the training examples so far (reservoir sampling). Half of each batch comes from it,
+as in the paper, which trains on each new example once; here a stage has several epochs.
 """
 
 from collections.abc import Sequence
