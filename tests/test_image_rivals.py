@@ -1,9 +1,11 @@
 """The plugins for images in results/rivals, and the study that compares them."""
 
 import base64
+import importlib.util
 import json
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 import vision.runs
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core import catalogue
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.protocol import Stage
 from tests.commands import ROOT
 from tests.vision.test_killed import Child, kill_at_random_moments
@@ -55,6 +58,17 @@ def rivals(monkeypatch):
         catalogue.remove_learner(name)
     for name in PLUGINS.values():
         del sys.modules[f"results.rivals.{name}"]
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The module of the study."""
+    sys.path.insert(0, str(ROOT / "results"))
+    spec = importlib.util.spec_from_file_location("image_rivals", ROOT / "results/frontier/image_rivals.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path.remove(str(ROOT / "results"))
+    return module
 
 
 def settings_of(learner, **changes):
@@ -182,3 +196,45 @@ def test_a_killed_run_ends_as_it_would_have(learner, tmp_path, monkeypatch):
     if learner != "gdumb":
         settings["seeds"] = 2
     kill_at_random_moments(lambda out: Child(lambda: small_run(out, **settings)), tmp_path, random.Random(0))
+
+
+def test_gdumb_has_as_many_epochs_as_its_memory_allows_at_equal_flops(study):
+    """10 passes over 50 mega-batches of 900 images are 450,000 images. At wait 5 there are 10 stages.
+
+    With a memory of 500, they read 5,000 images in each epoch: 90 epochs. With one of 5,000, the first stage has 4,500
+    images: 49,500 in each epoch, and 9 epochs.
+    """
+    cifar10 = study.STUDIES[0]
+    assert [cifar10.epochs(study.RECIPES[name], 5) for name in ("gdumb_500", "gdumb_5000", "anytime")] == [90, 9, 10]
+    job = cifar10.job("gdumb_500", {"lr": "0.03", "wait": "5"})
+    assert {"order=classes", "memory=500", "lr=0.03", "wait=5", "epochs=90"} <= set(job.settings)
+
+
+def test_settings_are_chosen_by_errors_on_validation_data(study, tmp_path, monkeypatch):
+    small_run(tmp_path / "classes", order="classes")
+    lines = [json.loads(line) for line in (tmp_path / "classes/errors.jsonl").read_text().splitlines()]
+    errors = [error for line in lines[1:] for error in line["by_mega_batch"]]
+    assert study.validation_error(tmp_path / "classes") == pytest.approx(sum(errors) / 16)
+    (rows,) = small_run(tmp_path / "random")
+    errors = [row.prequential.error_rate for row in rows if row.t >= 2]  # at t = 1 it is untrained
+    assert study.validation_error(tmp_path / "random") == pytest.approx(sum(errors) / 3)
+    monkeypatch.setattr(study, "SELECTION", tmp_path / "selection.json")
+    cifar10 = study.STUDIES[0]
+    assert (cifar10._best("anytime"), cifar10._best("sm_w1")) == (None, {})
+    tried = [{"values": {"lr": lr}, "validation_error": error} for lr, error in (("0.01", 0.5), ("0.03", 0.4))]
+    write_json(tmp_path / "selection.json", {"cifar10_classes": {"anytime": tried}})
+    assert cifar10._best("anytime") == {"lr": "0.03"}
+
+
+def test_the_table_compares_the_seeds_with_those_of_anytime(study, tmp_path):
+    """CER 9 against 10 is 10% better, 19 against 20 is 5% better."""
+    for name, cers in {"anytime": (10, 20), "er_500": (9, 19)}.items():
+        (tmp_path / f"ledgers/mnist_random_{name}").mkdir(parents=True)
+        seeds = [{"cer": cer, "final": 0.05, "comp": 100 if name == "anytime" else 102} for cer in cers]
+        write_json(tmp_path / f"ledgers/mnist_random_{name}/summary.json", {"per_seed": seeds})
+    lines = study._table(replace(study.STUDIES[3], folder=tmp_path))
+    assert lines[4:6] == [
+        "| ER, memory 500 | 14.00 ± 5.00 | -7.5 ± 2.5 | 5.0 ± 0.0 | 1.02 | 2 |",
+        "| **anytime** | 15.00 ± 5.00 |  | 5.0 ± 0.0 | 1.00 | 2 |",
+    ]
+    assert study._table(replace(study.STUDIES[2], folder=tmp_path)) == []

@@ -67,12 +67,15 @@ def _with_memory(size: int) -> dict[str, Recipe]:
             f"DER++, {text}", (*derpp, *bounded), {"alpha": ("0.2", "0.1", "0.5", "1"), "beta": ("0.5", "1")}
         ),
         f"gdumb_{size}": Recipe(f"GDumb, {text}", (*gdumb, *bounded), {"wait": ("5", "1", "10", "25")}, memory=size),
-        f"anytime_{size}": Recipe(f"**anytime**, {text}", (*er, "replay=uniform", "average=power:8", *bounded)),
+        f"anytime_{size}": Recipe(
+            f"anytime, {text}", (*er, "replay={replay}", "average=power:8", *bounded), {"replay": ("uniform", "0.5")}
+        ),
     }
 
 
 RECIPES = {
     "anytime": Recipe("**anytime**", ("preset=anytime", "extra_epochs=0", *REPLAYED)),
+    "anytime_half": Recipe("anytime, `replay=0.5`", ("preset=anytime", "replay=0.5", "extra_epochs=0", *REPLAYED)),
     "budgeted": Recipe(
         "budgeted uniform sampling",
         ("learner=sm", "replay=uniform", "schedule={schedule}", *REPLAYED),
