@@ -1,6 +1,6 @@
 """Run a grid of alma-vision settings, and copy the ledgers of the runs into results/, where they are committed.
 
-results/mnist/study.py and results/cifar10/study.py use this module. Every run is one command, which is printed before
+The studies of images in results/ use this module. Every run is one command, which is printed before
 the run starts and stored in provenance.json. A finished run is skipped, and a run that was killed is continued.
 results/rebuild.py makes figures and tables from the ledgers.
 """
@@ -8,16 +8,18 @@ results/rebuild.py makes figures and tables from the ledgers.
 import argparse
 import gzip
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.metrics import mean_and_standard_error
@@ -47,11 +49,14 @@ class Study:
     """Dataset of every run."""
     jobs: Sequence[Job]
     """The runs, in the order in which they start."""
+    actions: ClassVar[Mapping[str, str]] = {"run": "run the jobs that are missing"}
+    """What the command line can ask for -> help text."""
 
     def main(self, description: str) -> None:
-        """Read the command line and run every job that has no committed ledger."""
+        """Read the command line and do what it asks for."""
         parser = argparse.ArgumentParser(description=description)
-        parser.add_argument("what", choices=["run"], help="run the jobs that are missing")
+        help_text = "; ".join(f"{name}: {text}" for name, text in self.actions.items())
+        parser.add_argument("what", choices=[*self.actions], help=help_text)
         parser.add_argument("--data-root", default="data", help="folder of the dataset's files (default: data)")
         parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time (default: 2)")
         parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
@@ -63,7 +68,10 @@ class Study:
             "seeds of a job at once",
         )
         arguments = parser.parse_args()
-        deadline = time.monotonic() + 3600 * arguments.hours
+        self.do(arguments, deadline=time.monotonic() + 3600 * arguments.hours)
+
+    def do(self, arguments: argparse.Namespace, deadline: float) -> None:
+        """Run every job that has no committed ledger. After the deadline, start no run."""
         run = self._run_seed_by_seed if arguments.seed_by_seed else self._run
         missing = [job for job in self.jobs if job.name.startswith(arguments.only) and not self._is_done(job)]
         with ThreadPoolExecutor(arguments.side_by_side) as pool:
@@ -103,7 +111,9 @@ class Study:
         command = [str(program), *settings, f"out={out}"]
         start = time.monotonic()
         print(f"$ {shlex.join(['alma-vision', *command[1:]])}", flush=True)
-        result = subprocess.run(command, capture_output=True, text=True)
+        # Plugins of rows are modules of the repository, such as results.rivals.er.
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        result = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
         if result.returncode:
             print(f"{name} failed:\n{result.stderr[-2000:]}", file=sys.stderr, flush=True)
             return False

@@ -58,7 +58,7 @@ def rebuild(out: Path, tables_only: bool = False) -> list[str]:
                 written.append((folder / f"{name}.png").as_posix())
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
     texts = ("books", "waits", "one_pass", "growth", "drift", "causal", "vocabulary", "rivals", "base")
-    for file in ("mnist", "cifar10", *texts):
+    for file in ("mnist", "cifar10", "image_rivals", *texts):
         for name, text in _study("frontier", file).tables().items():
             written.append(_write(out, Path("results/frontier") / name, text))
     for name in TEXTS:

@@ -2,11 +2,13 @@
 
 import torch
 
+from fairseq_alma.core import catalogue
 from fairseq_alma.core.protocol import Stage
-from tests.vision.tiny_runs import small_run
+from tests.vision.tiny_runs import flat, networks, small_run
 from vision.batches import Memory
 from vision.datasets import load_dataset
 from vision.inputs import Vectors
+from vision.learners import LEARNERS, SingleModel, register_learner
 from vision.stream import partition, stacked_stream
 
 DIGITS = load_dataset("digits", ".")
@@ -42,3 +44,20 @@ def test_the_ledger_says_how_many_examples_are_stored(tmp_path):
     (rows,) = small_run(tmp_path / "none")
     assert [row.scores.num_stored for row in rows] == [None] * 5
     assert rows[1].spent.num_updates == rows[4].spent.num_updates
+
+
+def test_a_learner_can_choose_what_a_stage_reads(tmp_path):
+    """This one leaves out what replay=all would add, so it ends as without replay."""
+
+    class Forgetful(SingleModel):
+        def stage_data(self, stage):
+            return self.memory.stage_data(stage.new, (), False)
+
+    register_learner("forgetful")(Forgetful)
+    try:
+        small_run(tmp_path / "own", learner="forgetful", replay="all")
+    finally:
+        del LEARNERS["forgetful"]
+        catalogue.remove_learner("forgetful")
+    small_run(tmp_path / "sm")
+    assert flat(networks(tmp_path / "own", 4)).equal(flat(networks(tmp_path / "sm", 4)))

@@ -125,6 +125,10 @@ class VisionLearner:
         """Return untrained networks, one for each random generator."""
         return self.backbone.network(generators, self.device)
 
+    def stage_data(self, stage: Stage) -> StageData:
+        """Return the examples that a stage reads. `loss` gets their rows of the table `one_hot`, of any width."""
+        return self.memory.stage_data(stage.new, stage.past, stage.replay)
+
     def loss(self) -> OwnLoss:
         """Return the training loss. It also defines which networks are trained together as one model."""
         return OwnLoss(len(self.seeds), self.networks_per_seed, self.settings.label_smoothing)
@@ -190,7 +194,7 @@ class VisionLearner:
         self.watcher.begin_stage(stage.index, stage.new[-1].t, epochs)
         if settings.from_scratch and stage.index > 1:
             self.stack.reset_parameters(self.generators("initialisation", stage.index))
-        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
+        data = self.stage_data(stage)
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
         batches = Batches(data, orders, settings.batch_size, stage.past_share, self.bagging)
