@@ -33,7 +33,7 @@ from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease, holder_of, holder_of_run
 from fairseq_alma.core.ledger import deployed_stage
-from fairseq_alma.core.metrics import checked_rows, excess_losses, out_of_line
+from fairseq_alma.core.metrics import checked_rows, excess_losses, unusual_arrivals
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
@@ -381,7 +381,7 @@ def state_of(run: Path) -> dict[str, Any]:
     deployed               the stage whose predictor is in predictor.json; 0 if there is none
     refused                with gate=: whether the predictor of the last stage was refused
     new_text_perplexity    of the last mega-batch, by the model from before it trained on it
-    out_of_line            arrivals whose mega-batches were far harder or easier than earlier ones
+    unusual                arrivals whose mega-batches were far harder or easier than earlier ones
     skipped                arrivals on which no stage trains
     rollbacks              how often the run was taken back
 
@@ -405,7 +405,7 @@ def state_of(run: Path) -> dict[str, Any]:
         "deployed": deployed_stage(rows) if is_text else None,
         "refused": gate and not gate["passed"],
         "new_text_perplexity": exp(last.prequential.loss) if is_text and last.prequential else None,
-        "out_of_line": out_of_line(excess_losses(rows)) if is_text else None,
+        "unusual": unusual_arrivals(excess_losses(rows)) if is_text else None,
         "skipped": [row.t for row in rows if row.is_skipped] if is_text else None,
         "rollbacks": len([*RunFolder(run).set_aside(0).parent.glob("*/rollback.json")]) if is_text else None,
     }
