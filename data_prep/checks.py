@@ -176,9 +176,10 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:
             changed.append(f"the tokenizer file {settings.tokenizer} has changed")
     if changed:
+        add = "To add the text of other sources, give --extend. " if changed[0].startswith("sources was") else ""
         raise PrepError(
-            f"{settings.out} was made with other settings: {'; '.join(changed)}. Use the old values, choose another "
-            f"stream folder, or remove {settings.out} to make it again."
+            f"{settings.out} was made with other settings: {'; '.join(changed)}. {add}Use the old values, choose "
+            f"another stream folder, or remove {settings.out} to make it again."
         )
     recorded = {Source(source["kind"], source["path"]).name: source["fingerprint"] for source in stream["sources"]}
     for source, found in files.items():

@@ -71,6 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     say(summary(stream))
+    if settings.extend:
+        say(f"The stream is in {settings.out}. To continue a run, give alma-lm the same command again.")
+        return 0
     words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
     say(f"The stream is in {settings.out}. To train on it: {words} ...")
     return 0

@@ -151,7 +151,7 @@ def _warn_if_unusual(out: Path, stream: Mapping) -> None:
     """Print a warning if the mega-batches of the last extension differ from those before."""
     if found := unusual(out, stream):
         note(
-            f"warning: the new text is out of line with what was there before. {'; '.join(found)}. If it is wrong, "
+            f"warning: the new text is unusual. {'; '.join(found)}. If it is wrong, "
             f"`alma-prep --drop-last {shlex.quote(str(out))}` takes it back"
         )
 

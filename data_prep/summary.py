@@ -1,5 +1,6 @@
 """Format the tables that alma-prep prints when it has finished."""
 
+from data_prep.leakage.measure import HELD_OUT
 from data_prep.sources import NOT_READ
 from data_prep.tokenization.losses import losses_summary
 
@@ -27,7 +28,8 @@ def summary(stream: dict) -> str:
     if last.get("cleaning"):
         lines += ["", *_removed(last["cleaning"]), ""]
     if "leakage" in last:
-        lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"], bool(extensions)), ""]
+        leakage = [_leakage_of_extension(last["leakage"])] if extensions else _leakage(last["leakage"])
+        lines += [*([""] if lines[-1] else []), *leakage, ""]
     for source in last["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
         dropped = source.get("dropped", {})
@@ -61,25 +63,26 @@ def _removed(cleaning: list[dict]) -> list[str]:
     return lines
 
 
-def _leakage(report: dict, is_extension: bool) -> list[str]:
-    """Return lines about the overlap of held-out text with the mega-batches."""
-    compared = "the new mega-batches" if is_extension else "a mega-batch"
-    of_periods = {
-        f"{when}_{name}": f"{name} of the periods that were added {'before' if when == 'added' else 'now'}"
-        for when in ("added", "new")
-        for name in ("valid", "test")
-    }
+def _leakage(report: dict) -> list[str]:
+    """Return lines about the overlap of the held-out text of a new stream with its mega-batches."""
     lines = []
-    for name in ("valid", "test", *of_periods):
-        if (counts := report.get(name)) is None:
-            continue
-        texts = "passages" if is_extension and not name.startswith("new_") else "documents"
-        split = of_periods.get(name, name)
+    for name in HELD_OUT:
+        counts = report[name]
         documents = counts["overlapping_documents"] / max(1, counts["documents"])
         words = counts["overlapping_words"] / max(1, counts["words"])
         sample = f" (measured on every {counts['every']}th passage)" if counts["every"] > 1 else ""
         lines.append(
-            f"{documents:.2%} of the {texts} in {split} have {report['ngram_words']} words in a row in common with "
-            f"{compared}; {words:.2%} of its words are in such overlaps{sample}"
+            f"{documents:.2%} of the documents in {name} have {report['ngram_words']} words in a row in common with "
+            f"a mega-batch; {words:.2%} of its words are in such overlaps{sample}"
         )
     return lines
+
+
+def _leakage_of_extension(report: dict) -> str:
+    """Return a line about the overlap of all held-out text with the mega-batches of an extension."""
+    counts = [each for each in report.values() if isinstance(each, dict)]
+    overlapping, texts = (sum(each[key] for each in counts) for key in ("overlapping_documents", "documents"))
+    return (
+        f"{overlapping:,} of {texts:,} held-out texts have {report['ngram_words']} words in a row in common with the "
+        'new mega-batches (see "leakage" of the last extension in stream.json)'
+    )

@@ -94,8 +94,8 @@ def read_sources(
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
 
     Raises:
-        PrepError: after all files were read, if too many are damaged, or dates are needed and missing.
-        Unworkable: if no document of a source is left.
+        PrepError: after all files were read, if too many are damaged.
+        Unworkable: if no document of a source is left, or if dates are needed and are missing or in the future.
     """
     groups, snapshots = groups_of(settings.partition, files)
     # Order the tasks by the names of the sources, so that a call with other shares has the same tasks.
@@ -122,7 +122,7 @@ def read_sources(
     order_copies(work.spool, documents, chronological)
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
-            raise Unworkable(_no_documents(record))
+            raise Unworkable(_no_documents(record, removed))
     signatures = [SignatureFiles(work.spool / f"{shard.number:06d}") for shard in shards]
     return Spooled(
         documents,
@@ -240,13 +240,11 @@ def _read_without_future_dates(settings: PrepSettings, tasks: Sequence[SpoolTask
         ]
         count += len(rows)
         again[number] = replace(tasks[number], latest_date=int(dates[dates <= tomorrow].max(initial=0)))
-    found = f"{'1 document has' if count == 1 else f'{count:,} documents have'} a date in the future: "
-    found += ", ".join(examples[:SHOWN]) + (f" and {count - SHOWN:,} more" if count > SHOWN else "")
+    found = "1 document has" if count == 1 else f"{count:,} documents have"
+    found += f" a date in the future (later than tomorrow): {', '.join(examples[:SHOWN])}"
+    found += f" and {count - SHOWN:,} more" if count > SHOWN else ""
     if late and settings.undated == "error":
-        raise PrepError(
-            f"{found}. Correct the dates, "
-            "or run the same command with --undated drop to leave these documents out; what has been read is kept."
-        )
+        raise Unworkable(f"{found}. Correct the dates, or give --undated drop to leave these documents out.")
     if late:
         note(f"{found}. They are left out")
     return _read(settings, again, work) if late else results
@@ -343,7 +341,7 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
 
 
 def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Sequence[dict], num_dated: int) -> None:
-    """Raise PrepError if documents of a chronological stream have no date, and Unworkable if none has one."""
+    """Raise Unworkable if documents of a chronological stream have no date."""
     reasons = (NO_DATE, UNREADABLE_DATE)
     num_undated = sum(row["documents"] for row in removed if row["step"] in reasons)
     if not num_undated or settings.undated == "drop":
@@ -358,21 +356,26 @@ def _check_dates(settings: PrepSettings, removed: Sequence[dict], results: Seque
     )
     if not num_dated:
         raise Unworkable(f"{message}No document has a date: check --date-field, or use another --partition.")
-    raise PrepError(
-        f"{message}Run the same command with --undated drop to leave these documents out; what has been read is kept."
-    )
+    raise Unworkable(f"{message}Give --undated drop to leave these documents out.")
 
 
-def _no_documents(record: dict) -> str:
-    """Return the error message for a source that has no documents left. `record` is its entry in stream.json."""
-    message = f"source {source_name(record)} contains no documents in {record['files']} files"
+def _no_documents(record: dict, removed: Sequence[dict]) -> str:
+    """Return the error message for a source that has no documents left.
+
+    `record` is its entry in stream.json, and `removed` are the rows of the table "cleaning".
+    """
+    name, advice = source_name(record), "Check the path and the kind of the source."
+    message = f"source {name} contains no documents in {record['files']} files"
     if record["documents"]:
-        message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"
+        steps = [row for row in removed if row["source"] == name and not row.get("changes_text")]
+        reasons = ", ".join(f"{row['step']} ({row['documents']:,})" for row in steps)
+        message = f"all {record['documents']:,} documents of source {name} were removed: {reasons}"
+        advice = "Check the text, and the options that remove documents."
     if record["skipped"]:
         first = record["skipped"][0]
         count = len(record["skipped"])
         message += f"; skipped files or parts of files: {count:,}, the first is {first['name']}: {first['reason']}"
-    return f"{message}. Check the path and the kind of the source."
+    return f"{message}. {advice}"
 
 
 class Shard(NamedTuple):

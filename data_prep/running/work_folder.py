@@ -143,8 +143,9 @@ def work_folder(
     read. Otherwise it is kept, so that the next call of alma-prep can continue.
 
     The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
-    mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
-    an Unworkable error, which says that the settings do not fit the text, all settings can change.
+    mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. All
+    settings can change for an extension, and after an Unworkable error, which says that the settings do not fit the
+    text.
 
     Args:
         out: the stream folder.
@@ -154,7 +155,7 @@ def work_folder(
 
     Raises:
         PrepError: if another alma-prep is running in `out` or has just finished there, or if an interrupted call of
-            alma-prep that reads other text left a work folder there.
+            alma-prep that makes a new stream from other text left a work folder there.
     """
     out_existed = out.is_dir()
     try:
@@ -330,7 +331,8 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
     lost = [text for name, text in changed.items() if name in (*reading, "versions", "extension")]
     if "sources" in changed and set(_names(previous.get("sources", []))) <= set(_names(settings["sources"])):
         lost.remove(changed["sources"])  # other shares, or more sources: nothing that was read is lost
-    if lost and was_interrupted:
+    begins_again = bool(lost) and was_interrupted
+    if begins_again and "extension" not in settings:
         raise PrepError(
             f"{out} contains an unfinished stream with other settings: {'; '.join(lost)}. Use the old values to "
             f"continue it, choose another folder, or remove {out / WORK} to start again."
@@ -340,7 +342,12 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
         for path in (out / WORK).rglob("*.alive"):
             path.unlink(missing_ok=True)
     if changed:
-        note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
+        does = (
+            f"beginning the unfinished extension of {out} again"
+            if begins_again
+            else f"continuing the work in {out / WORK}"
+        )
+        note(f"{does}. Changed settings: {'; '.join(changed.values())}")
     if is_other_code:
         note(
             f"alma-prep has changed since the work in {out / WORK} was begun. Text that was read is used if the code "

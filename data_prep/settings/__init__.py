@@ -17,6 +17,7 @@ from data_prep.sources import Source, fingerprint, list_files
 from data_prep.sources.dates import check_period
 from data_prep.tokenization.given import check_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
+from fairseq_alma.core.stream_description import STREAM_FILE
 
 SLURM_JOBS = 64
 """Number of Slurm jobs that run at the same time by default. It does not depend on the number of cores of the login
@@ -130,7 +131,7 @@ class PrepSettings:
     )  # fmt: skip
     undated: str = setting(
         "error", "--undated", _MEGA_BATCHES, choices=("error", "drop"), shapes_stream=False,
-        help="with --partition chronological: what to do if documents have no date, or one in the future. "
+        help="with --partition chronological: what to do if documents have no date, or one later than tomorrow (UTC). "
         "error: stop after reading; drop: leave them out; default: %(default)s",
     )  # fmt: skip
     late: str = setting(
@@ -178,7 +179,8 @@ class PrepSettings:
     )  # fmt: skip
     date_field: str = setting(
         "date", "--date-field", _SOURCES, reads=True, metavar="NAME",
-        help="name of the field or column with the date of a document; default: %(default)s",
+        help="name of the field or column with the date of a document, which must not be later than tomorrow (UTC); "
+        "default: %(default)s",
     )  # fmt: skip
     max_bad: float = setting(
         0.01, "--max-bad", _SOURCES, metavar="FRACTION", shapes_stream=False,
@@ -262,14 +264,17 @@ class PrepSettings:
                     f"--extend does not support --partition {self.partition}, because new mega-batches have equal "
                     "numbers of words: run alma-prep --extend once for each snapshot, oldest first"
                 )
+        elif self.causal and self.period is None:
+            raise ValueError("--causal needs limits of periods that do not depend on later text: add --period")
         elif self.num_mega_batches is None and self.period is None and (self.partition == "equal" or is_chronological):
-            raise ValueError("the number of mega-batches is missing: give --mega-batches")
+            if (self.out / STREAM_FILE).is_file():
+                raise ValueError(f"{self.out} contains a finished stream: give --extend to add mega-batches to it")
+            flag = "--period or --mega-batches" if is_chronological else "--mega-batches"
+            raise ValueError(f"the number of mega-batches is missing: give {flag}")
         if self.period is not None:
             check_period(self.period)
             if self.num_mega_batches is not None:
                 raise ValueError("--period determines the number of mega-batches: omit --mega-batches")
-        if self.causal and self.period is None:
-            raise ValueError("--causal needs limits of periods that do not depend on later text: add --period")
         if self.causal and self.duplicates == "keep":
             raise ValueError("--causal holds out whole documents of later periods, too: omit --duplicates keep")
         if self.late != "error" and not self.extend:

@@ -34,7 +34,7 @@ from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease, holder_of, holder_of_run
 from fairseq_alma.core.ledger import deployed_stage
-from fairseq_alma.core.metrics import checked_rows, excess_losses, out_of_line
+from fairseq_alma.core.metrics import checked_rows, excess_losses, unusual_arrivals
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
@@ -384,7 +384,7 @@ def state_of(run: Path) -> dict[str, Any]:
     refused                with gate=: whether the predictor of the last stage was refused
     new_text_perplexity    of a mega-batch, by the model from before it trained on it
     new_text_arrival       which one: the last that was scored, also if its stage is not finished
-    out_of_line            arrivals whose mega-batches were far harder or easier than earlier ones
+    unusual                arrivals whose mega-batches were far harder or easier than earlier ones
     skipped                arrivals on which no stage trains
     rollbacks              how often the run was taken back, not counting alma-forget
 
@@ -414,7 +414,7 @@ def state_of(run: Path) -> dict[str, Any]:
         "refused": gate and not gate["passed"],
         "new_text_perplexity": exp(new_text.loss) if is_text and new_text else None,
         "new_text_arrival": t if is_text and new_text else None,
-        "out_of_line": out_of_line(excess_losses(rows)) if is_text else None,
+        "unusual": unusual_arrivals(excess_losses(rows)) if is_text else None,
         "skipped": [row.t for row in rows if row.is_skipped] if is_text else None,
         "rollbacks": _num_rollbacks(run) if is_text else None,
     }

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from fairseq_alma.core.deployments import deployed_last
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, deployed_stage
-from fairseq_alma.core.metrics import excess_losses, out_of_line
+from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
 from fairseq_alma.core.presets import ANYTIME, is_anytime
-from fairseq_alma.core.printing import printable
+from fairseq_alma.core.printing import perplexity_text, printable
 from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.waiting import Wait, num_missing
 
@@ -112,7 +112,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         else:
             validation = scores.validation_perplexity
             per_byte = [f"{scores.bits_per_byte or 0:.3f}"] if bits else []
-            per_word = f"{scores.word_perplexity or 0:,.1f}"
+            per_word = perplexity_text(scores.word_perplexity or 0, 1)
             numbers = [f"{scores.perplexity:.2f}", per_word, *per_byte, f"{validation:.2f}"]
         table.add_row(
             str(row.t),
@@ -155,15 +155,19 @@ def new_text_message(rows: Sequence[LedgerRow], t: int, score: Prequential) -> s
     """
     row = LedgerRow(t, rows[-1].stage, False, rows[-1].scores, prequential=score)
     excess = excess_losses([*rows, row])
-    before = [f"{exp(one.prequential.loss):,.1f}" for one in rows if one.prequential and one.t in excess]
+    before = [
+        f"{one.t}: {perplexity_text(exp(one.prequential.loss), 1)}"
+        for one in rows
+        if one.prequential and one.t in excess
+    ]
     earlier = f"; earlier mega-batches: {', '.join(before[-6:])}" if before else ""
     validation = exp(rows[-1].scores.validation_loss or 0.0)
     text = (
-        f"mega-batch {t}, before training on it: perplexity {exp(score.loss):,.1f} (validation set {validation:,.1f})"
-        f"{earlier}"
+        f"mega-batch {t}, before training on it: perplexity {perplexity_text(exp(score.loss), 1)} "
+        f"(validation set {validation:,.1f}){earlier}"
     )
-    if t in out_of_line(excess):
-        text += f"\nwarning: this is far out of line with what came before. Look at the text of mega-batch {t}"
+    if t in unusual_arrivals(excess):
+        text += f"\nwarning: this is unusual compared with earlier mega-batches. Look at the text of mega-batch {t}"
     return text
 
 

@@ -118,7 +118,7 @@ def averages_by_part(matrix: Mapping[int, Sequence[float]]) -> dict[str, float]:
     return {name: _mean(found) for name, found in values.items() if found}
 
 
-OUT_OF_LINE_NATS = 0.5
+UNUSUAL_NATS = 0.5
 """How far the loss on a new mega-batch may lie outside of what was seen before, in nats per token: a factor of 1.65 in
 perplexity. Ordinary periods of Python's proposals differed from the validation set by at most 0.43."""
 
@@ -136,15 +136,15 @@ def excess_losses(rows: Sequence[LedgerRow]) -> dict[int, float]:
     }
 
 
-def out_of_line(excess: Mapping[int, float]) -> list[int]:
+def unusual_arrivals(excess: Mapping[int, float]) -> list[int]:
     """Return the arrivals whose mega-batches are far harder or easier than earlier ones. See `excess_losses`.
 
-    An arrival that is out of line does not widen the range for later ones.
+    An unusual arrival does not widen the range for later ones.
     """
     low = high = 0.0
     found = []
     for t, value in sorted(excess.items()):
-        if low - OUT_OF_LINE_NATS <= value <= high + OUT_OF_LINE_NATS:
+        if low - UNUSUAL_NATS <= value <= high + UNUSUAL_NATS:
             low, high = min(low, value), max(high, value)
         else:
             found.append(t)

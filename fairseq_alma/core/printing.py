@@ -25,6 +25,11 @@ def say(text: object, file: TextIO | None = None, end: str = "\n") -> None:
     print(printable(str(text)).encode(encoding, "backslashreplace").decode(encoding), file=file, end=end, flush=True)
 
 
+def perplexity_text(value: float, decimals: int) -> str:
+    """Return a perplexity with this number of decimals; from a million on, with three significant digits."""
+    return f"{value:,.{decimals}f}" if value < 1e6 else f"{value:.3g}"
+
+
 def log_to_stderr(level: str, force: bool = False) -> None:
     """Let the root logger write messages of at least this level on stderr, as `logging.basicConfig` does."""
     handler = logging.StreamHandler()

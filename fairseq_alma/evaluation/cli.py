@@ -22,7 +22,7 @@ from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
 from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_types import value_of
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.printing import perplexity_text, say
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.core.task_scores import record_task_scores
@@ -225,7 +225,7 @@ def _print_score(
     members = "1 member" if num_members == 1 else f"{num_members} members"
     say(f"{members} on {stream.path}, {split} split")
     print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
-    print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
+    print(f"perplexity        {result.perplexity:.4f} per token, {perplexity_text(result.word_perplexity, 4)} per word")
     print(f"loss              {result.loss:.6f} nats per token{_bits_text(result)}")
     for name, score in by_source.items():
         say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens{_bits_text(score)}")

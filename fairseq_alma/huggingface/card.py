@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.printing import perplexity_text
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_description import STREAM_FILE, read_description
@@ -92,7 +93,7 @@ def _arrivals(run: Path, stage: int | None) -> str:
         shown = (scores.perplexity, scores.word_perplexity, scores.bits_per_byte, scores.validation_perplexity)
         rows.append(
             (
-                str(row.t), str(row.stage), *("" if score is None else f"{score:,.2f}" for score in shown),
+                str(row.t), str(row.stage), *("" if score is None else perplexity_text(score, 2) for score in shown),
                 f"{scores.num_params:,}", f"{row.spent.train_flops:.3g}",
             )
         )  # fmt: skip

@@ -3,7 +3,7 @@
 import math
 
 from fairseq_alma.core.ledger import LedgerRow
-from fairseq_alma.core.metrics import excess_losses, out_of_line
+from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
 from fairseq_alma.report.runs import Comparison, Run
 from fairseq_alma.report.tables import Table, table_of_rows
 
@@ -23,11 +23,11 @@ def last_arrivals(comparison: Comparison) -> Table | None:
     """Return a table of the last arrivals of a single run, the newest first. See `single_run`."""
     if (run := single_run(comparison)) is None:
         return None
-    unusual = out_of_line(excess_losses(run.rows))
+    unusual = unusual_arrivals(excess_losses(run.rows))
     rows = [
         {
             "arrival": str(row.t),
-            "new text, before": f"{_perplexity(row):,.1f}{' (out of line)' if row.t in unusual else ''}"
+            "new text, before": f"{_perplexity(row):,.1f}{' (unusual)' if row.t in unusual else ''}"
             if _perplexity(row)
             else "",
             "stage": str(row.stage) if row.updated else "skipped" if row.is_skipped else "waits",
@@ -38,8 +38,9 @@ def last_arrivals(comparison: Comparison) -> Table | None:
         for row in reversed(run.rows[1:])
     ][:NUM_SHOWN]
     note = (
-        "Perplexity per token. New text, before: the new mega-batch, scored before a stage trained on it; out of "
-        "line: far harder or easier than earlier ones. Gate: whether the predictor passed, so that it may be deployed."
+        "Perplexity per token. New text, before: the new mega-batch, scored before a stage trained on it; "
+        "unusual: far harder or easier than earlier ones. Gate: whether the predictor passed, so that it may be "
+        "deployed."
     )
     return table_of_rows("arrivals", f"{comparison.name}: last arrivals", rows, note)
 

@@ -61,7 +61,8 @@ def test_an_extension_reads_and_cleans_as_the_stream_does(tmp_path, alma_prep, c
     assert "--language ''" in extension["command"]
     write_texts(tmp_path / "more.jsonl", 40, 3, GERMAN)
     assert extend(tmp_path / "out", tmp_path / "more.jsonl") == 2
-    assert "passed the cleaning" in capsys.readouterr().err
+    removed = f"all 40 documents of source text:{tmp_path}/more.jsonl were removed: language (40)"
+    assert removed in capsys.readouterr().err
     # A finished extension is found again without these options; another value of one of them is refused.
     assert extend(tmp_path / "out", tmp_path / "german.jsonl") == 0
     assert "nothing to do" in capsys.readouterr().err
@@ -96,6 +97,47 @@ def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsy
     assert main([*extended, sources["a"]]) == 0  # there is nothing to add
     assert "is a copy of a document" in capsys.readouterr().err
     assert load(out) == before
+
+
+@pytest.mark.parametrize("step", ["pipeline.encode", "running.work_folder.sync_folder"])
+def test_an_interrupted_extension_is_begun_again_with_other_text(
+    tmp_path, alma_prep, capsys, monkeypatch, folder_bytes, step
+):
+    for seed, name in enumerate(("old", "wrong", "right")):
+        write_texts(tmp_path / f"{name}.jsonl", 80, seed)
+    more = ["--text-field", "story", "--duplicates", "exact"]
+    for name in ("out", "wanted"):
+        assert alma_prep(tmp_path / name, f"text:{tmp_path}/old.jsonl", num_mega_batches=1, more=more) == 0
+    assert extend(tmp_path / "wanted", tmp_path / "right.jsonl") == 0
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(f"data_prep.{step}", interrupt)  # the second one has moved the shards into the stream folder
+        assert extend(tmp_path / "out", tmp_path / "wrong.jsonl", "--mega-batches", "2") == 130
+    capsys.readouterr()
+    assert extend(tmp_path / "out", tmp_path / "right.jsonl") == 0
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "Changed settings" in line]
+    assert line.startswith(f"beginning the unfinished extension of {tmp_path}/out again. Changed settings: sources was")
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+    assert not (tmp_path / "out" / ".alma-prep").exists()
+
+
+def test_a_forgotten_extend_is_suggested(tmp_path, alma_prep, capsys):
+    out, new = tmp_path / "out", write_texts(tmp_path / "new.jsonl", 80, 1) and f"text:{tmp_path}/new.jsonl"
+    write_texts(tmp_path / "old.jsonl", 80, 0)
+    more = ["--text-field", "story", "--duplicates", "exact"]
+    assert alma_prep(out, f"text:{tmp_path}/old.jsonl", num_mega_batches=1, more=more) == 0
+    assert main([str(out), "--source", new]) == 2
+    assert f"{out} contains a finished stream: give --extend to add mega-batches to it" in capsys.readouterr().err
+    assert alma_prep(out, new, num_mega_batches=1, more=more) == 2
+    assert "To add the text of other sources, give --extend." in capsys.readouterr().err
+    for given, advice in (
+        ([], "--period or --mega-batches"), (["--causal"], "later text: add --period"),
+    ):  # fmt: skip
+        assert main([str(tmp_path / "none"), "--source", new, "--partition", "chronological", *given]) == 2
+        assert advice in capsys.readouterr().err
 
 
 def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_prep, capsys):

@@ -1,4 +1,4 @@
-"""An extension is compared with the mega-batches before, and text that is out of line is a warning."""
+"""An extension is compared with the mega-batches before, and unusual text is a warning."""
 
 import json
 import os

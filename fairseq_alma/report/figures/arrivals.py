@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fairseq_alma.core.metrics import excess_losses, out_of_line
+from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
 from fairseq_alma.report.figures.style import add_note, best_by_validation, new_figure, scale_axis
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, Run
@@ -45,7 +45,7 @@ def period_lines(run: Run) -> dict[str, dict[int, float]]:
 def forgetting(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the three lines of `period_lines` for the best runs by validation, one panel each, the first seed of each.
 
-    Mega-batches that are out of line, and those whose stage the gate refused, are marked. The result is None if no new
+    Unusual mega-batches, and those whose stage the gate refused, are marked. The result is None if no new
     mega-batch was scored before a stage trained on it.
     """
     runs = [group.counted_runs[0] for group in comparison.groups]
@@ -59,7 +59,7 @@ def forgetting(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | N
             if line := lines[i][name]:
                 axes.plot([*line], [*line.values()], "o-", color=colour, label=label, markersize=3, linewidth=1.2)
         refused = [row.t for row in runs[i].rows if row.updated and row.scores.gate and not row.scores.gate["passed"]]
-        for t in out_of_line(excess_losses(runs[i].rows)):
+        for t in unusual_arrivals(excess_losses(runs[i].rows)):
             if t in lines[i]["before"]:
                 axes.plot(t, lines[i]["before"][t], "o", markersize=10, markerfacecolor="none", color="#CC0000")
         for t in refused:
@@ -71,5 +71,5 @@ def forgetting(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | N
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panels[0].set_ylabel("perplexity", fontsize=9)
     panels[0].legend(fontsize=7)
-    add_note(figure, "now above just after: forgotten. Red circle: out of line; dotted line: refused by the gate")
+    add_note(figure, "now above just after: forgotten. Red circle: unusual; dotted line: refused by the gate")
     return figure

@@ -177,7 +177,7 @@ def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, cap
     source, out = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}", tmp_path / "out"
     more = [*CHRONOLOGICAL, "--duplicates", duplicates]
     assert alma_prep(out, source, more=more) == 2
-    named = f"2 documents have a date in the future: a (2106-02-07T06:28:15Z), b ({later})"
+    named = f"2 documents have a date in the future (later than tomorrow): a (2106-02-07T06:28:15Z), b ({later})"
     assert named in capsys.readouterr().err
     assert alma_prep(out, source, more=[*more, "--undated", "drop"]) == 0
     assert f"{named}. They are left out" in capsys.readouterr().err
@@ -189,6 +189,27 @@ def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, cap
     assert stream["periods"][-1]["last_date"] == tomorrow
     kept = {row["id"] for split in splits_of(out) for row in rows_of(out, split)}
     assert kept == {row["id"] for row in rows[:60]} | {"c"}
+
+
+def test_a_corrected_file_is_added_after_a_date_in_the_future(tmp_path, corpus, alma_prep, folder_bytes, capsys):
+    from data_prep.cli import main
+
+    out, good = tmp_path / "out", lines(60, 1899, seed=1)
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+    wrong = write_lines(tmp_path / "wrong.jsonl", [good[0] | {"date": "2106-02-07"}, *good[1:]])
+    write_lines(tmp_path / "all_wrong.jsonl", [row | {"date": "2106-02-07"} for row in good])
+    corrected = write_lines(tmp_path / "corrected.jsonl", good)
+    more = ["--extend", str(out), "--duplicates", "exact", "--source"]
+    assert main([*more, f"text:{wrong}"]) == 2
+    assert "1 document has a date in the future (later than tomorrow): doc-1899 (2106-02-07)" in capsys.readouterr().err
+    assert main([*more, f"text:{tmp_path}/all_wrong.jsonl", "--undated", "drop"]) == 2
+    message = capsys.readouterr().err
+    assert "doc-1901 (2106-02-07)" in message
+    source = f"text:{tmp_path}/all_wrong.jsonl"
+    assert f"all 60 documents of source {source} were removed: date in the future (60)" in message
+    assert main([*more, f"text:{corrected}"]) == 0
+    assert StreamFolder.open(out).description["periods"][3]["first_date"] == "1899"
+    assert not (out / ".alma-prep").exists()
 
 
 def test_the_date_of_the_file_is_used_where_the_document_has_none(tmp_path, alma_prep):
@@ -248,9 +269,13 @@ def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(
         assert counts["documents"] == counts["overlapping_documents"] == sum(split["documents"] for split in of_periods)
         # It is less where a passage is cut, and more where the words before the end are equal by chance.
         assert 13 <= counts["overlapping_words"] / counts["documents"] <= 24
-    shown = capsys.readouterr().out
-    assert "100.00% of the documents in test of the periods that were added now have 13 words in a row" in shown
-    assert "0.00% of the passages in test have 13 words in a row in common with the new mega-batches" in shown
+    leakage = [extension["leakage"][name] for name in ("valid", "test", "new_valid", "new_test")]
+    num_new, num_all = (sum(counts["documents"] for counts in some) for some in (leakage[2:], leakage))
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "words in a row" in line and "held-out" in line]
+    assert line == (
+        f"{num_new} of {num_all} held-out texts have 13 words in a row in common "
+        'with the new mega-batches (see "leakage" of the last extension in stream.json)'
+    )
 
 
 @pytest.mark.parametrize("decontaminates", [False, True])

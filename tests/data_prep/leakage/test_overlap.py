@@ -257,7 +257,9 @@ def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, qu
     assert main(again) == 0
     shown = capsys.readouterr()
     assert "nothing to do" in shown.err
-    assert "0.00% of the passages in test have 13 words in a row in common with the new mega-batches" in shown.out
+    num_texts = sum(extension["leakage"][name]["documents"] for name in ("valid", "test"))
+    assert f"0 of {num_texts} held-out texts have 13 words in a row in common with the new mega-batches" in shown.out
+    assert "To continue a run, give alma-lm the same command again." in shown.out
     off = [*again[:3], f"text:{quotes}/more.jsonl", *again[4:], "--decontaminate", "0"]
     (quotes / "more.jsonl").write_text("".join(json.dumps({"text": of_words(60, n)}) + "\n" for n in range(5000, 5030)))
     monkeypatch.setattr("data_prep.leakage.measure.MEASURED_BYTES", 10_000)

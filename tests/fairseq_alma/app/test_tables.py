@@ -1,9 +1,10 @@
 """The table of a ledger, and what is said about mega-batches that wait."""
 
 import io
+import math
 
-from fairseq_alma.app.tables import ledger_table, waiting_message, wide_console
-from fairseq_alma.core.ledger import LedgerRow, Scores
+from fairseq_alma.app.tables import ledger_table, new_text_message, waiting_message, wide_console
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 
 
 def rows_with_stages_at(*updated: int, last: int) -> list[LedgerRow]:
@@ -19,6 +20,19 @@ def test_mega_batches_that_wait_are_named():
     assert said == "mega-batches 3 to 4 wait for later ones (wait=auto); to train now, give last_group=train"
     said = waiting_message(rows_with_stages_at(last=3), 10)
     assert said == "mega-batches 1 to 3 wait for 7 more (wait=10); to train now, give last_group=train"
+
+
+def test_a_new_mega_batch_is_compared_with_numbered_earlier_ones():
+    scores = Scores(1, 1, perplexity=1.0, validation_loss=math.log(130.0))
+    rows = [LedgerRow(6, 6, True, scores)]
+    rows += [
+        LedgerRow(t, t, True, scores, prequential=Prequential(None, math.log(perplexity), 100))
+        for t, perplexity in ((7, 146.0), (8, 2.5e9))
+    ]
+    assert new_text_message(rows, 9, Prequential(None, math.log(106.0), 100)) == (
+        "mega-batch 9, before training on it: perplexity 106.0 (validation set 130.0)"
+        "; earlier mega-batches: 7: 146.0, 8: 2.5e+09"
+    )
 
 
 def test_bits_per_byte_are_a_column_if_they_are_known():

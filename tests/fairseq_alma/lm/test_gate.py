@@ -12,7 +12,7 @@ import pytest
 from data_prep.encoding.mmap_writer import MMapWriter
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores
-from fairseq_alma.core.metrics import excess_losses, out_of_line
+from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
 from fairseq_alma.deploy import deploy, go_back
 from fairseq_alma.lm.rollback import roll_back
 from tests.commands import RUN, run_command
@@ -63,7 +63,7 @@ def lm(stream: Path, out: Path, *settings: str):
     return run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS, *settings)
 
 
-def test_garbage_is_out_of_line_and_does_not_widen_the_range():
+def test_garbage_is_unusual_and_does_not_widen_the_range():
     """The perplexities of three months of which the second was scrambled, and the same month again."""
     months = {7: 146, 8: 825, 9: 106, 10: 825}
     validation = 130.0
@@ -72,8 +72,8 @@ def test_garbage_is_out_of_line_and_does_not_widen_the_range():
     rows += [LedgerRow(t, t, True, scores, prequential=Prequential(None, math.log(p), 100)) for t, p in months.items()]
     excess = excess_losses(rows)
     assert excess == pytest.approx({t: math.log(p / validation) for t, p in months.items()})
-    assert out_of_line(excess) == [8, 10]
-    assert out_of_line({1: math.nan, 2: -0.6, 3: 0.4}) == [1, 2]
+    assert unusual_arrivals(excess) == [8, 10]
+    assert unusual_arrivals({1: math.nan, 2: -0.6, 3: 0.4}) == [1, 2]
 
 
 def status_of(run: Path) -> dict:
@@ -113,7 +113,9 @@ def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):
     result = lm(months, out, *gated, "mega_batches=3")
     assert result.returncode == 3, result.stderr[-3000:]
     assert "mega-batch 3, before training on it: perplexity" in result.stderr
-    assert "warning: this is far out of line with what came before. Look at the text of mega-batch 3" in result.stderr
+    assert (
+        "warning: this is unusual compared with earlier mega-batches. Look at the text of mega-batch 3" in result.stderr
+    )
     assert (
         "the predictor of stage 3 is not deployed, that of stage 2 stays: validation text of earlier" in result.stderr
     )
@@ -138,7 +140,7 @@ def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):
     state = json.loads(run_command("alma-lm", "status", out, "--json").stdout)
     expected = {"run": str(out), "state": "finished", "arrivals": 3, "arrivals_left": 0, "stage": 3, "deployed": 2}
     assert state.items() >= {**expected, "refused": True, "rollbacks": 0}.items()
-    assert (state["out_of_line"], state["skipped"]) == ([3], [])
+    assert (state["unusual"], state["skipped"]) == ([3], [])
     assert state["new_text_perplexity"] == pytest.approx(newest["deployed"])
 
     roll_back(out, 2)

@@ -42,7 +42,7 @@ def test_the_last_arrivals_and_what_the_gate_decided(run):
     assert table.rows == (
         ("4", "3.0", "3", "6.00", "6.00", "passed"),
         ("3", "4.0", "skipped", "8.00", "8.00", ""),
-        ("2", "800.0 (out of line)", "2", "8.00", "8.00", "refused (validation set); stage 1 stays"),
+        ("2", "800.0 (unusual)", "2", "8.00", "8.00", "refused (validation set); stage 1 stays"),
         ("1", "", "1", "9.00", "9.00", ""),
     )
 
@@ -57,7 +57,7 @@ def test_the_lines_of_the_picture_are_those_of_the_ledger(run):
     (axes,) = figure.axes
     drawn = {line.get_label(): [*line.get_xdata()] for line in axes.get_lines()}
     assert drawn.items() >= {"before training on it": [2, 3, 4], "just after": [1, 2, 4], "now": [1, 2, 4]}.items()
-    assert [*axes.get_lines()[3].get_xdata()] == [2]  # the circle of the month that is out of line
+    assert [*axes.get_lines()[3].get_xdata()] == [2]  # the circle of the unusual month
 
 
 def test_the_page_of_a_single_run_has_them_and_that_of_several_has_not(run, tmp_path):
