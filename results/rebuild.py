@@ -57,7 +57,19 @@ def rebuild(out: Path, tables_only: bool = False) -> list[str]:
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
-    for file in ("mnist", "cifar10", "books", "waits", "one_pass", "growth", "drift", "causal", "vocabulary", "base"):
+    for file in (
+        "mnist",
+        "cifar10",
+        "books",
+        "waits",
+        "one_pass",
+        "growth",
+        "drift",
+        "causal",
+        "vocabulary",
+        "base",
+        "decide",
+    ):
         for name, text in _study("frontier", file).tables().items():
             written.append(_write(out, Path("results/frontier") / name, text))
     for name in TEXTS:

@@ -35,8 +35,8 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
 
     With a number w, a stage needs w mega-batches. With "geometric", it needs `ratio` times as many as all stages before
     have trained on, so the waits grow with the stream: a new mega-batch changes the model less the more data it has
-    seen. The first stage needs one mega-batch. With "auto", it is the same, but the ratio changes during the run. With a
-    list, a stage is trained when as many mega-batches have been gathered in all as one of its numbers says.
+    seen. The first stage needs one mega-batch. With "auto", it is the same, but the ratio changes during the run. With
+    a list, a stage is trained when as many mega-batches have been gathered in all as one of its numbers says.
 
     Args:
         num_gathered: number of mega-batches since the previous stage, at least 1.
@@ -106,6 +106,6 @@ def check_wait(wait: object, num_mega_batches: int | None = None) -> None:
         is_valid = False
     if not is_valid:
         raise SettingError(
-            f"wait={wait!r} must be an integer of at least 1, geometric, geometric:RATIO with a ratio above 0, auto, or a "
-            f"list of arrivals"
+            f"wait={wait!r} must be an integer of at least 1, geometric, geometric:RATIO with a ratio above 0, auto, "
+            f"or a list of arrivals"
         )

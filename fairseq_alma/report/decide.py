@@ -212,10 +212,10 @@ class _Compared:
 
     def _note(self) -> str:
         matrices = list(self.subject.matrices.values())
-        num_paths, num_arrivals = sum(len(one.ledgers) for one in matrices), self.subject.num_arrivals
+        num_paths, num_arrivals = max(len(one.ledgers) for one in matrices), self.subject.num_arrivals
         notes = [
-            f"Regret: the cost above that of the best path whose models were all measured ({num_paths} ledgers). "
-            "That path is found by test data, for each seed."
+            f"Regret: the cost above that of the best path whose models were all measured ({num_paths} paths were "
+            "run). That path is found by test data, for each seed."
         ]
         if self.price:
             notes.append(f"Cost: the error plus {self.price:g} for each TFLOP.")
@@ -228,8 +228,8 @@ class _Compared:
             errors, costs = (sum(column) / len(column) for column in zip(*differences, strict=True))
             worst = max(error for error, _ in differences)
             notes.append(
-                f"{total}. If each of {len(differences)} measured models is left out and estimated, its error is off by "
-                f"{errors:.3g} on average and {worst:.3g} at most, and the cost of its stage by {100 * costs:.2g}%."
+                f"{total}. If each of {len(differences)} measured models is left out and estimated, its error is off "
+                f"by {errors:.3g} on average and {worst:.3g} at most, and the cost of its stage by {100 * costs:.2g}%."
             )
         else:
             notes.append(f"{total}; no measured model can be left out to test the estimate.")

@@ -82,7 +82,7 @@ class Matrix:
     first: int = 1
     """First arrival that CER includes, 0 or 1."""
     _models: dict[int, dict[Path, LedgerRow]] = field(default_factory=dict)
-    """By arrival of the last stage (0: none) and path: a row with the scores of the model and the cost of this stage."""
+    """By arrival of the last stage (0: none) and path: a row with the scores of the model and the cost of the stage."""
     _ahead: dict[int, dict[int, dict[Path, Prequential]]] = field(default_factory=dict)
     """By arrival of the last stage, arrival at which the model was scored, and path: its prequential score."""
 
