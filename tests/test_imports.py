@@ -17,13 +17,8 @@ ORDER = (
     ("data_prep.errors", "data_prep.characters"),
     ("data_prep.tokenization",),
     ("fairseq_alma.stream_tokenizer",),
-    (
-        "fairseq_alma.app",
-        "fairseq_alma.report",
-        "fairseq_alma.modules",
-        "fairseq_alma.checkpoints",
-        "fairseq_alma.data",
-    ),
+    ("fairseq_alma.app", "fairseq_alma.modules", "fairseq_alma.checkpoints", "fairseq_alma.data"),
+    ("fairseq_alma.report",),
     ("fairseq_alma.models",),
     ("fairseq_alma.tasks",),
     ("fairseq_alma.criteria", "fairseq_alma.optim"),
@@ -267,7 +262,7 @@ def test_only_these_modules_import_torch():
         ("vision", ("fairseq_alma.core", "fairseq_alma.app", "fairseq_alma.report")),
         ("data_prep", ("fairseq_alma.core", "launch.slurm", "launch.warm")),
         ("fairseq_alma.app", ("fairseq_alma.core", "launch.slurm")),
-        ("fairseq_alma.report", ("fairseq_alma.core",)),
+        ("fairseq_alma.report", ("fairseq_alma.core", "fairseq_alma.app")),
     ],
 )
 def test_these_packages_import_no_others_of_ours(package, others):

@@ -58,8 +58,8 @@ class VisionSettings(RunSettings):
     wait: Wait = setting(1, with_wait=True)
     """Wait, w: the number of mega-batches that are gathered before a stage is trained; `geometric:R` (a stage waits for
     R times as many mega-batches as all earlier stages have trained on; `geometric` means R = 0.5, so that stages are
-    trained at arrivals 1, 2, 3, 5, 8, 12, 18, ...); or `auto` (the same, with a ratio that follows from the prequential
-    error rates of the run so far)."""
+    trained at arrivals 1, 2, 3, 5, 8, 12, 18, ...); `auto` (the same, with a ratio that follows from the prequential
+    error rates of the run so far); or a list of the arrivals at which stages are trained, such as `[1,3,4]`."""
     replay: Replay = False
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), `uniform`, or a number
     between 0 and 1, which is the share of each batch that comes from earlier mega-batches. With `uniform`, the share

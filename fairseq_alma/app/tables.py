@@ -140,8 +140,8 @@ def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
     if not (count := len(waiting)):
         return None
     which = f"mega-batch {waiting[0]} waits" if count == 1 else f"mega-batches {waiting[0]} to {waiting[-1]} wait"
-    # With wait=auto, the errors at the next arrivals decide how many are missing.
-    more = "later ones" if wait == "auto" else f"{num_missing(count, last_stage, wait)} more"
+    missing = num_missing(count, last_stage, wait)
+    more = "later ones" if missing is None else f"{missing} more"
     return f"{which} for {more} (wait={wait}); to train now, give last_group=train"
 
 

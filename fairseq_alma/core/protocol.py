@@ -31,7 +31,7 @@ class StreamSettings:
     """Total number of mega-batches that arrive (B in Algorithm 1)."""
     wait: Wait = 1
     """Number of mega-batches that the learner gathers before it trains a stage (w in Algorithm 1), or a rule that
-    chooses it (see `fairseq_alma.core.waiting`)."""
+    chooses it, or the arrivals of the stages (see `fairseq_alma.core.waiting`)."""
     replay: Replay = False
     """How a stage uses the mega-batches of earlier stages.
 

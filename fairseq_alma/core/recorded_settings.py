@@ -21,7 +21,7 @@ class RecordedSettings(TypedDict, total=False):
     learner: str
     seed: NonNegative
     seeds: Count
-    wait: Count | str
+    wait: Count | str | list[Count]
     preset: str | None
     arrivals: Count | None
     mega_batches: Count | None

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from fairseq_alma.core.errors import SettingError
 
-Wait = int | str
-"""Type of the setting `wait`: a number of mega-batches, "geometric" or "geometric:RATIO" (see `group_is_complete`), or
-"auto" (see `fairseq_alma.core.error_curve`)."""
+Wait = int | str | list[int]
+"""Type of the setting `wait`: a number of mega-batches, "geometric" or "geometric:RATIO" (see `group_is_complete`),
+"auto" (see `fairseq_alma.core.error_curve`), or a list of the arrivals at which stages are trained."""
 
 DEFAULT_RATIO = 0.5
 """The ratio of wait="geometric", and the first one of wait="auto"."""
@@ -35,7 +35,8 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
 
     With a number w, a stage needs w mega-batches. With "geometric", it needs `ratio` times as many as all stages before
     have trained on, so the waits grow with the stream: a new mega-batch changes the model less the more data it has
-    seen. The first stage needs one mega-batch. With "auto", it is the same, but the ratio changes during the run.
+    seen. The first stage needs one mega-batch. With "auto", it is the same, but the ratio changes during the run. With
+    a list, a stage is trained when as many mega-batches have been gathered in all as one of its numbers says.
 
     Args:
         num_gathered: number of mega-batches since the previous stage, at least 1.
@@ -45,6 +46,8 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
     """
     if isinstance(wait, int):
         return num_gathered >= wait
+    if isinstance(wait, list):
+        return num_gathered + num_past in wait
     # Subtract 1e-9, because rounding errors may make the product slightly larger than an integer.
     return num_gathered >= (ratio_of(wait) if ratio is None else ratio) * num_past - 1e-9
 
@@ -69,8 +72,13 @@ def arrivals_of_stages(
     return arrivals
 
 
-def num_missing(num_gathered: int, num_past: int, wait: Wait) -> int:
-    """Return how many mega-batches must still arrive until a stage is due (for the arguments, see above)."""
+def num_missing(num_gathered: int, num_past: int, wait: Wait) -> int | None:
+    """Return how many mega-batches must still arrive until a stage is due (for the arguments, see above).
+
+    None: the errors at the next arrivals decide that (wait="auto"), or a list has no later arrival.
+    """
+    if wait == "auto" or (isinstance(wait, list) and wait[-1] <= num_gathered + num_past):
+        return None
     missing = 0
     while not group_is_complete(num_gathered + missing, num_past, wait):
         missing += 1
@@ -85,6 +93,12 @@ def check_wait(wait: object, num_mega_batches: int | None = None) -> None:
         return
     if wait in ("geometric", "auto"):
         return
+    if isinstance(wait, list):
+        if not wait or any(type(t) is not int or t < 1 for t in wait) or wait != sorted({*wait}):
+            raise SettingError(f"wait={wait} must be a list of arrivals from 1 on in ascending order, such as [1,3,4]")
+        if num_mega_batches is not None and wait[-1] > num_mega_batches:
+            raise SettingError(f"wait={wait} has arrivals after the last of {num_mega_batches} mega-batches")
+        return
     rule, _, ratio = str(wait).partition(":")
     try:
         is_valid = rule == "geometric" and 0 < float(ratio) < math.inf and not {*ratio} & {*" _\t\n"}
@@ -92,5 +106,6 @@ def check_wait(wait: object, num_mega_batches: int | None = None) -> None:
         is_valid = False
     if not is_valid:
         raise SettingError(
-            f"wait={wait!r} must be an integer of at least 1, geometric, geometric:RATIO with a ratio above 0, or auto"
+            f"wait={wait!r} must be an integer of at least 1, geometric, geometric:RATIO with a ratio above 0, auto, "
+            f"or a list of arrivals"
         )

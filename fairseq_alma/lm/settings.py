@@ -38,8 +38,8 @@ class LanguageModelSettings(RunSettings):
     wait: Wait = setting(1, with_wait=True)
     """Number of mega-batches that are gathered before each stage, w; `geometric:R` (a stage waits for R times as many
     mega-batches as all earlier stages have trained on; `geometric` means R = 0.5, so that stages are trained at
-    arrivals 1, 2, 3, 5, 8, 12, 18, ...); or `auto` (the same, with a ratio that follows from the validation
-    perplexities of the run so far)."""
+    arrivals 1, 2, 3, 5, 8, 12, 18, ...); `auto` (the same, with a ratio that follows from the validation perplexities
+    of the run so far); or a list of the arrivals at which stages are trained, such as `[1,3,4]`."""
     replay: Replay = False
     """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches),
     `uniform`, or a number between 0 and 1 (the share of each batch that comes from earlier mega-batches). With

@@ -21,6 +21,9 @@ numbers.py      computes the metrics of a group, mean and standard error over it
 periods.py      the matrix of losses by period of streams in the order of a date
 tables.py       summary of all groups, and the paper's Tables 1 and 2, as CSV, Markdown and LaTeX
 paper.py        the values that the paper printed in its Table 2
+policies.py     functions that decide at each arrival whether to train
+simulation.py   what such a policy costs on the paths that runs have measured
+decide.py       tables of policies, for `alma-report decide`
 figures/        figures as PNG and PDF
 page/           index.html
 cli.py          the command alma-report

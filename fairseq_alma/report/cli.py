@@ -2,13 +2,17 @@
 
 alma-report runs/mnist --out report                   report on all runs in a folder, at any depth
 alma-report RUN RUN ... --out report --watch          repeat while the runs are running; open report/index.html
+alma-report decide runs/paths --price 10              compare policies that decide when to train (decide --help)
 tensorboard --logdir RUN                              the numbers of a run while it is running
 """
 
 import argparse
+import math
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,10 +22,12 @@ from matplotlib.figure import Figure
 from fairseq_alma.core.errors import AlmaError, RunError, message_of
 from fairseq_alma.core.files import write_whole, written_aside
 from fairseq_alma.core.printing import printable, say
+from fairseq_alma.report import decide
 from fairseq_alma.report.arrivals import last_arrivals
 from fairseq_alma.report.figures import figures_or_errors
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page
+from fairseq_alma.report.policies import FAMILIES
 from fairseq_alma.report.reading import is_any_run_held, read_runs
 from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.tables import Table, tables_of
@@ -33,6 +39,10 @@ may be a pause between two runs of a sweep."""
 
 def main() -> None:
     """Execute the command alma-report. Exit with code 2 if the input is invalid or reading or writing a file fails."""
+    if sys.argv[1:2] == ["decide"]:
+        with _errors_of_ours():
+            compare_policies(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,12 +57,19 @@ def main() -> None:
     # Write `not watch >= 1` instead of `watch < 1`, so that NaN is rejected too. Every comparison with NaN is False.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
-    try:
+    with _errors_of_ours():
         _refuse_run_folder(arguments.runs, arguments.out)
         if arguments.watch is None:
             make(arguments.runs, arguments.out, page_only=arguments.page_only)
         else:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
+
+
+@contextmanager
+def _errors_of_ours() -> Iterator[None]:
+    """Print expected errors of a `with` block in one line, and exit with code 2."""
+    try:
+        yield
     except AlmaError as error:
         say(f"alma-report: {error}", sys.stderr)
         sys.exit(2)
@@ -65,6 +82,38 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("alma-report: stopped")
+
+
+def compare_policies(arguments: list[str]) -> None:
+    """Execute `alma-report decide` with these arguments."""
+    parser = argparse.ArgumentParser(
+        prog="alma-report decide",
+        description="Compare policies that decide at each arrival whether to train or to wait, on the ledgers of "
+        "finished runs of one learner that trained at different arrivals (wait=[1,3,4]).",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder with run folders at any depth")
+    parser.add_argument("--out", type=Path, metavar="REPORT", help="folder in which the folder `tables` is written")
+    parser.add_argument(
+        "--price", type=float, default=0.0, metavar="ERROR",
+        help="what 1e12 training FLOPs cost, in units of the summed error rate or perplexity (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", action="append", default=[], metavar="POLICY",
+        help="a further policy: a value of wait= (4, geometric:0.3), one of the policies that are chosen, with its "
+        f"number ({', '.join(FAMILIES)}; for example upf:0.5), or MODULE:FUNCTION, a function of yours; repeatable",
+    )  # fmt: skip
+    given = parser.parse_args(arguments)
+    if not 0 <= given.price < math.inf:
+        parser.error(f"--price {given.price:g}: give a number of at least 0")
+    if given.out is not None:
+        _refuse_run_folder(given.runs, given.out)
+    data = read_runs(given.runs)
+    for slug, table in decide.tables(data, given.price, given.policy).items():
+        say(table.markdown())
+        if given.out is not None:
+            write_table(table, given.out / "tables" / slug)
+    for message in [*(f"skipped: {error}" for error in data.errors), *data.notes]:
+        say(f"alma-report: {message}", sys.stderr)
 
 
 def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:

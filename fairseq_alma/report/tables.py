@@ -76,7 +76,7 @@ class Table:
 
     def _alignment(self) -> tuple[str, ...]:
         """Return the alignment of each column: "left" for columns of words, "right" for the others."""
-        words = ("run", "best", "state", "setting", "experts")
+        words = ("run", "best", "state", "setting", "experts", "policy", "stages at")
         return tuple("left" if column in words else "right" for column in self.columns)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import StreamSettings
-from fairseq_alma.core.waiting import arrivals_of_stages, num_missing
+from fairseq_alma.core.waiting import arrivals_of_stages, group_is_complete, num_missing
 from tests.fairseq_alma.core.tiny_learner import tiny_run
 
 
@@ -18,6 +18,8 @@ from tests.fairseq_alma.core.tiny_learner import tiny_run
         ("geometric", False, [1, 2, 3, 5, 8]),
         ("geometric:1", False, [1, 2, 4, 8]),
         ("geometric:0.01", False, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        ([1, 3, 4], False, [1, 3, 4]),
+        ([1, 3, 4], True, [1, 3, 4, 10]),  # the last group, of 6 mega-batches
     ],
 )
 def test_the_arrivals_of_stages(wait, trains_last, expected):
@@ -30,6 +32,13 @@ def test_a_run_trains_its_stages_at_these_arrivals(tmp_path):
     assert StreamSettings(10, "geometric").num_stages == 6
 
 
+def test_a_list_gives_the_arrivals_of_the_stages_and_skipped_mega_batches_do_not_count(tmp_path):
+    rows = tiny_run(tmp_path / "list", 5, wait=[1, 3], last_group="wait")
+    assert [row.t for row in rows if row.updated] == [1, 3]
+    # Mega-batch 2 was skipped, so mega-batches 1 and 3 are two.
+    assert group_is_complete(num_gathered=1, num_past=1, wait=[2])
+
+
 def test_the_arrivals_of_wait_auto_are_an_estimate_whose_first_is_certain():
     assert StreamSettings(10, "auto").arrivals_of_stages == [1, 2, 3, 5, 8, 10]
     assert StreamSettings(4, "auto", replay="uniform").arrivals_of_stages == [1, 2, 3, 4]
@@ -39,6 +48,9 @@ def test_how_many_mega_batches_are_missing():
     assert num_missing(1, 4, 3) == 2
     assert num_missing(2, 8, "geometric:1") == 6
     assert num_missing(2, 8, "geometric") == 2  # a stage after 8 mega-batches needs 4
+    assert num_missing(1, 3, [3, 6]) == 2
+    assert num_missing(1, 6, [3, 6]) is None
+    assert num_missing(1, 6, "auto") is None
 
 
 @pytest.mark.parametrize(
@@ -55,6 +67,13 @@ def test_how_many_mega_batches_are_missing():
         ("geometric: 0.3", "wait='geometric: 0.3' must be .* with a ratio above 0"),
         ("geometric:nan", "wait='geometric:nan' must be"),
         ("geometric:x", "wait='geometric:x' must be"),
+        ([1, 5], r"wait=\[1, 5\] has arrivals after the last of 4 mega-batches"),
+        ([], r"wait=\[\] must be a list of arrivals from 1 on in ascending order"),
+        ([3, 1], r"wait=\[3, 1\] must be a list"),
+        ([1, 1], r"wait=\[1, 1\] must be a list"),
+        ([0, 1], r"wait=\[0, 1\] must be a list"),
+        ([True], r"wait=\[True\] must be a list"),
+        (["1"], r"wait=\['1'\] must be a list"),
     ],
 )
 def test_other_waits_are_refused(wait, message):

@@ -1,0 +1,255 @@
+"""Compare policies that decide when to train, on the paths that finished runs have measured: `alma-report decide`."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fairseq_alma.app.plugins import call_own_function, load_function
+from fairseq_alma.core.catalogue import Program
+from fairseq_alma.core.errors import RunError, SettingError
+from fairseq_alma.core.protocol import Replay
+from fairseq_alma.core.waiting import check_wait
+from fairseq_alma.report.grouping import first_charged_arrival
+from fairseq_alma.report.numbers import Estimate
+from fairseq_alma.report.policies import FAMILIES, Family, Policy, waiting
+from fairseq_alma.report.runs import ReportData, RunGroup, group_label, hashable
+from fairseq_alma.report.simulation import Matrix, Outcome, path_of
+from fairseq_alma.report.tables import Table, table_of_rows
+
+WAITS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+"""Fixed waits that are compared, as far as they are below the number of arrivals, besides waiting for all."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One learner on one stream: the measured paths of each seed."""
+
+    program: Program
+    stream: str
+    learner: str
+    slug: str
+    replay: Replay
+    matrices: Mapping[int | None, Matrix]
+
+    @property
+    def num_arrivals(self) -> int:
+        return next(iter(self.matrices.values())).num_arrivals
+
+
+def subjects_of(data: ReportData) -> list[Subject]:
+    """Return each learner on each stream that has a finished run, for runs that differ only in when they train.
+
+    Runs that were forked and runs with skipped mega-batches are left out, with a note in `data.notes`.
+    """
+    found = []
+    for comparison in data.comparisons:
+        alike: dict[object, list[RunGroup]] = {}
+        for group in comparison.finished_groups:
+            rest = {name: value for name, value in group.settings.items() if name not in ("wait", "last_group")}
+            alike.setdefault(hashable(rest), []).append(group)
+        names = [name for name in comparison.varied_settings if name not in ("wait", "last_group")]
+        for number, groups in enumerate(alike.values(), start=1):
+            ledgers: dict[int | None, dict] = {}
+            for run in (run for group in groups for run in group.counted_runs):
+                if any(row.is_skipped or row.changed_settings for row in run.rows):
+                    data.notes.append(f"{run.folder} is left out: it was forked, or has skipped mega-batches")
+                else:
+                    ledgers.setdefault(run.seed, {}).setdefault(path_of(run.rows), run.rows)
+            if ledgers:
+                first, settings = first_charged_arrival(groups[0].runs[0].settings), groups[0].settings
+                forgets = _forgets_path(settings)
+                found.append(
+                    Subject(
+                        comparison.program, comparison.name, group_label(groups[0], names),
+                        f"{comparison.slug}_{number}" if len(alike) > 1 else comparison.slug, groups[0].replay,
+                        {seed: Matrix(paths, forgets, first) for seed, paths in sorted(ledgers.items(), key=str)},
+                    )
+                )  # fmt: skip
+    return found
+
+
+def _forgets_path(settings: Mapping[str, object]) -> bool:
+    """Return whether each stage trains new networks on all mega-batches so far, with updates that follow from these."""
+    is_new = bool(settings.get("from_scratch")) and settings.get("replay") == "all"
+    return is_new and not settings.get("updates_per_mega_batch")
+
+
+def policy_named(name: str, replay: Replay = False) -> Policy:
+    """Return the policy that `--policy` names: a value of `wait`, FAMILY:NUMBER, or a function as MODULE:FUNCTION.
+
+    Raise SettingError if there is no such policy.
+    """
+    kind, _, number = name.partition(":")
+    if kind in FAMILIES:
+        try:
+            return FAMILIES[kind].make(float(number))
+        except ValueError:
+            raise SettingError(f"--policy {name}: expected {kind}:NUMBER, for example {kind}:1") from None
+    if kind.isdigit() or kind in ("geometric", "auto"):
+        wait = int(name) if name.isdigit() else name
+        check_wait(wait)
+        return waiting(wait, replay)
+    function = load_function("--policy", name)
+    return lambda history: bool(call_own_function(f"--policy {name}", function, history))
+
+
+def tables(data: ReportData, price: float = 0.0, names: Sequence[str] = ()) -> dict[str, Table]:
+    """Return slug -> table of the policies for each learner on each stream, and one over all streams if there are some.
+
+    Args:
+        data: the runs that were read.
+        price: what one TFLOP of training costs, in the unit of the summed error.
+        names: further policies (see `policy_named`).
+    """
+    subjects = subjects_of(data)
+    if not subjects:
+        raise RunError("no run is finished, so there is no path to compare policies on: continue the runs")
+    compared = [_Compared(subject, subjects, price, names) for subject in subjects]
+    found = {one.subject.slug: one.table() for one in compared}
+    return found | ({"all": _over_streams(compared)} if len(compared) > 1 else {})
+
+
+class _Compared:
+    """The outcomes of all policies for one learner on one stream."""
+
+    def __init__(self, subject: Subject, subjects: Sequence[Subject], price: float, names: Sequence[str]):
+        self.subject, self.price = subject, price
+        self._others = [one for one in subjects if one is not subject and one.program == subject.program]
+        self.best = {seed: matrix.best(price) for seed, matrix in subject.matrices.items()}
+        self.outcomes: dict[str, dict[int | None, Outcome]] = {}
+        """Policy -> seed -> outcome."""
+        self.chosen: dict[str, list[float]] = {}
+        """Family -> the numbers that were chosen, one for each seed."""
+        self.unknown: dict[str, str] = {}
+        """Policy -> why it has no outcome."""
+        for text, policy in self._fixed(names):
+            self._add(text, dict.fromkeys(subject.matrices, policy))
+        for family in FAMILIES.values():
+            numbers = {seed: self._choose(family, seed) for seed in subject.matrices}
+            if None not in numbers.values():
+                self.chosen[family.text] = [number for number in numbers.values() if number is not None]
+                self._add(family.text, {seed: family.make(n) for seed, n in numbers.items() if n is not None})
+
+    def _fixed(self, names: Sequence[str]) -> Iterator[tuple[str, Policy]]:
+        """Yield the policies without a choice, by the text that names them."""
+        longest, replay = self.subject.num_arrivals, self.subject.replay
+        for wait in (*(wait for wait in WAITS if wait < longest), longest):
+            yield f"wait {wait}", waiting(wait)
+        for rule in ("geometric", "auto"):
+            yield f"wait {rule}", waiting(rule, replay)
+        for name in names:
+            yield name, policy_named(name, replay)
+
+    def _add(self, text: str, policies: Mapping[int | None, Policy]) -> None:
+        """Simulate a policy for each seed. If a path cannot be known, keep the reason instead."""
+        try:
+            self.outcomes[text] = {
+                seed: self.subject.matrices[seed].simulate(policy, self.price) for seed, policy in policies.items()
+            }
+        except RunError as error:
+            self.unknown[text] = str(error)
+
+    def _choose(self, family: Family, seed: int | None) -> float | None:
+        """Return the number of a family with the lowest cost elsewhere; None if there is nowhere else.
+
+        Elsewhere is on all other streams, or, if there is only one stream, on its other seeds. The errors that count
+        are those that the policies know, so no test score is used.
+        """
+        elsewhere = [matrix for other in self._others for matrix in other.matrices.values()]
+        elsewhere = elsewhere or [matrix for key, matrix in self.subject.matrices.items() if key != seed]
+        if not elsewhere:
+            return None
+        known = [error for matrix in elsewhere for error in matrix.known_errors]
+        costs = {}
+        for number in family.grid(known, max(matrix.num_arrivals for matrix in elsewhere)):
+            try:
+                outcomes = [matrix.simulate(family.make(number), self.price) for matrix in elsewhere]
+            except RunError:
+                continue
+            costs[number] = sum(one.known + self.price * one.tflop for one in outcomes)
+        finite = {number: cost for number, cost in costs.items() if math.isfinite(cost)}
+        return min(finite, key=lambda number: finite[number]) if finite else None
+
+    def regret(self, text: str) -> dict[int | None, float]:
+        """Return, for each seed, what a policy costs more than the best path in hindsight."""
+        found = self.outcomes[text]
+        return {seed: one.cost(self.price) - self.best[seed].cost(self.price) for seed, one in found.items()}
+
+    def table(self) -> Table:
+        """Return the table of the policies, the best one first."""
+        order = sorted(self.outcomes, key=lambda text: sum(self.regret(text).values()))
+        rows = [self._row("best path in hindsight", self.best, {})]
+        rows += [self._row(text, self.outcomes[text], self.regret(text)) for text in order]
+        return table_of_rows(
+            "decide", f"{self.subject.stream}: when to train {self.subject.learner}", rows, self._note()
+        )
+
+    def _row(
+        self, text: str, outcomes: Mapping[int | None, Outcome], regret: Mapping[int | None, float]
+    ) -> dict[str, str]:
+        of_seeds = list(outcomes.values())
+        paths = dict.fromkeys(", ".join(map(str, one.path)) for one in of_seeds)
+        numbers = dict.fromkeys(f"{number:.3g}" for number in self.chosen.get(text, []))
+        return {
+            "policy": text,
+            "chosen": " or ".join(numbers),
+            "seeds": str(len(of_seeds)),
+            "CER" if self._is_vision else "summed perplexity": self._text([one.error for one in of_seeds]),
+            "training TFLOP": f"{sum(one.tflop for one in of_seeds) / len(of_seeds):.3g}",
+            "cost": self._text([one.cost(self.price) for one in of_seeds]) if self.price else "",
+            "regret": self._text(list(regret.values())),
+            "stages at": " or ".join(paths) if len(paths) <= 3 else f"{len(paths)} paths",
+            "estimated": f"{sum(one.num_estimated for one in of_seeds)}" if regret else "",
+        }
+
+    @property
+    def _is_vision(self) -> bool:
+        return self.subject.program == "vision"
+
+    def _text(self, values: Sequence[float]) -> str:
+        estimate = Estimate.of(values)
+        return estimate.text(digits=3 if self._is_vision else 1) if estimate else ""
+
+    def _note(self) -> str:
+        matrices = list(self.subject.matrices.values())
+        num_paths, num_arrivals = max(len(one.ledgers) for one in matrices), self.subject.num_arrivals
+        notes = [
+            f"Regret: the cost above that of the best path whose models were all measured ({num_paths} paths were "
+            "run). That path is found by test data, for each seed."
+        ]
+        if self.price:
+            notes.append(f"Cost: the error plus {self.price:g} for each TFLOP.")
+        if self.chosen:
+            where = "all other streams" if self._others else "the other seeds"
+            notes.append(f"Chosen: the number of the policy with the lowest known error plus cost on {where}.")
+        differences = [one for matrix in matrices for one in matrix.estimation_errors()]
+        total = f"Estimated: of {num_arrivals * len(matrices)} arrivals, those with an estimated model or known error"
+        if differences:
+            errors, costs = (sum(column) / len(column) for column in zip(*differences, strict=True))
+            worst = max(error for error, _ in differences)
+            notes.append(
+                f"{total}. If each of {len(differences)} measured models is left out and estimated, its error is off "
+                f"by {errors:.3g} on average and {worst:.3g} at most, and the cost of its stage by {100 * costs:.2g}%."
+            )
+        else:
+            notes.append(f"{total}; no measured model can be left out to test the estimate.")
+        notes += [f"Not simulated: {text} ({reason})." for text, reason in self.unknown.items()]
+        return " ".join(notes)
+
+
+def _over_streams(compared: Sequence[_Compared]) -> Table:
+    """Return the table of the regret of each policy over all learners and streams, in % of the best path's cost."""
+    percents: dict[str, list[float]] = {}
+    for one in compared:
+        best = sum(outcome.cost(one.price) for outcome in one.best.values())
+        for text in one.outcomes:
+            percents.setdefault(text, []).append(100 * sum(one.regret(text).values()) / best)
+    complete = {text: values for text, values in percents.items() if len(values) == len(compared)}
+    rows = []
+    for text in sorted(complete, key=lambda text: sum(complete[text])):
+        estimate = Estimate.of(complete[text])
+        assert estimate is not None
+        worst = f"{max(complete[text]):.1f}"
+        rows.append({"policy": text, "regret, %": estimate.text(digits=1), "largest": worst})
+    note = "Mean and standard error over learners and streams, each the mean over its seeds."
+    return table_of_rows("decide", f"{len(compared)} streams: regret of policies", rows, note)
