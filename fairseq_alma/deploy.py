@@ -20,11 +20,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
+from fairseq_alma.core.errors import RunError, SettingError, StageError
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import Count
@@ -288,11 +289,10 @@ def _print_list(to: Path) -> None:
         say(f"{one.folder.name:{width}}  {since}  {one.source}" + (f"  ({state})" if state else ""))
 
 
+@command("alma-deploy")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-deploy and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="alma-deploy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-deploy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", nargs="?", type=Path, metavar="RUN|EXPORT", help="a run, or a folder of alma-export")
     parser.add_argument("to", type=Path, metavar="TO", help="the folder with the deployed predictors")
     parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: current)")
@@ -305,20 +305,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--list", action="store_true", help="list the predictors in TO")
     arguments = parser.parse_args(argv)
     source, to = arguments.source, arguments.to
-    try:
-        if (source is None) != (arguments.back or arguments.list):
-            raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
-        if arguments.list:
-            _print_list(to)
-        elif arguments.back:
-            say(f"deployed: {go_back(to)}")
-        else:
-            folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
-            note = "" if is_source else f" (the predictor of {source} was taken back; --stage K deploys it again)"
-            say(f"deployed: {folder}{note}")
-    except (AlmaError, OSError) as error:
-        say(f"alma-deploy: {message_of(error)}", sys.stderr)
-        return 2
+    if (source is None) != (arguments.back or arguments.list):
+        raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
+    if arguments.list:
+        _print_list(to)
+    elif arguments.back:
+        say(f"deployed: {go_back(to)}")
+    else:
+        folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
+        note = "" if is_source else f" (the predictor of {source} was taken back; --stage K deploys it again)"
+        say(f"deployed: {folder}{note}")
     return 0
 
 

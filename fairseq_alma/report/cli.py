@@ -15,9 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from fairseq_alma.core.errors import AlmaError, RunError, message_of
+from fairseq_alma.core.errors import AlmaError, RunError
 from fairseq_alma.core.files import write_whole, written_aside
 from fairseq_alma.core.printing import printable, say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.report.arrivals import last_arrivals
 from fairseq_alma.report.figures import figures_or_errors
 from fairseq_alma.report.numbers import all_numbers
@@ -31,11 +32,10 @@ MAX_IDLE_POLLS = 3
 may be a pause between two runs of a sweep."""
 
 
-def main() -> None:
-    """Execute the command alma-report. Exit with code 2 if the input is invalid or reading or writing a file fails."""
-    parser = argparse.ArgumentParser(
-        prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+@command("alma-report")
+def main() -> int:
+    """Run the command alma-report and return its exit status."""
+    parser = Parser(prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder with run folders at any depth")
     parser.add_argument("--out", required=True, type=Path, metavar="REPORT", help="folder to write the report to")
     parser.add_argument(
@@ -53,18 +53,11 @@ def main() -> None:
             make(arguments.runs, arguments.out, page_only=arguments.page_only)
         else:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
-    except AlmaError as error:
-        say(f"alma-report: {error}", sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:
         # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
         # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
         sys.stdout = None
-    except OSError as error:
-        say(f"alma-report: {message_of(error)}", sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit("alma-report: stopped")
+    return 0
 
 
 def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:
@@ -184,4 +177,4 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
