@@ -12,8 +12,8 @@ from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, parsed_settings
 from data_prep.sources import Source
 from data_prep.summary import summary
-from fairseq_alma.core.errors import AlmaError, message_of
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 
 REMOVED = {
     "--dry-run": "make a stream from a few of the files, and read the table of removed documents that it prints",
@@ -32,6 +32,7 @@ INSPECT = "stream.json counts what was read and removed, and documents/*.parquet
 """The same for the subcommand `inspect`."""
 
 
+@command("alma-prep", "run the same command again to continue")
 def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
@@ -64,13 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     except ValueError as error:
         return _fail(str(error))
-    try:
-        stream = prepare(settings)
-    except (AlmaError, OSError) as error:
-        return _fail(message_of(error))
-    except KeyboardInterrupt:
-        return _interrupted()
-    say(summary(stream))
+    say(summary(prepare(settings)))
     if settings.extend:
         say(f"The stream is in {settings.out}. To continue a run, give alma-lm the same command again.")
         return 0
@@ -81,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check(argv: list[str]) -> int:
     """Run `alma-prep check`, and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-prep check", description="Compare all files of a finished stream with the digests in manifest.json."
     )
     parser.add_argument("out", metavar="STREAM", type=Path, help="the stream folder")
@@ -91,11 +86,8 @@ def _check(argv: list[str]) -> int:
         help="also name everything in the stream that depends on text of later periods; the exit code is then 1",
     )
     parsed = parser.parse_args(argv)
-    try:
-        stream = check_stream(parsed.out)
-        findings = look_ahead(stream) if parsed.look_ahead else []
-    except (AlmaError, OSError) as error:
-        return _fail(message_of(error))
+    stream = check_stream(parsed.out)
+    findings = look_ahead(stream) if parsed.look_ahead else []
     for finding in findings:
         say(f"{finding.verdict:<12} {finding.quantity}: {finding.why}")
     num_ahead = sum(finding.verdict == "looks ahead" for finding in findings)
@@ -110,23 +102,13 @@ def _check(argv: list[str]) -> int:
 
 def _drop_last(argv: list[str]) -> int:
     """Run `alma-prep --drop-last`, and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-prep", description="Take back what the last --extend has added. The source files are not touched."
     )
     parser.add_argument("out", metavar="STREAM", type=Path, help="the stream folder")
     parser.add_argument("--drop-last", action="store_true", required=True, help="take the newest extension back")
-    try:
-        say(summary(drop_last(parser.parse_args(argv).out)))
-    except (AlmaError, OSError) as error:
-        return _fail(message_of(error))
-    except KeyboardInterrupt:
-        return _interrupted()
+    say(summary(drop_last(parser.parse_args(argv).out)))
     return 0
-
-
-def _interrupted() -> int:
-    print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
-    return 130
 
 
 def _fail(message: str) -> int:
@@ -136,7 +118,7 @@ def _fail(message: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-prep",
         description="Make a stream of mega-batches from text. All mega-batches have the same number of words (unless "
         "--partition says otherwise), use one tokenizer, and are stored as fairseq mmap files. The same text and seed "

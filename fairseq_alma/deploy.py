@@ -27,6 +27,7 @@ from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import Count, NonNegative
@@ -365,11 +366,10 @@ def _print_list(to: Path) -> None:
         say(f"{one.folder.name:{width}}  {one.since[:-3]}  {one.source}" + (f"  ({state})" if state else ""))
 
 
+@command("alma-deploy")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-deploy and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="alma-deploy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-deploy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", nargs="?", type=Path, metavar="RUN|EXPORT", help="a run, or a folder of alma-export")
     parser.add_argument("to", type=Path, metavar="TO", help="the folder with the deployed predictors")
     parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: current)")
@@ -382,34 +382,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--list", action="store_true", help="list the predictors in TO")
     arguments = parser.parse_args(argv)
     source, to = arguments.source, arguments.to
-    try:
-        if (source is None) != (arguments.back or arguments.list):
-            raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
-        if arguments.list:
-            _print_list(to)
-        elif arguments.back:
-            before = current_of(to)
-            folder = go_back(to)
-            say(f"deployed: {folder}; the next alma-deploy deploys a newer predictor, but not {before} again")
-        else:
-            before = current_of(to)
-            folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
-            is_export = (source / EXPORT_RECORD).is_file()
-            how = f"to deploy it again, remove its folder in {to}" if is_export else "--stage K deploys it again"
-            note = "" if is_source else f" (the predictor of {source} was taken back; {how})"
-            say(f"{'already ' if folder == before else ''}deployed: {folder}{note}")
-            if arguments.stage is not None and arguments.stage != (newest := _newest_stage(source)):
-                content = _content_of(source)
-                is_taken_back = any(one.is_taken_back and one.content == content for one in all_deployed(to))
-                say(
-                    f"stage {newest} was taken back: the next alma-deploy without --stage waits for a later stage"
-                    if is_taken_back
-                    else f"the next alma-deploy without --stage deploys stage {newest} again; `alma-lm rollback` takes "
-                    f"a run of alma-lm back to an earlier stage"
-                )
-    except (AlmaError, OSError) as error:
-        say(f"alma-deploy: {message_of(error)}", sys.stderr)
-        return 2
+    if (source is None) != (arguments.back or arguments.list):
+        raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
+    if arguments.list:
+        _print_list(to)
+    elif arguments.back:
+        before = current_of(to)
+        folder = go_back(to)
+        say(f"deployed: {folder}; the next alma-deploy deploys a newer predictor, but not {before} again")
+    else:
+        before = current_of(to)
+        folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
+        is_export = (source / EXPORT_RECORD).is_file()
+        how = f"to deploy it again, remove its folder in {to}" if is_export else "--stage K deploys it again"
+        note = "" if is_source else f" (the predictor of {source} was taken back; {how})"
+        say(f"{'already ' if folder == before else ''}deployed: {folder}{note}")
+        if arguments.stage is not None and arguments.stage != (newest := _newest_stage(source)):
+            content = _content_of(source)
+            is_taken_back = any(one.is_taken_back and one.content == content for one in all_deployed(to))
+            say(
+                f"stage {newest} was taken back: the next alma-deploy without --stage waits for a later stage"
+                if is_taken_back
+                else f"the next alma-deploy without --stage deploys stage {newest} again; `alma-lm rollback` takes "
+                f"a run of alma-lm back to an earlier stage"
+            )
     return 0
 
 

@@ -15,17 +15,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fairseq_alma.api import Choice, LanguagePredictor, load
-from fairseq_alma.core.errors import AlmaError, SettingError, message_of
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 
 _DEFAULT = Choice()
 
 
+@command("alma-generate")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-generate and return its exit status. It prints texts, or JSON with --json."""
-    parser = argparse.ArgumentParser(
-        prog="alma-generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
@@ -74,12 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not prompts:
             raise SettingError('there is no prompt: give --prompt TEXT; --prompt "" begins a document')
         _print(predictor, prompts, arguments.num, options, arguments.json)
-    except (AlmaError, OSError) as error:
-        say(f"alma-generate: {message_of(error)}", sys.stderr)
-        return 2
     except KeyboardInterrupt:
-        print()
-        return 130
+        print()  # end the line of a prompt or a text
+        raise
     return 0
 
 

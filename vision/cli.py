@@ -4,7 +4,7 @@ alma-vision                                                        a first resul
 alma-vision dataset=mnist learner=gmoe wait=10 width=32 seeds=3 out=RUN
 alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, best run first
 alma-vision dataset=mnist out=RUN launch=slurm launch.partition=cpu    in a Slurm job; also a sweep
-alma-vision status RUN                                             the ledger, jobs, what is left; --json for monitors
+alma-vision status RUN [--json]                                    the ledger, jobs, what is left; --json for monitors
 alma-vision logs RUN                                               the logs of the jobs, until the run ends
 alma-vision cancel RUN                                             end the run
 alma-vision --help                                                 every setting
@@ -29,6 +29,7 @@ from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.printing import log_to_stderr
+from fairseq_alma.core.program import stopped
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from vision.api import run
@@ -135,7 +136,7 @@ def main() -> None:
             try:
                 quickstart()
             except KeyboardInterrupt:
-                sys.exit("alma-vision: stopped; run the same command again to continue")
+                sys.exit(stopped("alma-vision"))
         return
     COMMAND.main(hydra_main)
 

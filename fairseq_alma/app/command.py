@@ -1,8 +1,8 @@
 """Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
-import argparse
 import math
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -41,6 +41,7 @@ from fairseq_alma.app.slurm_jobs import cancel_runs, follow_logs, in_job, status
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
 from launch.slurm import SlurmSettings
@@ -77,11 +78,11 @@ SUBCOMMANDS = {
 """The subcommands of both commands."""
 
 
-class _Arguments(argparse.ArgumentParser):
+class _Arguments(Parser):
     """Reads the arguments of a subcommand, whose `prog` is its line of usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingError(f"usage: {self.prog} ({message}). {_RUN}")
+        raise SettingError(f"usage: {self.prog} ({self.with_nearest(message)}). {_RUN}")
 
 
 class Command:
@@ -128,8 +129,16 @@ class Command:
     def main(self, hydra_main: Callable[[], Any]) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2.
 
-        `hydra_main`, the function decorated with `hydra.main`, runs the command.
+        `hydra_main`, the function decorated with `hydra.main`, runs the command. After Ctrl-C, the exit status is 130;
+        after another signal that stops the command, it is 128 and its number.
         """
+        self._signals = ()
+        try:
+            self._main(hydra_main)
+        except KeyboardInterrupt:
+            sys.exit(stopped(self.name, number=next(iter(self._signals), signal.SIGINT)))
+
+    def _main(self, hydra_main: Callable[[], Any]) -> None:
         # provenance.json records sys.argv. Without this line, argv[0] would be run.py for a command that was started
         # with `python -m` or by the demo.
         sys.argv[0] = self.name
@@ -162,7 +171,7 @@ class Command:
             if self._folder is not None:
                 with suppress(KeyboardInterrupt), in_job(self._folder, self._signals):
                     raise
-            sys.exit(f"{self.name}: stopped; run the same command again to continue")
+            raise
 
     def _run_subcommand(self, name: str, *arguments: str) -> int:
         """Run a subcommand, or print what it does. Return the exit status."""
@@ -233,7 +242,7 @@ class Command:
                 if one in others:
                     ConfigStore.instance().store(group=name, name=one, node=others[one], package="_global_")
                     continue
-                known = [*known, *others]
+                known = list(dict.fromkeys([*known, *others]))
                 hint = f"did you mean {near}? They are" if (near := nearest_key(one, known)) else "it must be one of"
                 raise SettingError(f"{name}={one} does not exist: {hint} {', '.join(known)}")
 

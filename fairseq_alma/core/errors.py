@@ -51,5 +51,5 @@ def message_of(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     file = f": {fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
-    advice = ADVICE.get(error.errno, "check the path")
-    return f"{error.strerror}{file}: {advice}, then run the same command again to continue"
+    advice = f"{ADVICE[error.errno]}, then run the same command again" if error.errno in ADVICE else "check the path"
+    return f"{error.strerror}{file}: {advice}"

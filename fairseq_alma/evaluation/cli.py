@@ -19,10 +19,11 @@ import numpy as np
 
 from fairseq_alma.api import TextScore, load
 from fairseq_alma.app.plugins import load_plugin
-from fairseq_alma.core.errors import AlmaError, SettingError, StreamError, message_of
+from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.printing import perplexity_text, say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.core.task_scores import record_task_scores
@@ -47,11 +48,10 @@ def _check_split(split: str, stream: StreamFolder) -> None:
         raise StreamError(f"--split {split} is not held-out text of {stream.path}: use one of {', '.join(known)}")
 
 
+@command("alma-eval")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-eval and return its exit status. It prints a table, or JSON with --json."""
-    parser = argparse.ArgumentParser(
-        prog="alma-eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
@@ -97,33 +97,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)
     # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        _check_combination(arguments)
-        if arguments.plugin:
-            load_plugin(arguments.plugin)
-        if arguments.tasks:
-            _evaluate_on_tasks(arguments)
-            return 0
-        if arguments.text:
-            _evaluate_on_text(arguments)
-            return 0
-        found = find_members(arguments.path, arguments.stream, arguments.stage)
-        stream = _open_stream(found)
-        _check_split(arguments.split, stream)
-        devices = parse_devices(arguments.device)
-        members = []
-        for number, checkpoint in enumerate(found.checkpoints, start=1):  # one after the other, to limit the memory use
-            model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
-            title = f"the split {arguments.split}, model {number} of {len(found.checkpoints)}"
-            scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch, title=title)
-            members.append(scores.log_probability_T)
-        counts = stream.counts(arguments.split)
-        num_masked = stream.num_masked(arguments.split)
-        result = combine(members, counts["words"], counts.get("bytes"), num_masked)
-        by_source = scores_by_source(members, stream, arguments.split) if arguments.by_source else {}
-    except (AlmaError, OSError) as error:
-        say(f"alma-eval: {message_of(error)}", sys.stderr)
-        return 2
+    _check_combination(arguments)
+    if arguments.plugin:
+        load_plugin(arguments.plugin)
+    if arguments.tasks:
+        _evaluate_on_tasks(arguments)
+        return 0
+    if arguments.text:
+        _evaluate_on_text(arguments)
+        return 0
+    found = find_members(arguments.path, arguments.stream, arguments.stage)
+    stream = _open_stream(found)
+    _check_split(arguments.split, stream)
+    devices = parse_devices(arguments.device)
+    members = []
+    for number, checkpoint in enumerate(found.checkpoints, start=1):  # one after the other, to limit the memory use
+        model, task = load_member(checkpoint, stream, devices[0], arguments.arch)
+        title = f"the split {arguments.split}, model {number} of {len(found.checkpoints)}"
+        scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch, title=title)
+        members.append(scores.log_probability_T)
+    counts = stream.counts(arguments.split)
+    num_masked = stream.num_masked(arguments.split)
+    result = combine(members, counts["words"], counts.get("bytes"), num_masked)
+    by_source = scores_by_source(members, stream, arguments.split) if arguments.by_source else {}
     _print_score(result, by_source, len(members), arguments.split, stream, as_json=arguments.json)
     return 0
 

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.core.errors import AlmaError, SettingError, message_of
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.stream_description import read_description
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.forget.find import find
@@ -37,11 +38,10 @@ SHOWN = 5
 """Number of unknown ids that a message names."""
 
 
+@command("alma-forget", "run the same command again to continue")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-forget and return its exit status: 2 after an error, 1 if a run is still to be trained."""
-    parser = argparse.ArgumentParser(
-        prog="alma-forget", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-forget", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stream", type=Path, metavar="STREAM", help="the stream folder")
     what = parser.add_argument_group("what to forget; each may be repeated")
     what.add_argument(
@@ -66,14 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--yes", action="store_true", help="do it; without this option, nothing is changed")
     arguments = parser.parse_args(argv)
-    try:
-        return _forget(arguments)
-    except (AlmaError, OSError) as error:
-        say(f"alma-forget: {message_of(error)}", sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        say("alma-forget: interrupted; run the same command again to continue", sys.stderr)
-        return 130
+    return _forget(arguments)
 
 
 def _forget(arguments: argparse.Namespace) -> int:

@@ -16,9 +16,9 @@ from typing import Any, get_args
 from torch import Tensor
 
 from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, read_checkpoint, write_checkpoint
-from fairseq_alma.core.errors import AlmaError, SettingError, message_of
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import ExpertChoice
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 from fairseq_alma.growth.layers import grow_layers
@@ -119,17 +119,14 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return checkpoint, checkpoint["cfg"]["model"]
 
 
+@command("alma-grow")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-grow and return its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.experts is None and arguments.layers is None:
         parser.error("give --experts, --layers or both")
-    try:
-        _grow(arguments)
-    except (AlmaError, OSError) as error:
-        say(f"alma-grow: {message_of(error)}", sys.stderr)
-        return 2
+    _grow(arguments)
     changed = [name for name, value in (("--num-experts", arguments.experts), ("--decoder-layers", arguments.layers))
                if value is not None]  # fmt: skip
     print(
@@ -180,9 +177,7 @@ def _given_for_experts(arguments: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="alma-grow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-grow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "source",
         type=Path,

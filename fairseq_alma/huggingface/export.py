@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, message_of
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, unfinished_files, write_json, written_aside
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -207,11 +208,10 @@ def _write_files(
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
 
 
+@command("alma-export")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-export and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="alma-export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
@@ -222,11 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Libraries that fairseq imports print such messages. Their user can do nothing about them.
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        is_new = export(arguments.path, arguments.out, arguments.stream, arguments.stage)
-    except (AlmaError, OSError) as error:
-        say(f"alma-export: {message_of(error)}", sys.stderr)
-        return 2
+    is_new = export(arguments.path, arguments.out, arguments.stream, arguments.stage)
     say(f"wrote {arguments.out}" if is_new else f"{arguments.out} contains this model already")
     return 0
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, message_of
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import parse_json, remove, sha256_of, unfinished_files, written_aside
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.huggingface.export import require_libraries
 
 if TYPE_CHECKING:
@@ -256,22 +257,17 @@ def _checkpoint(weights: "Mapping[str, Tensor]", config: Mapping[str, Any], dict
     }  # fmt: skip
 
 
+@command("alma-import")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-import and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="alma-import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="alma-import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="FOLDER", help="folder of a model in the format of Hugging Face")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
     arguments = parser.parse_args(argv)
     # Libraries that fairseq imports print such messages. Their user can do nothing about them.
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        import_model(arguments.source, arguments.out)
-    except (AlmaError, OSError) as error:
-        say(f"alma-import: {message_of(error)}", sys.stderr)
-        return 2
+    import_model(arguments.source, arguments.out)
     out = arguments.out
     say(
         f"wrote {out}. Make a stream with alma-prep --tokenizer {out / TOKENIZER}, and continue with alma-lm "

@@ -3,7 +3,7 @@
 alma-lm stream=STREAM out=RUN learner=sm wait=1 experts=4 updates=1000 arch=switch_lm_tiny
 alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, sorted by validation score
 alma-lm stream=STREAM out=RUN updates=1000 launch=slurm launch.partition=gpu launch.gpus=8    in Slurm jobs
-alma-lm status RUN                                                  the ledger, jobs, what is left; --json for monitors
+alma-lm status RUN [--json]                                         the ledger, jobs, what is left; --json for monitors
 alma-lm logs RUN                                                    the logs, until the run ends
 alma-lm cancel RUN                                                  end the run; what is being trained is saved
 alma-lm rollback RUN --to-stage K                                   go back to stage K; later stages are set aside

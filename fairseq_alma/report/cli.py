@@ -11,17 +11,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from fairseq_alma.core.errors import AlmaError, RunError, message_of
+from fairseq_alma.core.errors import AlmaError, RunError
 from fairseq_alma.core.files import write_whole, written_aside
 from fairseq_alma.core.printing import printable, say
+from fairseq_alma.core.program import Parser, command
 from fairseq_alma.report import decide
 from fairseq_alma.report.arrivals import last_arrivals
 from fairseq_alma.report.figures import figures_or_errors
@@ -37,15 +36,24 @@ MAX_IDLE_POLLS = 3
 may be a pause between two runs of a sweep."""
 
 
-def main() -> None:
-    """Execute the command alma-report. Exit with code 2 if the input is invalid or reading or writing a file fails."""
-    if sys.argv[1:2] == ["decide"]:
-        with _errors_of_ours():
+@command("alma-report")
+def main() -> int:
+    """Run the command alma-report and return its exit status."""
+    try:
+        if sys.argv[1:2] == ["decide"]:
             compare_policies(sys.argv[2:])
-        return
-    parser = argparse.ArgumentParser(
-        prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+        else:
+            _make_report()
+    except BrokenPipeError:
+        # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
+        # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
+        sys.stdout = None
+    return 0
+
+
+def _make_report() -> None:
+    """Execute alma-report without a subcommand."""
+    parser = Parser(prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder with run folders at any depth")
     parser.add_argument("--out", required=True, type=Path, metavar="REPORT", help="folder to write the report to")
     parser.add_argument(
@@ -57,36 +65,16 @@ def main() -> None:
     # Write `not watch >= 1` instead of `watch < 1`, so that NaN is rejected too. Every comparison with NaN is False.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
-    with _errors_of_ours():
-        _refuse_run_folder(arguments.runs, arguments.out)
-        if arguments.watch is None:
-            make(arguments.runs, arguments.out, page_only=arguments.page_only)
-        else:
-            watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
-
-
-@contextmanager
-def _errors_of_ours() -> Iterator[None]:
-    """Print expected errors of a `with` block in one line, and exit with code 2."""
-    try:
-        yield
-    except AlmaError as error:
-        say(f"alma-report: {error}", sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
-        # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
-        sys.stdout = None
-    except OSError as error:
-        say(f"alma-report: {message_of(error)}", sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit("alma-report: stopped")
+    _refuse_run_folder(arguments.runs, arguments.out)
+    if arguments.watch is None:
+        make(arguments.runs, arguments.out, page_only=arguments.page_only)
+    else:
+        watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
 
 
 def compare_policies(arguments: list[str]) -> None:
     """Execute `alma-report decide` with these arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-report decide",
         description="Compare policies that decide at each arrival whether to train or to wait, on the ledgers of "
         "finished runs of one learner that trained at different arrivals (wait=[1,3,4]).",
@@ -233,4 +221,4 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

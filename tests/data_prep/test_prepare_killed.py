@@ -266,7 +266,7 @@ def test_an_interrupted_run_can_be_continued(tmp_path, large_text, uninterrupted
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == "alma-prep: interrupted; run the same command again to continue"
+    assert errors.splitlines()[-1] == "alma-prep: stopped; run the same command again to continue"
     assert "Traceback" not in errors
     assert not (out / "stream.json").exists()
     subprocess.run(argv, check=True, capture_output=True)

@@ -60,7 +60,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_run_continues_in_a_larger_on
         said = alma_vision(*SETTINGS, f"out={disk}/run")
         assert said.status == 2
         assert "alma-vision: No space left on device: " in said.err
-        assert "networks.pt: free space on the disk, then run the same command again to continue" in said.err
+        assert "networks.pt: free space on the disk, then run the same command again" in said.err
         done("mount", "-o", "remount,size=10m", disk)
         said = alma_vision(*SETTINGS, f"out={disk}/run")
         assert said.status == 0, said.err

@@ -566,7 +566,7 @@ def test_usage(alma_vision):
         assert "usage: alma-vision status RUN" in (said := alma_vision(*words)).err
         assert said.status == 2
     said = alma_vision("status", "--help")
-    assert (said.status, said.out.splitlines()[0]) == (0, "usage: alma-vision status RUN")
+    assert (said.status, said.out.splitlines()[0]) == (0, "usage: alma-vision status RUN [--json]")
     assert "the ledger, jobs" in said.out
     assert "best run first" in alma_vision("--help").out
     assert alma_vision("--version").out.startswith(f"alma-vision {metadata.version('fairseq-alma')} (Hydra 1.")

@@ -284,7 +284,7 @@ def ends_at_once(run: KilledRun, process: subprocess.Popen, to_the_group: bool) 
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 1, run.errors()
+    assert process.wait(60) == 130, run.errors()
     seconds = time.monotonic() - began
     assert len(running) == 2
     wait_until_gone(running, 0)  # the driver is the last to end

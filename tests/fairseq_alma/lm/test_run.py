@@ -170,10 +170,19 @@ def test_each_subcommand_says_what_it_does():
         ("cancel", "end the run"),
     ):
         result = run_command("alma-lm", name, "--help")
-        assert (result.returncode, result.stdout.splitlines()[0]) == (0, f"usage: alma-lm {name} RUN")
+        assert (result.returncode, result.stdout.splitlines()[0]) == (
+            0,
+            f"usage: alma-lm {name} RUN" + " [--json]" * (name == "status"),
+        )
         assert text in result.stdout
         result = run_command("alma-lm", name, "--all")
         assert (result.returncode, f"usage: alma-lm {name} RUN" in result.stderr) == (2, True)
+
+
+def test_a_mistyped_option_of_status_names_the_nearest_one():
+    result = run_command("alma-lm", "status", "run", "--jason")
+    assert result.returncode == 2
+    assert "usage: alma-lm status RUN [--json] (unrecognized arguments: --jason: did you mean --json?)" in result.stderr
 
 
 def test_folders_of_any_name_are_trained_on_scored_and_grown(stream, tmp_path):

@@ -77,7 +77,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_members_and_continues_as_if_unint
     running = trainings(process.pid)
     assert len(running) == 2
     send(process, number)
-    assert process.wait(60) == 1, run.errors()
+    assert process.wait(60) == 128 + number, run.errors()
     wait_until_gone(running, 0)
     assert f"alma-lm: {number.name}: stopping; what is being trained is saved first" in run.errors()
     assert run.errors().splitlines()[-1] == "alma-lm: stopped; run the same command again to continue"
@@ -105,7 +105,7 @@ def test_a_second_ctrl_c_ends_a_run_that_does_not_save_in_time(stream, tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 1, run.errors()
+    assert process.wait(20) == 130, run.errors()
     wait_until_gone(running, 1)
     assert not (run.out / "lease.json").exists()
 

@@ -16,10 +16,9 @@ def alma_report(monkeypatch, *arguments):
     """Run the command in this process and return its exit status."""
     monkeypatch.setattr(sys, "argv", ["alma-report", *map(str, arguments)])
     try:
-        main()
+        return main()
     except SystemExit as ended:
         return ended.code or 0
-    return 0
 
 
 def test_a_report_is_figures_tables_and_a_page(tmp_path, monkeypatch, capsys):
@@ -156,4 +155,5 @@ def test_ctrl_c_ends_a_watch_without_a_traceback(tmp_path):
     except BaseException:
         watching.kill()
         raise
-    assert message.strip() == "alma-report: stopped"
+    assert message.strip() == "alma-report: stopped; run the same command again"
+    assert watching.returncode == 130

@@ -1,0 +1,62 @@
+"""What the command-line programs have in common: how they read their arguments, and how they end."""
+
+import argparse
+import re
+import signal
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import NoReturn, ParamSpec
+
+from fairseq_alma.core.errors import AlmaError, message_of
+from fairseq_alma.core.printing import say
+from fairseq_alma.core.settings import nearest_key
+
+P = ParamSpec("P")
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads the arguments of a program. For an error, it prints one line with the nearest choice, and no usage."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{self.prog}: {self.with_nearest(message)} (`{self.prog} --help` lists all options)", sys.stderr)
+        sys.exit(2)
+
+    def with_nearest(self, message: str) -> str:
+        """Return an error message of argparse, with the choice or option that is most similar to the given one."""
+        if found := re.match(r"unrecognized arguments: (--[^ =]+)", message):
+            near = nearest_key(found[1], list(self._option_string_actions))
+        elif "invalid choice: " in message:
+            given, *choices = re.findall(r"'([^']*)'", message)
+            near = nearest_key(given, choices)
+        else:
+            near = None
+        return f"{message}: did you mean {near}?" if near else message
+
+
+def command(name: str, advice: str = "run the same command again") -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Decorate the main function of a program, which returns an exit status. An error that the user can fix is printed.
+
+    The exit status is 2 after such an error, and 130 after Ctrl-C, which prints `advice`.
+    """
+
+    def decorate(main: Callable[P, int]) -> Callable[P, int]:
+        @wraps(main)
+        def run(*arguments: P.args, **options: P.kwargs) -> int:
+            try:
+                return main(*arguments, **options)
+            except (AlmaError, OSError) as error:
+                say(f"{name}: {message_of(error)}", sys.stderr)
+                return 2
+            except KeyboardInterrupt:
+                return stopped(name, advice)
+
+        return run
+
+    return decorate
+
+
+def stopped(name: str, advice: str = "run the same command again to continue", number: int = signal.SIGINT) -> int:
+    """Print that a program was stopped by a signal, by default Ctrl-C, and return the exit status of shells for it."""
+    say(f"{name}: stopped; {advice}", sys.stderr)
+    return 128 + number
