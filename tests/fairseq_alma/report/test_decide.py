@@ -239,9 +239,10 @@ def test_numbers_are_chosen_by_the_known_errors_of_other_streams_only(tmp_path):
         write_paths(folder / "digits", *PATHS, dataset="digits", shift=other)
         return float(cells(tables(read_runs([folder]))["mnist_B4"])["CARA, threshold"]["chosen"])
 
-    assert chosen(own=0.125, other=0.0) == chosen(own=0.0, other=0.0)
+    first = chosen(own=0.0, other=0.0)
+    assert chosen(own=0.125, other=0.0) == first
     # The levels of the other stream's errors are higher by its shift.
-    assert chosen(own=0.0, other=0.125) == pytest.approx(chosen(own=0.0, other=0.0) + 0.125, abs=0.001)
+    assert chosen(own=0.0, other=0.125) == pytest.approx(first + 0.125, abs=0.001)
 
 
 def test_several_streams_have_a_table_of_their_own_and_one_over_all(tmp_path):
