@@ -69,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     if settings.extend:
         say(f"The stream is in {settings.out}. To continue a run, give alma-lm the same command again.")
         return 0
-    words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart"])
-    say(f"The stream is in {settings.out}. To train on it: {words} ...")
+    words = shlex.join(["alma-lm", f"stream={settings.out}", "out=RUN", "preset=quickstart", "updates=300"])
+    say(f"The stream is in {settings.out}. To train on it: {words}")
     return 0
 
 

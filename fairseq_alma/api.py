@@ -8,7 +8,7 @@ print(predictor.generate("It was", max_tokens=20, temperature=0)[0].text)
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError, StreamError
+from fairseq_alma.core.settings import nearest_key
 from fairseq_alma.evaluation.devices import default_tokens_per_batch, parse_devices
 from fairseq_alma.evaluation.members import find_members, load_model
 from fairseq_alma.stream_tokenizer import StreamTokenizer
@@ -217,6 +218,11 @@ class LanguagePredictor:
 
         if not all(isinstance(member.decoder, SwitchDecoder) for member in self.members):
             raise SettingError("only switch_lm models continue texts here: use fairseq-interactive for other models")
+        names = [one.name for one in fields(Choice)]
+        if unknown := [name for name in options if name not in names]:
+            near = nearest_key(unknown[0], names)
+            hint = f": did you mean {near}?" if near else f". The options are {', '.join(names)}"
+            raise SettingError(f"generate has no option {unknown[0]}{hint}")
         return Choice(max_tokens, **options)
 
     def _pieces(self, ids: list[int], choice: Choice) -> Iterator[str]:

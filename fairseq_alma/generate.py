@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "stream of the run)",
     )
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be repeated")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a file with a prompt in each line")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="a file with a prompt in each line; empty lines are skipped"
+    )
     parser.add_argument("--num", type=int, default=1, help="number of continuations of each prompt (default: 1)")
     for name, metavar, text in (
         ("max_tokens", "N", "largest number of tokens of a continuation"),
@@ -72,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         prompts = _lines(sys.stdin) if given is None else given
         if not prompts:
-            raise SettingError('there is no prompt: give --prompt TEXT; --prompt "" begins a document')
+            where = f"{arguments.prompts} has no line with text" if arguments.prompts else "there is no prompt"
+            raise SettingError(f'{where}: give --prompt TEXT; --prompt "" begins a document')
         _print(predictor, prompts, arguments.num, options, arguments.json)
     except KeyboardInterrupt:
         print()  # end the line of a prompt or a text
@@ -84,6 +87,8 @@ def _given_prompts(texts: list[str] | None, file: Path | None) -> list[str] | No
     """Return the prompts of --prompt and --prompts, or None if neither was given."""
     if file is None:
         return texts
+    if not file.is_file():
+        raise SettingError(f"there is no file {file}: give --prompts a file with a prompt in each line")
     try:
         return [*(texts or []), *_lines(file.read_text(encoding="utf-8").split("\n"))]
     except UnicodeDecodeError as error:

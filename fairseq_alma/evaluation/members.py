@@ -16,6 +16,7 @@ from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
 
 
@@ -28,6 +29,21 @@ class Members:
     """The stream folder: the one that was given, or the one that the run recorded."""
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The settings of the run, if its stream is used; otherwise empty."""
+
+
+def _why_not_a_run(folder: Path) -> str:
+    """Return what a folder without predictor.json is, and what to give instead."""
+    if (folder / "current").is_symlink():
+        return f"{folder} contains the models that alma-deploy has copied: give {folder / 'current'}"
+    if runs := [str(path.parent) for path in sorted(folder.glob("*/predictor.json"))]:
+        return f"{folder} contains several runs. Give one of them: {', '.join(runs)}"
+    if (folder / STREAM_FILE).is_file():
+        return f"{folder} is a stream, not a run: train on it first, with alma-lm stream={folder} out=RUN"
+    if (folder / "alma_export.json").is_file():
+        return f"{folder} is an exported model: load it with transformers, or give the run from which it was exported"
+    if RunFolder(folder).settings.is_file():
+        return f"{folder} is a run without a finished stage: run its alma-lm command again, which continues it"
+    return f"{folder} has no predictor.json, so it is not a run: give the folder of a run (out= of alma-lm)"
 
 
 def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int | None = None) -> Members:
@@ -45,13 +61,7 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
         # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
         run = paths[0].resolve() if paths[0].is_symlink() else paths[0]
         if not RunFolder(run).predictor().is_file():
-            runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
-            if runs:
-                raise StreamError(f"{run} contains several runs. Give one of them: {', '.join(runs)}")
-            raise StreamError(
-                f"{run} has no predictor.json, so it is not a run with a finished stage: "
-                f"give another folder, or let alma-lm finish a stage of this run"
-            )
+            raise StreamError(_why_not_a_run(run))
         if not RunFolder(run).predictor(stage).is_file():
             raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
         checkpoints = [checked_file(run, entry) for entry in read_predictor(run, stage)["checkpoints"]]
@@ -71,7 +81,7 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
         return Members(checkpoints, stream) if stream else Members(checkpoints, Path(settings["stream"]), settings)
     if stage is not None:
         raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")
-    if missing := [str(path) for path in paths if not path.exists()]:
+    if missing := [f"'{path}'" for path in paths if not path.exists()]:
         raise StreamError(f"there is no run and no checkpoint at {', '.join(missing)}: check the path")
     if stream is None:
         raise StreamError("give --stream STREAM, the stream folder with which the checkpoints were trained")

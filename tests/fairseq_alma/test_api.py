@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from argparse import Namespace
@@ -20,6 +21,7 @@ from data_prep.tokenization.tokenizers import ByteBPE, dictionary_names, diction
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.deploy import deploy
 from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.generate import main as alma_generate
 from fairseq_alma.models.switch_lm import SwitchLanguageModel
@@ -293,11 +295,39 @@ def test_the_command_takes_prompts_from_options_a_file_and_a_pipe(run, capsys, m
         ([], 'there is no prompt: give --prompt TEXT; --prompt "" begins a document'),
         (["--num", "0"], "--num 0: give a number that is 1 or more"),
         (["--top-p", "2"], "top_p=2.0: give a number that is more than 0"),
-        (["--prompts", str(tmp_path / "nowhere")], "nowhere"),
+        (["--prompts", str(tmp_path / "nowhere")], f"there is no file {tmp_path}/nowhere: give --prompts a file"),
+        (["--prompts", str(tmp_path / "empty.txt")], "empty.txt has no line with text: give --prompt TEXT"),
     ):
+        (tmp_path / "empty.txt").write_text("\n \n")
         assert alma_generate([*options, *more]) == 2
         error = capsys.readouterr().err
         assert error.startswith("alma-generate: ") and message in error and error.count("\n") == 1
+
+
+def test_a_folder_that_is_no_run_is_named(run, stream, tmp_path):
+    deploy(run, tmp_path / "to")
+    for name, file in (("export", "alma_export.json"), ("unfinished", "settings.json"), ("empty", "text.txt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+    shutil.copytree(run, tmp_path / "several/one")
+    for folder, message in (
+        (tmp_path / "to", f"copied: give {tmp_path}/to/current"),
+        (tmp_path / "several", "contains several runs. Give one of them"),
+        (stream, f"is a stream, not a run: train on it first, with alma-lm stream={stream} out=RUN"),
+        (tmp_path / "export", "is an exported model: load it with transformers"),
+        (tmp_path / "unfinished", "is a run without a finished stage: run its alma-lm command again"),
+        (tmp_path / "empty", "has no predictor.json, so it is not a run"),
+        (tmp_path / "nowhere", f"there is no run and no checkpoint at '{tmp_path}/nowhere'"),
+    ):
+        with pytest.raises(StreamError, match=re.escape(message)):
+            alma.load(folder)
+
+
+def test_a_mistyped_option_of_generate_is_named(run):
+    with pytest.raises(SettingError, match=r"generate has no option max_token: did you mean max_tokens\?"):
+        alma.load(run).generate(PROMPT, max_token=3)
+    with pytest.raises(SettingError, match=r"generate has no option xyz\. The options are max_tokens, "):
+        alma.load(run).generate(PROMPT, xyz=3)
 
 
 def test_on_a_terminal_prompts_are_typed_and_texts_appear_while_they_are_written(run, monkeypatch):

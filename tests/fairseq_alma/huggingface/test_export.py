@@ -330,7 +330,7 @@ def test_an_export_that_is_killed_at_any_write_leaves_nothing_that_looks_finishe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.pt", "out", "--stream", "{stream}"], "there is no run and no checkpoint at missing.pt"),
+        (["missing.pt", "out", "--stream", "{stream}"], "there is no run and no checkpoint at 'missing.pt'"),
         (["{checkpoint}", "out"], "give --stream"),
         (["{checkpoint}", "out", "--stream", "{stream}", "--stage", "1"], "--stage needs a run folder"),
         (["{run}", "out", "--stage", "7"], "no predictor of stage 7"),
