@@ -25,6 +25,7 @@ from fairseq_alma.core.deployments import Deployment, note_deployment
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
@@ -396,6 +397,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_export = (source / EXPORT_RECORD).is_file()
         how = f"to deploy it again, remove its folder in {to}" if is_export else "--stage K deploys it again"
         note = "" if is_source else f" (the predictor of {source} was taken back; {how})"
+        if is_source and not is_export:
+            stage = _newest_stage(source) if arguments.stage is None else arguments.stage
+            if stage not in [row.stage for row in Ledger(RunFolder(source).ledger).rows()]:
+                note = f" (stage {stage} is not scored yet: run the command of {source} again)"
         say(f"{'already ' if folder == before else ''}deployed: {folder}{note}")
         if arguments.stage is not None and arguments.stage != (newest := _newest_stage(source)):
             content = _content_of(source)

@@ -179,6 +179,7 @@ OWN = {
     "fairseq_alma.app.arguments:_plain": "an argument",
     "fairseq_alma.app.command:_check_arguments": "an argument",
     "fairseq_alma.app.command:run_job": "an argument",
+    "fairseq_alma.core.program:with_nearest": "an argument",
     "fairseq_alma.app.sweep:_runs_of": "the name of a folder",
     "fairseq_alma.report.page:key_of": "a page of ours",
     "fairseq_alma.core.run_folder:is_of_one_of_several_seeds": "the name of a folder",

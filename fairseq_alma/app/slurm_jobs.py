@@ -358,6 +358,9 @@ def status(folder: Path, json: bool = False) -> int:
             console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
+            trained = max(RunFolder(run).stages_with_predictor(), default=0)
+            if left and trained > (rows[-1].stage if rows else 0):
+                left += f", and stage {trained} is trained, but not scored"
         if not missing and (message := deployed_message(run, rows)):
             console.print(message)
         if not left:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.catalogue import Program
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.protocol import Replay
@@ -89,6 +88,9 @@ def policy_named(name: str, replay: Replay = False) -> Policy:
         wait = int(name) if name.isdigit() else name
         check_wait(wait)
         return waiting(wait, replay)
+    # Imported here, because it imports Hydra, which alma-report does not need.
+    from fairseq_alma.app.plugins import call_own_function, load_function
+
     function = load_function("--policy", name)
     return lambda history: bool(call_own_function(f"--policy {name}", function, history))
 

@@ -130,7 +130,7 @@ class Matrix:
             return (math.nan if found is None else found), is_exact
         if not (scored := self._ahead.get(_last(path))):
             return math.nan, False
-        arrival = min(scored, key=lambda arrival: (abs(arrival - t), arrival))
+        arrival = t if t in scored else min(scored, key=lambda arrival: (abs(arrival - t), arrival))
         other = nearest(path, scored[arrival])
         error = known_error([scored[arrival][other]], [])
         assert error is not None  # the predictors of images have an error rate

@@ -156,6 +156,18 @@ def test_a_current_predictor_that_was_withdrawn_is_replaced_also_by_one_that_was
     assert deploy(run, to) == (to / "stage_003", True) and names(to) == ["stage_003"]
 
 
+def test_a_stage_without_scores_is_deployed_with_a_note(moved, tmp_path, capsys):
+    ledger = (moved / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (moved / "ledger.jsonl").write_text("".join(ledger[:-1]))
+    assert main([str(moved), str(tmp_path / "to")]) == 0
+    expected = f"deployed: {tmp_path}/to/stage_003 (stage 3 is not scored yet: run the command of {moved} again)\n"
+    assert capsys.readouterr().out == expected
+    shown = run_command("alma-lm", "status", moved)
+    assert "1 of 3 mega-batches are left, and stage 3 is trained, but not scored" in " ".join(shown.stdout.split())
+    assert main([str(moved), str(tmp_path / "to"), "--stage", "2"]) == 0
+    assert "not scored" not in capsys.readouterr().out
+
+
 def test_a_run_folder_that_cannot_be_written_is_deployed_all_the_same(moved, tmp_path, capsys):
     (moved / "deployments.json").write_text("damaged")
     deploy(moved, tmp_path / "to")

@@ -52,10 +52,9 @@ def decide(monkeypatch, *arguments):
     """Run the command in this process and return its exit status."""
     monkeypatch.setattr(sys, "argv", ["alma-report", "decide", *map(str, arguments)])
     try:
-        main()
+        return main()
     except SystemExit as ended:
-        return ended.code or 0
-    return 0
+        return ended.code
 
 
 # ---- the simulation is the ledger

@@ -15,7 +15,7 @@ def test_explanations_are_plain_text():
     assert (
         glossary()["Wait"] == "w, the number of mega-batches that a learner gathers before it trains a stage (wait=). "
         "With wait=geometric, it grows with the stream; with wait=auto, it also depends on the validation errors so "
-        "far."
+        "far. wait=[1,3,4] gives the arrivals of the stages."
     )
     assert glossary()["Prequential error"].endswith("Runs are ranked by the mean.")
     assert glossary()["Learner"] == "What trains, predicts and grows (learner=)."  # "See Learners" leads nowhere here
