@@ -305,7 +305,7 @@ def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tm
 def test_a_stage_on_cifar10(tmp_path):
     settings = VisionSettings.from_mapping({
         "out": str(tmp_path), "dataset": "cifar10", "data_root": os.environ["ALMA_DATA"], "mega_batches": 50,
-        "arrivals": 1, "width": 8, "epochs": 6, "lr": 0.05,
+        "arrivals": 1, "width": 8, "epochs": 20, "lr": 0.05,
     })  # fmt: skip
     (rows,) = run_learner(settings)
     assert abs(rows[0].scores.error_rate - 0.9) < 0.02
