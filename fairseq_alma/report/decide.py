@@ -10,13 +10,13 @@ from fairseq_alma.core.protocol import Replay
 from fairseq_alma.core.waiting import check_wait
 from fairseq_alma.report.grouping import first_charged_arrival
 from fairseq_alma.report.numbers import Estimate
-from fairseq_alma.report.policies import FAMILIES, Family, Policy, waiting
+from fairseq_alma.report.policies import FAMILIES, Family, Policy, fixed_waits, waiting
 from fairseq_alma.report.runs import ReportData, RunGroup, group_label, hashable
 from fairseq_alma.report.simulation import Matrix, Outcome, path_of
 from fairseq_alma.report.tables import Table, table_of_rows
 
-WAITS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
-"""Fixed waits that are compared, as far as they are below the number of arrivals, besides waiting for all."""
+MAX_SHOWN = 20
+"""Maximum number of stages of a path that a table lists."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def tables(data: ReportData, price: float = 0.0, names: Sequence[str] = ()) -> d
     subjects = subjects_of(data)
     if not subjects:
         raise RunError("no run is finished, so there is no path to compare policies on: continue the runs")
-    compared = [_Compared(subject, subjects, price, names) for subject in subjects]
+    known_costs: dict[tuple[int, str, float], float] = {}
+    compared = [_Compared(subject, subjects, price, names, known_costs) for subject in subjects]
     found = {one.subject.slug: one.table() for one in compared}
     return found | ({"all": _over_streams(compared)} if len(compared) > 1 else {})
 
@@ -114,9 +115,16 @@ def tables(data: ReportData, price: float = 0.0, names: Sequence[str] = ()) -> d
 class _Compared:
     """The outcomes of all policies for one learner on one stream."""
 
-    def __init__(self, subject: Subject, subjects: Sequence[Subject], price: float, names: Sequence[str]):
-        self.subject, self.price = subject, price
-        self._others = [one for one in subjects if one is not subject and one.program == subject.program]
+    def __init__(
+        self,
+        subject: Subject,
+        subjects: Sequence[Subject],
+        price: float,
+        names: Sequence[str],
+        known_costs: dict[tuple[int, str, float], float],
+    ):
+        self.subject, self.price, self._known_costs = subject, price, known_costs
+        self._others = [one for one in subjects if one.stream != subject.stream and one.program == subject.program]
         self.best = {seed: matrix.best(price) for seed, matrix in subject.matrices.items()}
         self.outcomes: dict[str, dict[int | None, Outcome]] = {}
         """Policy -> seed -> outcome."""
@@ -135,7 +143,7 @@ class _Compared:
     def _fixed(self, names: Sequence[str]) -> Iterator[tuple[str, Policy]]:
         """Yield the policies without a choice, by the text that names them."""
         longest, replay = self.subject.num_arrivals, self.subject.replay
-        for wait in (*(wait for wait in WAITS if wait < longest), longest):
+        for wait in fixed_waits(longest):
             yield f"wait {wait}", waiting(wait)
         for rule in ("geometric", "auto"):
             yield f"wait {rule}", waiting(rule, replay)
@@ -164,13 +172,23 @@ class _Compared:
         known = [error for matrix in elsewhere for error in matrix.known_errors]
         costs = {}
         for number in family.grid(known, max(matrix.num_arrivals for matrix in elsewhere)):
-            try:
-                outcomes = [matrix.simulate(family.make(number), self.price) for matrix in elsewhere]
-            except RunError:
-                continue
-            costs[number] = sum(one.known + self.price * one.tflop for one in outcomes)
+            costs[number] = sum(self._known_cost(matrix, family, number) for matrix in elsewhere)
         finite = {number: cost for number, cost in costs.items() if math.isfinite(cost)}
         return min(finite, key=lambda number: finite[number]) if finite else None
+
+    def _known_cost(self, matrix: Matrix, family: Family, number: float) -> float:
+        """Return what a policy costs, with the errors that it knew instead of test errors; NaN if its path is unknown.
+
+        The results are kept, because the same are needed for each seed and each stream.
+        """
+        key = id(matrix), family.text, number
+        if key not in self._known_costs:
+            try:
+                outcome = matrix.simulate(family.make(number), self.price)
+                self._known_costs[key] = outcome.known + self.price * outcome.tflop
+            except RunError:
+                self._known_costs[key] = math.nan
+        return self._known_costs[key]
 
     def regret(self, text: str) -> dict[int | None, float]:
         """Return, for each seed, what a policy costs more than the best path in hindsight."""
@@ -191,6 +209,7 @@ class _Compared:
     ) -> dict[str, str]:
         of_seeds = list(outcomes.values())
         paths = dict.fromkeys(", ".join(map(str, one.path)) for one in of_seeds)
+        longest = max(len(one.path) for one in of_seeds)
         numbers = dict.fromkeys(f"{number:.3g}" for number in self.chosen.get(text, []))
         return {
             "policy": text,
@@ -200,7 +219,9 @@ class _Compared:
             "training TFLOP": f"{sum(one.tflop for one in of_seeds) / len(of_seeds):.3g}",
             "cost": self._text([one.cost(self.price) for one in of_seeds]) if self.price else "",
             "regret": self._text(list(regret.values())),
-            "stages at": " or ".join(paths) if len(paths) <= 3 else f"{len(paths)} paths",
+            "stages at": " or ".join(paths)
+            if len(paths) <= 3 and longest <= MAX_SHOWN
+            else f"{len(paths)} path{'s' * (len(paths) > 1)}",
             "estimated": f"{sum(one.num_estimated for one in of_seeds)}" if regret else "",
         }
 
@@ -229,12 +250,14 @@ class _Compared:
         if differences:
             errors, costs = (sum(column) / len(column) for column in zip(*differences, strict=True))
             worst = max(error for error, _ in differences)
+            quality = "CER" if self._is_vision else "summed perplexity"
             notes.append(
-                f"{total}. If each of {len(differences)} measured models is left out and estimated, its error is off "
-                f"by {errors:.3g} on average and {worst:.3g} at most, and the cost of its stage by {100 * costs:.2g}%."
+                f"{total}. If each of {len(differences)} ledgers is left out and estimated from the others, its "
+                f"{quality} is off by {100 * errors:.2g}% on average and {100 * worst:.2g}% at most, and its training "
+                f"FLOPs by {100 * costs:.2g}%."
             )
         else:
-            notes.append(f"{total}; no measured model can be left out to test the estimate.")
+            notes.append(f"{total}; no ledger can be left out to test the estimate.")
         notes += [f"Not simulated: {text} ({reason})." for text, reason in self.unknown.items()]
         return " ".join(notes)
 

@@ -37,6 +37,14 @@ class History:
         """The arrival at which the last stage was trained; 0 if there is none."""
         return self.stages[-1] if self.stages else 0
 
+    @property
+    def trained_at(self) -> list[int]:
+        """For each arrival 1..t, the arrival of the last stage before it; 0 if there is none."""
+        stages, found = {*self.stages}, [0]
+        for t in range(1, self.t):
+            found.append(t if t in stages else found[-1])
+        return found
+
 
 Policy = Callable[[History], bool]
 
@@ -48,8 +56,8 @@ def waiting(wait: Wait, replay: Replay = False) -> Policy:
         ratio = None
         if wait == "auto":
             curve = ErrorCurve()
-            for t, error in enumerate(history.errors, start=1):
-                curve.add(max((stage for stage in history.stages if stage < t), default=0), error)
+            for trained_at, error in zip(history.trained_at, history.errors, strict=True):
+                curve.add(trained_at, error)
             ratio, _ = auto_ratio(curve, replay, ratio_of(wait))
         return group_is_complete(history.t - history.last, history.last, wait, ratio)
 
@@ -107,8 +115,7 @@ def upf(caution: float) -> Policy:
             return True
         t, last = history.t, history.last
         features, targets = [], []
-        for j, error in enumerate(history.errors, start=1):
-            trained_at = max((stage for stage in history.stages if stage < j), default=0)
+        for j, (trained_at, error) in enumerate(zip(history.trained_at, history.errors, strict=True), start=1):
             if trained_at and math.isfinite(error):
                 features.append((1.0, math.log(trained_at), j - trained_at))
                 targets.append(math.log(max(error, UPF_LOWEST)))
@@ -144,6 +151,15 @@ def _levels(errors: Sequence[float]) -> list[float]:
     return np.quantile(errors, np.linspace(0, 1, 11)).tolist() if len(errors) else []
 
 
+WAITS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+"""Fixed waits that are compared, as far as they are below the number of arrivals, besides waiting for all."""
+
+
+def fixed_waits(num_arrivals: int) -> list[int]:
+    """Return the fixed waits that are compared on a stream."""
+    return [*(wait for wait in WAITS if wait < num_arrivals), num_arrivals]
+
+
 FAMILIES: Mapping[str, Family] = {
     "cara-threshold": Family("CARA, threshold", cara_threshold, lambda errors, _: _levels(errors)),
     "cara-cumulative": Family(
@@ -152,7 +168,7 @@ FAMILIES: Mapping[str, Family] = {
         lambda errors, _: [k * level for k in (1, 2, 4) for level in _levels(errors)],
     ),
     "cara-periodic": Family(
-        "fixed wait (CARA, periodic)", lambda wait: waiting(round(wait)), lambda _, longest: range(1, longest + 1)
+        "fixed wait (CARA, periodic)", lambda wait: waiting(round(wait)), lambda _, longest: fixed_waits(longest)
     ),
     "upf": Family("UPF", upf, lambda _, longest: (-2, -1, -0.5, 0, 0.5, 1, 2)),
 }

@@ -52,8 +52,8 @@ def path_of(rows: Sequence[LedgerRow]) -> Path:
 def nearest(path: Path, others: Collection[Path]) -> Path:
     """Return the path itself if it is one of `others`, otherwise the most similar one. All have the same last arrival.
 
-    It is the one that agrees with the path for the most stages before, then the one that shares the most arrivals, then
-    the shortest.
+    It is the one that agrees with the path for the most stages before the last arrival, then the one whose last stage
+    has the most similar number of mega-batches, then the one that differs in the fewest arrivals.
     """
     if path in others:
         return path
@@ -61,7 +61,7 @@ def nearest(path: Path, others: Collection[Path]) -> Path:
     def similarity(other: Path) -> tuple[int, int, int, Path]:
         pairs = list(zip(reversed(path), reversed(other), strict=False))
         agreeing = next((number for number, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        return agreeing, len({*path} & {*other}), -len(other), other
+        return agreeing, -abs(_last(path[:-1]) - _last(other[:-1])), -len({*path} ^ {*other}), other
 
     return max(others, key=similarity)
 
@@ -206,18 +206,22 @@ class Matrix:
         return self.outcome(min(costs, key=lambda path: costs[path]))
 
     def estimation_errors(self) -> list[tuple[float, float]]:
-        """Estimate each model that was measured from the others, and return how far the estimates are from it.
+        """Leave each ledger out, estimate it from the others, and return how far the estimate is from it.
 
-        Each entry has the difference of the test error rates or perplexities, and the difference of the costs of the
-        last stage as a fraction of its cost. Models whose last arrival no other run has are left out.
+        Each entry has the differences of the error and of the training cost, as fractions of those of the ledger.
+        Ledgers with a stage at an arrival at which no other run has trained are left out.
         """
         found = []
-        for models in self._models.values():
-            for path, row in models.items():
-                if path and (others := models.keys() - {path}):
-                    estimate, flops = models[nearest(path, others)], row.spent.train_flops
-                    difference = abs(_charged(estimate) - _charged(row))
-                    found.append((difference, abs(estimate.spent.train_flops / (flops or 1) - 1)))
+        for path in self.ledgers:
+            others = {other: rows for other, rows in self.ledgers.items() if other != path}
+            try:
+                estimate = Matrix(others, self.forgets_path, self.first).outcome(path) if others else None
+            except RunError:
+                continue
+            if estimate is not None:
+                true = self.outcome(path)
+                cost = abs(estimate.tflop - true.tflop) / (true.tflop or 1)  # a run without a stage costs nothing
+                found.append((abs(estimate.error - true.error) / (true.error or 1), cost))
         return found
 
 

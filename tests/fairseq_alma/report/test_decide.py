@@ -97,11 +97,11 @@ def test_the_score_of_a_language_model_is_its_average_perplexity_times_the_arriv
 
 
 # ---- paths that were not run
-def test_the_most_similar_path_has_the_same_last_stages_then_the_most_arrivals_in_common():
+def test_the_most_similar_path_has_the_same_last_stages_then_a_last_stage_of_similar_size():
     assert nearest((1, 3), [(3,), (1, 3), (2, 3)]) == (1, 3)
     assert nearest((1, 3, 4), [(2, 4), (1, 2, 4), (3, 4)]) == (3, 4)
     assert nearest((1, 2, 4), [(3, 4), (1, 3, 4), (4,)]) == (1, 3, 4)
-    assert nearest((2, 4), [(1, 3, 4), (4,)]) == (4,)
+    assert nearest((2, 4), [(1, 3, 4), (4,)]) == (1, 3, 4)  # its last stage has 1 mega-batch instead of 2, not 4
 
 
 def test_a_path_that_was_not_run_is_estimated_and_its_arrivals_are_counted():
@@ -129,11 +129,13 @@ def test_an_arrival_at_which_no_run_has_trained_is_not_guessed():
         matrix((1, 4), (2, 4)).simulate(waiting(3))
 
 
-def test_the_error_of_the_estimate_is_that_of_measured_models_that_are_left_out():
-    # Last arrivals 1 and 3 have one model each. (1, 4) and (3, 4) estimate each other: both have 1/16 - 1/64.
-    assert matrix((1, 4), (3, 4)).estimation_errors() == [(0.0, 0.0), (0.0, 0.0)]
-    # (4,) and (1, 4) differ by 1/64; their last stages cost the same.
-    assert matrix((4,), (1, 4)).estimation_errors() == [(1 / 64, 0.0), (1 / 64, 0.0)]
+def test_the_error_of_the_estimate_is_that_of_ledgers_that_are_left_out():
+    # Without (1, 3, 4), its models (1, 3) and (1, 3, 4) are estimated by (3,) and (3, 4). Each has 1/64 more.
+    cer = 0.5 + 0.5 + (1 / 8 - 1 / 64) + (1 / 16 - 2 / 64)
+    assert matrix((1, 4), (3, 4), (1, 3, 4)).estimation_errors()[-1] == (pytest.approx(2 / 64 / cer), 0.0)
+    # No other run has trained at arrival 1 or 3.
+    assert matrix((1, 4), (3, 4)).estimation_errors() == []
+    assert matrix((1, 4)).estimation_errors() == []
 
 
 def test_with_new_networks_on_all_data_only_the_last_arrival_matters():
