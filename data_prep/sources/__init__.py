@@ -56,7 +56,8 @@ class Source:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}")
+            example = "" if self.path else f" (a source is KIND:PATH, for example text:{self.kind})"
+            raise ValueError(f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}{example}")
         if KINDS[self.kind].wants_path and not self.path:
             raise ValueError(f"source '{self.kind}' needs a path: write {self.kind}:PATH")
         if self.path and not KINDS[self.kind].wants_path:
@@ -117,7 +118,10 @@ def list_files(source: Source) -> list[SourceFile]:
     for match in _matches(path):
         found.update([file for file in files_below(match) if kind.is_wanted(file.name)] if match.is_dir() else [match])
     if not found and path.is_dir():
-        raise PrepError(f"source {source}: {path} contains no {kind.files_are}. Check the kind and the path.")
+        names = [file.name for file in files_below(path)]
+        others = [name for name, one in KINDS.items() if one.wants_path and any(map(one.is_wanted, names))]
+        hint = f"It has files that {' or '.join(f'{name}:{path}' for name in others)} reads. " if others else ""
+        raise PrepError(f"source {source}: {path} contains no {kind.files_are}. {hint}Check the kind and the path.")
     if not found and glob.has_magic(source.path):
         raise PrepError(
             f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "

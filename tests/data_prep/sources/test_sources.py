@@ -161,3 +161,13 @@ def test_the_embedded_corpus_is_the_standard_library_without_its_tests():
     assert {"argparse.py", "json/decoder.py"} <= names
     folders = {folder for name in names for folder in name.split("/")[:-1]}
     assert not folders & {"site-packages", "test", "tests", "idle_test"}
+
+
+def test_a_folder_of_another_kind_and_a_source_without_a_kind_are_explained(tmp_path):
+    (tmp_path / "book.md").write_text("text")
+    with pytest.raises(PrepError, match=f"It has files that books:{tmp_path} reads"):
+        list_files(Source("text", str(tmp_path)))
+    with pytest.raises(ValueError, match=r"a source is KIND:PATH, for example text:my_texts"):
+        Source.parse("my_texts")
+    with pytest.raises(ValueError, match=r"kind 'txt' is unknown: use one of [^()]*$"):
+        Source.parse("txt:my_texts")
