@@ -83,9 +83,14 @@ def read_description(path: Path) -> dict[str, Any]:
     """
     file = path / STREAM_FILE
     if not file.is_file():
-        raise StreamError(
-            f"no stream at {path} (stream.json is missing): run `alma-prep {shlex.quote(str(path))} ...` first"
-        )
+        missing = f"no stream at {path} (stream.json is missing)"
+        if below := [str(one.parent) for one in sorted(path.glob(f"*/{STREAM_FILE}"))]:
+            raise StreamError(f"{missing}: give one of {', '.join(below)}")
+        names = [one.name for one in path.iterdir()] if path.is_dir() else []
+        # A folder with one of these names is of an alma-prep that has not finished.
+        if names and not any(name == ".alma-prep" or name.startswith("mega_batch_") for name in names):
+            raise StreamError(f"{missing}: alma-prep STREAM --source text:{path} makes a stream of text in this folder")
+        raise StreamError(f"{missing}: run `alma-prep {shlex.quote(str(path))} ...` first")
     try:
         description = parse_json(file.read_bytes())
         version = value_of(description, _Versioned)["format_version"]

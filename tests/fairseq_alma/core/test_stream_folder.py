@@ -76,6 +76,14 @@ def test_a_folder_without_stream_json_is_no_stream(tmp_path):
     message = refusal(tmp_path / "nowhere")
     assert f"no stream at {tmp_path / 'nowhere'}" in message
     assert f"run `alma-prep {tmp_path / 'nowhere'} ...` first" in message
+    for name in ("unfinished/.alma-prep", "partial/mega_batch_1", "texts", "streams/one"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "texts/a.txt").write_text("text")
+    (tmp_path / "streams/one/stream.json").write_text("{}")
+    for name in ("unfinished", "partial"):
+        assert f"run `alma-prep {tmp_path / name} ...` first" in refusal(tmp_path / name)
+    assert f"alma-prep STREAM --source text:{tmp_path}/texts makes a stream" in refusal(tmp_path / "texts")
+    assert refusal(tmp_path / "streams").endswith(f"give one of {tmp_path}/streams/one")
 
 
 @pytest.mark.parametrize("text", ['{"format_version": 1, ', "[]", "3", "{}", ""])
