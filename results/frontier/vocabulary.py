@@ -70,7 +70,7 @@ def grown_tokenizer(tokenizer: dict, words: Words, num_new: int) -> tuple[dict, 
 
     Args:
         tokenizer: the content of its tokenizer.json.
-        words: the words of the text in which the symbols are to be frequent.
+        words: the words of the new text, from which the symbols are learned.
         num_new: number of symbols to add. If no pair of symbols occurs twice, fewer are added.
 
     Returns:
