@@ -124,3 +124,18 @@ def _in_fork(do: Callable[[], object]) -> None:
             os._exit(status)
     if os.waitpid(pid, 0)[1]:
         pytest.fail("the run failed")
+
+
+def num_kills_before_it_ends(work: Callable[[], object], out: Path) -> int:
+    """Kill a process at its first write into the parent folder of `out`, the next one at its second, until one ends.
+
+    Assert that each killed process leaves nothing at `out`, and that nothing else is left in the end.
+    """
+    number = 0
+    while (process := Sleeper(work, out.parent, number)).has_stopped:
+        os.kill(process._pid, signal.SIGKILL)
+        os.waitpid(process._pid, 0)
+        assert not out.exists()
+        number += 1
+    assert [entry.name for entry in out.parent.iterdir()] == [out.name]
+    return number

@@ -1,9 +1,7 @@
 """Exported models compute what the run computes, and an export is complete or not there."""
 
 import json
-import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import RECORD, export, main
 from fairseq_alma.huggingface.tokenizer import exported_tokenizer
 from tests.fairseq_alma.huggingface.conftest import SENTENCE
-from tests.late_writers import Sleeper
+from tests.late_writers import num_kills_before_it_ends
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTHS = (1, 2, 37, 512)
@@ -311,19 +309,10 @@ def test_what_is_at_out_is_not_replaced(checkpoint, stream, tmp_path):
 
 
 def test_an_export_that_is_killed_at_any_write_leaves_nothing_that_looks_finished(checkpoint, stream, tmp_path):
-    path, out, number = checkpoint(2), tmp_path / "place/out", 0
+    path, out = checkpoint(2), tmp_path / "place/out"
     out.parent.mkdir()
     export([path], tmp_path / "whole", stream)  # imports everything
-    while True:
-        process = Sleeper(lambda: export([path], out, stream), out.parent, number)
-        if not process.has_stopped:
-            break
-        os.kill(process._pid, signal.SIGKILL)
-        os.waitpid(process._pid, 0)
-        assert not out.exists()
-        number += 1
-    assert number > 10
-    assert [entry.name for entry in out.parent.iterdir()] == ["out"]  # what the killed processes left is gone
+    assert num_kills_before_it_ends(lambda: export([path], out, stream), out) > 10
     assert (out / RECORD).read_text() == (tmp_path / "whole" / RECORD).read_text()
 
 

@@ -1,9 +1,7 @@
 """OPT models become starting points of alma-lm, exactly; all other folders are refused before a weight is read."""
 
 import json
-import os
 import shutil
-import signal
 import struct
 
 import pytest
@@ -18,7 +16,7 @@ from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import export
 from fairseq_alma.huggingface.importing import import_model, main
 from tests.commands import RUN, run_command
-from tests.late_writers import Sleeper
+from tests.late_writers import num_kills_before_it_ends
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -83,18 +81,9 @@ def test_export_import_export_gives_the_same_files(checkpoint, stream, tmp_path)
 
 
 def test_an_import_that_is_killed_at_any_write_leaves_nothing_that_looks_finished(opt, imported, tmp_path):
-    out, number = tmp_path / "place/out", 0
+    out = tmp_path / "place/out"
     out.parent.mkdir()
-    while True:
-        process = Sleeper(lambda: import_model(opt, out), out.parent, number)
-        if not process.has_stopped:
-            break
-        os.kill(process._pid, signal.SIGKILL)
-        os.waitpid(process._pid, 0)
-        assert not out.exists()
-        number += 1
-    assert number > 5
-    assert [entry.name for entry in out.parent.iterdir()] == ["out"]  # what the killed processes left is gone
+    assert num_kills_before_it_ends(lambda: import_model(opt, out), out) > 5
     for name in ("tokenizer.json", "dict.txt"):
         assert (out / name).read_bytes() == (imported / name).read_bytes()
     ours, whole = (require_checkpoint(folder / "checkpoint.pt")["model"] for folder in (out, imported))
