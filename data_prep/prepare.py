@@ -43,6 +43,7 @@ from data_prep.running.work_folder import (
     publish,
     remove_finished_work,
     take_back,
+    unfinished_extension,
     work_folder,
 )
 from data_prep.settings import PrepSettings
@@ -281,8 +282,9 @@ def prepare(settings: PrepSettings) -> dict:
 def drop_last(out: Path) -> dict:
     """Take the newest extension of a stream back: the mega-batches that the last call of alma-prep --extend added.
 
-    Afterwards, the stream has the bytes that it had before, so a following extension is the same as if this one had
-    never been. A call that was killed is finished by the next one.
+    If the last call has not finished, only its work is removed. Afterwards, the stream has the bytes that it had
+    before, so a following extension is the same as if this one had never been. A call that was killed is finished by
+    the next one.
 
     Returns:
         The content of stream.json.
@@ -295,6 +297,13 @@ def drop_last(out: Path) -> dict:
         raise PrepError(f"there is no stream in {out}: give the folder that alma-prep has written.")
     base = dict(finished.description)
     extensions = base.get("extensions", [])
+    if unfinished_extension(out, len(extensions)):
+        take_back(out, base, base)
+        note(
+            f"the unfinished extension of {out} is removed, and the stream still ends with mega-batch "
+            f"{base['num_mega_batches']}. The same command again takes that one back"
+        )
+        return base
     if len(read_manifest(out)["extensions"]) > len(extensions):  # an earlier call was killed
         take_back(out, base, base)
         note(f"{out} now ends with mega-batch {base['num_mega_batches']}, as an interrupted call has begun")

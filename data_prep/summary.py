@@ -68,12 +68,12 @@ def _leakage(report: dict) -> list[str]:
     lines = []
     for name in HELD_OUT:
         counts = report[name]
-        documents = counts["overlapping_documents"] / max(1, counts["documents"])
+        overlapping, documents = counts["overlapping_documents"], counts["documents"]
         words = counts["overlapping_words"] / max(1, counts["words"])
         sample = f" (measured on every {counts['every']}th passage)" if counts["every"] > 1 else ""
         lines.append(
-            f"{documents:.2%} of the documents in {name} have {report['ngram_words']} words in a row in common with "
-            f"a mega-batch; {words:.2%} of its words are in such overlaps{sample}"
+            f"{overlapping:,} of {documents:,} documents in {name} have {report['ngram_words']} words in a row in "
+            f"common with a mega-batch; {words:.2%} of its words are in such overlaps{sample}"
         )
     return lines
 

@@ -8,7 +8,7 @@ print(predictor.generate("It was", max_tokens=20, temperature=0)[0].text)
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,18 @@ SEQUENCES_AT_ONCE = 32
 """Number of prompts that are continued together."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TextScore:
     """How well a text is predicted."""
 
-    nats: np.ndarray = field(repr=False)
+    nats: np.ndarray
     """Negative log-likelihood of each token, in nats. float64 [T]."""
     num_bytes: int
     """Number of bytes of the text in UTF-8."""
+
+    def __repr__(self) -> str:
+        values = f"perplexity={self.perplexity:.6g}, bits_per_byte={self.bits_per_byte:.4g}"
+        return f"TextScore({values}, num_tokens={self.num_tokens}, num_bytes={self.num_bytes})"
 
     @property
     def num_tokens(self) -> int:
@@ -185,10 +189,10 @@ class LanguagePredictor:
             if 1 + longest + max_tokens > self.window:
                 raise SettingError(
                     f"beam={choice.beam} needs the whole text in the context of {self.window} tokens, but a prompt has "
-                    f"{longest} tokens, and {max_tokens} may follow: give max_tokens={self.window - longest - 1}"
+                    f"{longest} tokens, and {max_tokens} may follow: let at most {self.window - longest - 1} follow"
                     if longest + 2 <= self.window
-                    else f"a prompt has {longest} tokens, more than the context of {self.window} tokens, which beam= "
-                    f"needs: give a shorter prompt, or leave out beam="
+                    else f"a prompt has {longest} tokens, more than the context of {self.window} tokens, which beam "
+                    f"search needs: give a shorter prompt, or search with no beam"
                 )
             new = [self._beam_search(ids, choice) for ids in encoded]
         else:

@@ -3,6 +3,7 @@
 alma-deploy RUN TO                the current predictor of the run
 alma-deploy RUN TO --stage 2      the predictor after stage 2
 alma-deploy EXPORT TO             a folder that alma-export wrote
+alma-deploy OTHER/current TO      the predictor that is deployed in OTHER
 alma-deploy --back TO             return to the previous predictor
 alma-deploy --list TO             list the predictors in TO
 
@@ -15,7 +16,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -123,7 +124,8 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
     `stage` is None, nothing changes, so that a scheduled command does not deploy it again.
 
     Args:
-        source: run folder of alma-lm or alma-vision with one seed, or a folder that alma-export wrote.
+        source: run folder of alma-lm or alma-vision with one seed, a folder that alma-export wrote, or the folder
+            `current` of deployed predictors.
         to: the folder with the deployed predictors. It is created if it does not exist.
         stage: the stage of the run; by default, the current predictor is copied.
         keep: number of predictors to keep, including the new one. Older ones are removed.
@@ -242,14 +244,20 @@ def current_of(to: Path) -> Path | None:
 
 
 def _copy_of(source: Path, stage: int | None) -> _Copy:
-    """Return what to copy from a run or an exported model. For the errors, see `deploy`."""
+    """Return what to copy from a run, an exported model or a deployed predictor. For the errors, see `deploy`."""
+    if (source / RECORD).is_file():
+        if stage is not None:
+            raise SettingError(f"{source} is a deployed predictor, not a run: leave out --stage")
+        one = Deployed.read(source.resolve())
+        if one.is_withdrawn:
+            raise RunError(f"{source} has learned from text that alma-forget has removed: deploy another predictor")
+        files = _listed_files(source / RECORD, one.files)
+        return _Copy(one.source, one.run, one.stage, one.folder.name, one.content, files)
     if (source / EXPORT_RECORD).is_file():
         if stage is not None:
             raise SettingError(f"{source} is an exported model, not a run: leave out --stage")
         record = read_json(source / EXPORT_RECORD, ExportRecord)
-        files = {name: (source / name, digest) for name, digest in record["files"].items()}
-        if outside := [name for name in files if not _is_inside(name)]:
-            raise RunError(f"{source / EXPORT_RECORD} names a file outside its folder ({outside[0]}): export it again")
+        files = _listed_files(source / EXPORT_RECORD, record["files"])
         for name in (EXPORT_RECORD, "README.md"):
             if (source / name).is_file():
                 files[name] = (source / name, sha256_of(source / name))
@@ -289,9 +297,12 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
     )  # fmt: skip
 
 
-def _is_inside(name: str) -> bool:
-    """Return True if a relative path stays in its folder."""
-    return not Path(name).is_absolute() and ".." not in Path(name).parts
+def _listed_files(record: Path, digests: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
+    """Return the files that a record lists, by their paths in its folder. Raise RunError if one is outside of it."""
+    for name in digests:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RunError(f"{record} names a file outside its folder ({name}): export or deploy it again")
+    return {name: (record.parent / name, digest) for name, digest in digests.items()}
 
 
 def _content_of(run: Path) -> list[str]:
@@ -342,13 +353,15 @@ def _now() -> str:
 
 def _lead_to(to: Path, one: Deployed) -> None:
     """Point `to`/current to a predictor in `to`, atomically, and record this in the folder of its run."""
-    with written_aside(to / CURRENT, durable=False) as link:
-        link.symlink_to(one.folder.name)
+    # The link is changed last: if this process is killed before, the same command does the same again. With the new
+    # link, `alma-deploy --back` would go back by one more.
     if one.run and Path(one.run).is_dir():
         try:
             note_deployment(Path(one.run), Deployment(to=str(to.resolve()), stage=one.stage, content=one.content))
         except (AlmaError, OSError) as error:
             say(f"alma-deploy: warning: {one.run} does not know what is deployed: {message_of(error)}", sys.stderr)
+    with written_aside(to / CURRENT, durable=False) as link:
+        link.symlink_to(one.folder.name)
 
 
 def _print_list(to: Path) -> None:
@@ -371,7 +384,9 @@ def _print_list(to: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-deploy and return its exit status."""
     parser = Parser(prog="alma-deploy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", nargs="?", type=Path, metavar="RUN|EXPORT", help="a run, or a folder of alma-export")
+    parser.add_argument(
+        "source", nargs="?", type=Path, metavar="SOURCE", help="a run, a folder of alma-export, or OTHER/current"
+    )
     parser.add_argument("to", type=Path, metavar="TO", help="the folder with the deployed predictors")
     parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: current)")
     parser.add_argument(
@@ -394,10 +409,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         before = current_of(to)
         folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
-        is_export = (source / EXPORT_RECORD).is_file()
-        how = f"to deploy it again, remove its folder in {to}" if is_export else "--stage K deploys it again"
+        is_run = not any((source / name).is_file() for name in (EXPORT_RECORD, RECORD))
+        how = "--stage K deploys it again" if is_run else f"to deploy it again, remove its folder in {to}"
         note = "" if is_source else f" (the predictor of {source} was taken back; {how})"
-        if is_source and not is_export:
+        if is_source and is_run:
             stage = _newest_stage(source) if arguments.stage is None else arguments.stage
             if stage not in [row.stage for row in Ledger(RunFolder(source).ledger).rows()]:
                 note = f" (stage {stage} is not scored yet: run the command of {source} again)"

@@ -404,18 +404,14 @@ def take_back(out: Path, base: Mapping, stream: Mapping) -> None:
     """Replace the stream with the stream.json `base` by an earlier one with the stream.json `stream`.
 
     The earlier stream.json is written first. From then on, the shards of later mega-batches do not belong to the
-    stream, and are removed. A call that was killed in between is continued by a call with `base` equal to `stream`.
+    stream, and are removed, as is the work folder of an unfinished extension. A call that was killed in between is
+    continued by a call with `base` equal to `stream`.
 
     Raises:
-        PrepError: if another alma-prep is running in `out` or has just finished there, or if there is an unfinished
-            extension.
+        PrepError: if another alma-prep is running in `out` or has just finished there.
     """
     with lease_held(out):
         _check_unchanged(out, base)
-        if _previous_settings(out):
-            raise PrepError(
-                f"{out} contains an unfinished extension: finish it with the same command, or remove {out / WORK}."
-            )
         if stream != base:
             _write_stream_json(out, stream)
         sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
@@ -426,6 +422,12 @@ def take_back(out: Path, base: Mapping, stream: Mapping) -> None:
         outputs = {name: one for name, one in manifest["outputs"].items() if belongs_to_stream(name, *sizes)}
         extensions = manifest["extensions"][: len(stream.get("extensions", []))]
         write_json(out / MANIFEST, {**manifest, "outputs": outputs, "extensions": extensions})
+        _empty(out / WORK)
+
+
+def unfinished_extension(out: Path, num_extensions: int) -> bool:
+    """Return True if a call that adds to a stream with this number of extensions was interrupted or has failed."""
+    return _previous_settings(out).get("extension", 0) > num_extensions
 
 
 def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:

@@ -43,7 +43,7 @@ from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
-from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.settings import GONE, SUCCESSORS, SettingErrors, describe, nearest_key, refuse_unknown_keys
 from launch.slurm import SlurmSettings
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
@@ -271,8 +271,14 @@ class Command:
         """Check the values of the known settings on the command line, like those of a run. For the error, see
         `from_mapping`.
         """
-        known = {*self._known()}
-        valid = [one for one in arguments if (pair := name_and_value(one)) and pair[0] in known and pair[0] != "out"]
+        known, valid = self._known(), []
+        for one in arguments:
+            if pair := name_and_value(one):
+                # A mistyped name counts as the one that was meant. Otherwise, that one would be reported as missing.
+                is_typo = pair[0].isidentifier() and pair[0] not in {*known, *SUCCESSORS, *GONE}
+                meant = nearest_key(pair[0], known) if is_typo else pair[0]
+                if meant in known and meant != "out":
+                    valid.append(one.replace(pair[0], meant, 1))
         try:
             with initialize_config_dir(version_base="1.1", config_dir=str(self.configs.resolve())):
                 config = compose(self.name.replace("-", "_"), overrides=[*valid, "out=unknown"])

@@ -80,7 +80,8 @@ def _data(stream: Mapping[str, Any]) -> str:
 
 def _training(run: Path) -> str:
     settings = read_settings(run)
-    rows = tuple((name, str(settings[name])) for name in _SETTINGS if settings.get(name) is not None)
+    # A setting that is switched off, such as replay=False, is left out like one without a value.
+    rows = tuple((name, str(settings[name])) for name in _SETTINGS if settings.get(name) not in (None, False))
     return Table("settings", "Settings of alma-lm", ("setting", "value"), rows).markdown()
 
 

@@ -124,12 +124,26 @@ def test_a_process_that_is_killed_leaves_a_stream_that_can_be_used(tmp_path, tex
     assert content(out) in with_first
 
 
-def test_an_unfinished_extension_is_not_touched(tmp_path, texts, alma_prep, capsys):
+def test_an_unfinished_extension_is_removed_first(tmp_path, texts, alma_prep, capsys, monkeypatch):
     out = tmp_path / "out"
     assert alma_prep(out, f"text:{texts['old']}", num_mega_batches=1, more=[*MORE, "keep"]) == 0
+    before = [content(out)]
     add(out, texts["first"])
-    (out / ".alma-prep").mkdir()
-    (out / ".alma-prep/settings.json").write_text('{"extension": 2}')
-    before = content(out)
+    before.append(content(out))
+
+    class KilledError(Exception):
+        pass
+
+    def die(*arguments):
+        raise KilledError
+
+    # Killed when the shards and manifest.json are there, and stream.json is not.
+    monkeypatch.setattr(work_folder, "_write_stream_json", die)
+    with pytest.raises(KilledError):
+        add(out, texts["bad"])
+    monkeypatch.undo()
+    assert (out / "mega_batch_3").is_dir() and (out / ".alma-prep").is_dir()
+    assert main([str(out), "--drop-last"]) == 0
+    assert "the unfinished extension of" in capsys.readouterr().err and content(out) == before[1]
+    assert main([str(out), "--drop-last"]) == 0 and content(out) == before[0]
     assert main([str(out), "--drop-last"]) == 2
-    assert "contains an unfinished extension" in capsys.readouterr().err and content(out) == before

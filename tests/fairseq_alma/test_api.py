@@ -129,6 +129,7 @@ def test_a_text_has_the_score_that_it_has_in_an_evaluation(short, trained, membe
             assert score.num_tokens == len(ids) and score.num_bytes == len(text)
             assert score.perplexity == pytest.approx(math.exp(score.nats.sum() / len(ids)))
             assert score.bits_per_byte == pytest.approx(score.nats.sum() / math.log(2) / len(text))
+            assert f"perplexity={score.perplexity:.6g}, " in repr(score)
         assert scores[-1].num_tokens == 0 and math.isnan(scores[-1].perplexity)
     (whole,) = short.score(texts[0], end_of_document=True)
     assert whole.num_tokens == 71
@@ -218,7 +219,9 @@ def test_beams_find_what_fairseqs_beams_find_and_never_a_less_probable_text(both
         (greedy,) = both.generate(prompt, 12, min_tokens=12, **GREEDY)
         total = [both.score(prompt + text)[0].nats.sum() for text in (found.text, greedy.text)]
         assert len(found.ids) == 12 and total[0] <= total[1] + 1e-4
-    with pytest.raises(SettingError, match=r"beam=2 needs the whole text in the context of 256 tokens.*max_tokens=252"):
+    with pytest.raises(
+        SettingError, match=r"beam=2 needs the whole text in the context of 256 tokens.*at most 252 follow"
+    ):
         both.generate(PROMPT, 253, beam=2)
     assert both.generate(PROMPT, 252, beam=2)[0].ids
     with pytest.raises(SettingError, match="leave out beam="):

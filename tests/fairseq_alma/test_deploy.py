@@ -263,6 +263,52 @@ def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path):
     assert {path.name for path in to.iterdir()} == {"current", *names(to)}
 
 
+def test_back_goes_one_back_also_if_it_was_killed_before_the_link_was_changed(moved, tmp_path, monkeypatch):
+    to = tmp_path / "to"
+    for stage in (1, 2, 3):
+        deploy(moved, to, stage)
+
+    class KilledError(Exception):
+        pass
+
+    def die(*arguments):
+        raise KilledError
+
+    # The link is the last thing that changes. What is noted before does not move the next call.
+    monkeypatch.setattr(Path, "symlink_to", die)
+    with pytest.raises(KilledError):
+        go_back(to)
+    monkeypatch.undo()
+    assert current_of(to) == to / "stage_003"
+    assert go_back(to) == to / "stage_002" == current_of(to)
+    assert deployments(moved)[-1]["stage"] == 2
+
+
+def test_what_is_deployed_is_deployed_elsewhere_as_from_its_run(moved, tmp_path, capsys):
+    """From staging to production: the run knows of both, so alma-forget and the gate do, too."""
+    deploy(moved, tmp_path / "staging", 2), deploy(moved, tmp_path / "staging")
+    assert main([str(tmp_path / "staging/current"), str(tmp_path / "to")]) == 0
+    assert capsys.readouterr().out == f"deployed: {tmp_path / 'to/stage_003'}\n"
+    [copied] = all_deployed(tmp_path / "to")
+    assert (copied.run, copied.stage, copied.source) == (str(moved), 3, f"stage 3 of {moved}")
+    assert [(Path(one["to"]).name, one["stage"]) for one in deployments(moved)[-2:]] == [("staging", 3), ("to", 3)]
+    assert not (tmp_path / "staging/stage_003/deployments.json").exists()
+    assert score(tmp_path / "to/current") == score(moved)
+    with pytest.raises(SettingError, match="leave out --stage"):
+        deploy(tmp_path / "staging/current", tmp_path / "to", 2)
+    weights = tmp_path / "staging/stage_002/member_1.pt"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="has changed while it was copied"):
+        deploy(tmp_path / "staging/stage_002", tmp_path / "to")
+    newest = all_deployed(tmp_path / "staging")[-1]
+    replace(newest, files={**newest.files, "../stage_002/member_1.pt": "0" * 64}).write()
+    with pytest.raises(RunError, match="names a file outside its folder"):
+        deploy(tmp_path / "staging/current", tmp_path / "to")
+    withdraw(tmp_path / "staging", []), withdraw(tmp_path / "to", copied.content)
+    with pytest.raises(RunError, match="alma-forget has removed"):
+        deploy(tmp_path / "to/stage_003", tmp_path / "third")
+
+
 def test_networks_of_images(tmp_path):
     small_run(tmp_path / "run", seeds=2, epochs=2, keep_stages=True, **taken("gens", grow_every=1))
     images, run, to = np.zeros((2, 8, 8), np.uint8), tmp_path / "run/seed_1", tmp_path / "to"

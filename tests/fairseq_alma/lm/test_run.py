@@ -185,6 +185,14 @@ def test_a_mistyped_option_of_status_names_the_nearest_one():
     assert "usage: alma-lm status RUN [--json] (unrecognized arguments: --jason: did you mean --json?)" in result.stderr
 
 
+def test_a_mistyped_setting_is_the_only_error(stream, tmp_path):
+    """The setting that was meant does not count as missing."""
+    result = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / 'out'}", *RUN, "update=5")
+    assert result.returncode == 2
+    expected = "alma-lm: unknown settings update: did you mean updates? --help lists all settings\n"
+    assert result.stderr.endswith(expected) and "errors:" not in result.stderr
+
+
 def test_folders_of_any_name_are_trained_on_scored_and_grown(stream, tmp_path):
     folder = tmp_path / "Zürich, 'x' #1; a & b"
     shutil.copytree(stream, folder / "stream")
