@@ -2,6 +2,7 @@
 
 python results/frontier/vocabulary.py --dated FOLDER --runs RUNS                      run what has no ledger
 python results/frontier/vocabulary.py --dated FOLDER --runs RUNS --only peps --seeds 1      only the proposals, seed 0
+python results/frontier/vocabulary.py --dated FOLDER --runs RUNS --larger     only the larger vocabulary (see below)
 
 The streams, the settings and the runs with the fixed vocabulary are the rows "SM" on the causal streams of causal.py.
 RUNS is the folder of its runs (its option --out), which must be finished for these seeds. At each arrival from the
@@ -15,11 +16,15 @@ Each stage is a run of alma-lm that starts from the grown checkpoint (`init_from
 tokenizer; `skip_mega_batches` leaves out the periods before. To see what a run of its own for each stage changes, one
 of them adds no symbols.
 
+A larger vocabulary could help also if it does not grow. So another run has as many symbols from the start as the grown
+vocabulary has at the end, learned from the first period, with the same training FLOPs in each stage.
+
 results/rebuild.py makes results/frontier/vocabulary.md of the committed ledgers and of vocabulary_streams.json, which
 this script writes: the numbers of words, bytes and tokens of each period, for each tokenizer.
 """
 
 import argparse
+import functools
 import heapq
 import importlib.util
 import json
@@ -28,7 +33,7 @@ import os
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -198,7 +203,9 @@ def _stream(corpus: str, t: int, num_new: int, runs: Path, data: Path) -> tuple[
 
 
 def _forward_flops(run: Path) -> int:
-    return Ledger(run / "ledger.jsonl").rows()[0].scores.forward_flops
+    """Return the FLOPs of a forward pass over a sequence, of the model of a run or of a committed ledger."""
+    path = next(run.glob("ledger.jsonl*"))
+    return Ledger(path).rows()[0].scores.forward_flops
 
 
 def _train(corpus: str, t: int, seed: int, num_new: int, runs: Path, data: Path) -> Path:
@@ -225,11 +232,42 @@ def _train(corpus: str, t: int, seed: int, num_new: int, runs: Path, data: Path)
     return folder
 
 
-def _note_sizes(corpus: str, t: int, stream: Path) -> None:
-    """Write the sizes of the periods with the tokenizer of mega-batch t into vocabulary_streams.json."""
+def _large_stream(corpus: str, runs: Path, data: Path) -> Path:
+    """Return the causal stream with a larger vocabulary of the first period. It is made if it does not exist."""
+    folder = runs / f"{corpus}_large"
+    words = CAUSAL.STUDIES[f"{corpus}_causal"].prepare(data, folder)
+    at = words.index("--vocab-size") + 1
+    words[at] = str(int(words[at]) + NEW * (CAUSAL.PERIODS - 1))
+    if not run_command(["alma-prep", str(folder / "stream"), *words], folder / "stream.log"):
+        sys.exit(1)
+    return folder / "stream"
+
+
+def _train_large(corpus: str, seed: int, runs: Path, data: Path) -> Path:
+    """Train all stages with the larger vocabulary, unless they are trained. Return the run folder."""
+    study, folder = CAUSAL.STUDIES[f"{corpus}_causal"], runs / f"{corpus}_large" / f"seed_{seed}"
+    if (folder / "summary.json").exists():
+        return folder
+    # The run with the first vocabulary and the first grown one show what a symbol costs.
+    fixed, grown = (
+        _forward_flops(HERE / "ledgers" / name / f"seed_{seed}")
+        for name in (f"{corpus}_causal_sm", f"{corpus}_grown_2")
+    )
+    flops = fixed + (grown - fixed) * (CAUSAL.PERIODS - 1)
+    updates = study.updates_of_stage(runs / f"{corpus}_causal/stream") * fixed // flops
+    row = study.rows[0]
+    words = ["alma-lm", f"stream={_large_stream(corpus, runs, data)}", f"out={folder}", *SETTINGS, *study.settings]
+    words += [*row.settings, f"mega_batches={CAUSAL.PERIODS}", f"{row.steps}={updates}", f"seed={seed}"]
+    if not run_command(words, folder.with_suffix(".log")):
+        sys.exit(1)
+    return folder
+
+
+def _note_sizes(name: str, stream: Path) -> None:
+    """Write the sizes of the periods with the tokenizer of a stream into vocabulary_streams.json, under a name."""
     sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
     description = json.loads((stream / "stream.json").read_text())
-    sizes[f"{corpus}_{t}"] = {
+    sizes[name] = {
         "vocabulary": len(json.loads((stream / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]),
         "train": [size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, CAUSAL.PERIODS + 1)],
         "test": [size_of(period["test"]) for period in description["periods"]],
@@ -240,15 +278,26 @@ def _note_sizes(corpus: str, t: int, stream: Path) -> None:
 def run(corpus: str, seeds: int, runs: Path, data: Path) -> None:
     """Train what has no committed ledger, one seed after the other, and copy the ledgers."""
     for t in range(1, CAUSAL.PERIODS + 1):
-        _note_sizes(corpus, t, _stream(corpus, t, NEW, runs, data)[0])
+        _note_sizes(f"{corpus}_{t}", _stream(corpus, t, NEW, runs, data)[0])
     tasks = [(seed, t, NEW) for seed in range(seeds) for t in range(2, CAUSAL.PERIODS + 1)]
     # One run without new symbols shows what a run of its own for each stage changes.
     for seed, t, num_new in [*tasks[: CAUSAL.PERIODS - 1], (0, 2, 0), *tasks[CAUSAL.PERIODS - 1 :]]:
         name = f"{corpus}_{'grown' if num_new else 'control'}_{t}"
-        if not (HERE / "ledgers" / name / f"seed_{seed}" / "summary.json").exists():
-            folder = _train(corpus, t, seed, num_new, runs, data)
-            copy_results(folder, HERE / "ledgers" / name / f"seed_{seed}", str(data), runs)
-            print(f"{name} seed {seed}", flush=True)
+        _run_one(name, seed, runs, data, functools.partial(_train, corpus, t, seed, num_new, runs, data))
+
+
+def run_large(corpus: str, seeds: int, runs: Path, data: Path) -> None:
+    """Like `run`, with the larger vocabulary. The other ledgers of these seeds must be committed."""
+    _note_sizes(f"{corpus}_large", _large_stream(corpus, runs, data))
+    for seed in range(seeds):
+        _run_one(f"{corpus}_large", seed, runs, data, functools.partial(_train_large, corpus, seed, runs, data))
+
+
+def _run_one(name: str, seed: int, runs: Path, data: Path, train: Callable[[], Path]) -> None:
+    target = HERE / "ledgers" / name / f"seed_{seed}"
+    if not (target / "summary.json").exists():
+        copy_results(train(), target, str(data), runs)
+        print(f"{name} seed {seed}", flush=True)
 
 
 def tables() -> dict[str, str]:
@@ -266,10 +315,11 @@ def _bytes_per_token(sizes: Mapping[str, dict]) -> list[str]:
     heading = " | ".join(f"period {t}" for t in range(1, CAUSAL.PERIODS + 1))
     lines = [f"| corpus | symbols | {heading} |", f"|:---|---:|{'---:|' * CAUSAL.PERIODS}"]
     for corpus, title in CAUSAL.CORPORA.items():
-        for t in range(1, CAUSAL.PERIODS + 1):
-            if found := sizes.get(f"{corpus}_{t}"):
+        for name in (*range(1, CAUSAL.PERIODS + 1), "large"):
+            if found := sizes.get(f"{corpus}_{name}"):
                 ratios = [f"{part['bytes'] / part['tokens']:.3f}" for part in found["train"]]
-                lines.append(f"| {title} | {found['vocabulary']:,} | {' | '.join(ratios)} |")
+                symbols = f"{found['vocabulary']:,}" + " from the start" * (name == "large")
+                lines.append(f"| {title} | {symbols} | {' | '.join(ratios)} |")
     return [*lines, "", f"Bytes per token of training text. Each period from the second on adds {NEW} symbols.", ""]
 
 
@@ -277,17 +327,22 @@ def _losses(corpus: str, heading: str, sizes: Mapping[str, dict]) -> list[str]:
     """Return the lines about the losses on a corpus; [] without ledgers."""
     fixed = CAUSAL.STUDIES[f"{corpus}_causal"].rows_by_seed(f"{corpus}_causal_sm")
     lines = []
-    for arm, title, ts in (("control", "no new symbols", (2,)), ("grown", "grown", range(2, CAUSAL.PERIODS + 1))):
+    later = range(2, CAUSAL.PERIODS + 1)
+    for arm, title, ts in (
+        ("control", "no new symbols", (2,)), ("grown", "grown", later), ("large", "larger from the start", later)
+    ):  # fmt: skip
         for t in ts:
+            folder = HERE / "ledgers" / (f"{corpus}_large" if arm == "large" else f"{corpus}_{arm}_{t}")
             ledgers = {
                 int(path.parent.name.removeprefix("seed_")): Ledger(path).rows()
-                for path in sorted((HERE / "ledgers" / f"{corpus}_{arm}_{t}").glob("seed_*/ledger.jsonl.gz"))
+                for path in sorted(folder.glob("seed_*/ledger.jsonl.gz"))
             }
             seeds = sorted(ledgers.keys() & fixed.keys())
             if not seeds:
                 continue
             old = [_bits_per_byte(_row_at(fixed[seed], t), sizes[f"{corpus}_1"]["test"]) for seed in seeds]
-            test = sizes[f"{corpus}_{t if arm == 'grown' else 1}"]["test"]
+            key = {"control": 1, "grown": t, "large": "large"}[arm]
+            test = sizes[f"{corpus}_{key}"]["test"]
             new = [_bits_per_byte(_row_at(ledgers[seed], t), test) for seed in seeds]
             cells = []
             for part in (slice(0, t - 1), slice(t - 1, t), slice(0, CAUSAL.PERIODS)):
@@ -300,7 +355,7 @@ def _losses(corpus: str, heading: str, sizes: Mapping[str, dict]) -> list[str]:
         return []
     columns = "".join(f" {part} | change, % |" for part in ("earlier periods", "newest period", "all periods"))
     note = (
-        "Bits per byte of test text with the fixed vocabulary, and by how many percent those with the grown one "
+        "Bits per byte of test text with the fixed vocabulary, and by how many percent those with the other one "
         "differ, paired over seeds; negative is better. FLOPs are those of the stage's training, relative to that with "
         "the fixed vocabulary."
     )
@@ -324,8 +379,10 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=Path, default=Path("runs/causal"), help="folder of the runs of causal.py")
     parser.add_argument("--only", default="", help="run only the corpus whose name starts with this")
     parser.add_argument("--seeds", type=int, default=CAUSAL.SEEDS, help="number of seeds (default: all of the study)")
+    parser.add_argument("--larger", action="store_true", help="run only those with a larger vocabulary from the start")
     arguments = parser.parse_args()
     dated = arguments.dated or Path(os.environ["ALMA_DATA"]) / "dated"
     for corpus in CAUSAL.CORPORA:
         if corpus.startswith(arguments.only):
-            run(corpus, arguments.seeds, arguments.runs.absolute(), dated)
+            for one in (run_large,) if arguments.larger else (run, run_large):
+                one(corpus, arguments.seeds, arguments.runs.absolute(), dated)
