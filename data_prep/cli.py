@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from data_prep.encoding.grow_vocabulary import grow_vocabulary
 from data_prep.look_ahead import check_stream, look_ahead
 from data_prep.prepare import drop_last, prepare
 from data_prep.settings import PrepSettings
@@ -46,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["check"]:
         return _check(argv[1:])
+    if argv[:1] == ["grow-vocab"]:
+        return _grow_vocabulary(argv[1:])
     if argv[:1] == ["inspect"]:
         return _fail(f"there is no inspect any more: {INSPECT}.")
     if "--drop-last" in argv:
@@ -98,6 +101,35 @@ def _check(argv: list[str]) -> int:
     else:
         say(f"Nothing that was looked at in {parsed.out} depends on later text.")
     return min(num_ahead, 1)
+
+
+def _grow_vocabulary(argv: list[str]) -> int:
+    """Run `alma-prep grow-vocab`, and return its exit code."""
+    parser = Parser(
+        prog="alma-prep grow-vocab",
+        description="Copy a stream with more symbols in its vocabulary, learned from new text. The old symbols keep "
+        "their ids, and all text is encoded again.",
+    )
+    parser.add_argument("stream", metavar="STREAM", type=Path, help="the stream folder, which is not changed")
+    parser.add_argument("new", metavar="NEW", type=Path, help="the folder of the copy")
+    parser.add_argument("--symbols", type=int, required=True, metavar="N", help="largest number of symbols to add")
+    parser.add_argument(
+        "--learn-from", type=int, nargs="+", default=[], metavar="T",
+        help="the mega-batches from whose text the symbols are learned (default: the last one)",
+    )  # fmt: skip
+    parsed = parser.parse_args(argv)
+    stream = grow_vocabulary(parsed.stream, parsed.new, parsed.symbols, parsed.learn_from)
+    say(summary(stream))
+    symbols = stream["vocab_size"] - stream["grown_from"][-1]["num_symbols"]
+    first = max(stream["grown_from"][-1]["learned_from"])
+    words = ["alma-lm", f"stream={parsed.new}", "out=RUN", "init_from=OLD_RUN"]
+    if first > 1:
+        words.append(f"skip_mega_batches=[{','.join(map(str, range(1, first)))}]")
+    say(
+        f"{parsed.new} has {symbols:,} more symbols. A run of alma-lm on it starts from a run on {parsed.stream}: "
+        f"{shlex.join(words)} ..."
+    )
+    return 0
 
 
 def _drop_last(argv: list[str]) -> int:

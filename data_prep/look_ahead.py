@@ -14,25 +14,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_prep.copies.candidates import SURE_IN_STREAM
-from data_prep.encoding.mmap_writer import best_dtype
+from data_prep.encoding.grow_vocabulary import passages_of
 from data_prep.errors import PrepError
 from data_prep.reading.index import sortable
 from data_prep.reading.provenance import versions
 from data_prep.reading.signatures import SignatureFiles, estimate_similarity
 from data_prep.running.stream_folder import check_bytes, num_dedup_files, read_manifest, read_stream
 from data_prep.sources.dates import date_text, parse_date, period_of
-from data_prep.tokenization.tokenizers import (
-    EOS,
-    NUM_SPECIAL,
-    TOKENIZERS,
-    ByteBPE,
-    load_tokenizer,
-)
+from data_prep.tokenization.tokenizers import NUM_SPECIAL, TOKENIZERS, ByteBPE, load_tokenizer
 from data_prep.tokenization.word_counts import count_words
 from fairseq_alma.core.stream_folder import StreamFolder
 
-_BATCH_TOKENS = 1 << 20
-"""Approximate number of tokens that are decoded at a time."""
 _MAX_PAIRS = 1 << 28
 """Largest number of pairs of sketches that are compared, which takes minutes. Later near copies are not compared."""
 _FORGOTTEN = "alma-forget has masked text of the first period, so it cannot be compared"
@@ -236,17 +228,8 @@ def _copies(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
 def _texts(stream: StreamFolder, split: str) -> Iterator[str]:
     """Decode the passages of a split, in its order."""
     tokenizer = load_tokenizer(stream.path / stream.description["tokenizer"]["file"])
-    tokens = np.memmap(stream.prefix(split).with_suffix(".bin"), best_dtype(stream.dictionary_size), "r")
-    start = 0
-    while start < len(tokens):
-        ends = start + np.flatnonzero(tokens[start : start + _BATCH_TOKENS] == EOS)
-        if not len(ends):  # a passage that is longer
-            ends = start + np.flatnonzero(tokens[start:] == EOS)[:1]
-        bounds = itertools.pairwise([start - 1, *ends.tolist()])
-        yield from tokenizer.decode_all(
-            [(tokens[first + 1 : last].astype(np.int64) - NUM_SPECIAL).tolist() for first, last in bounds]
-        )
-        start = int(ends[-1]) + 1
+    for passages in passages_of(stream, split):
+        yield from tokenizer.decode_all([(ids - NUM_SPECIAL).tolist() for ids in passages])
 
 
 def _tokenizer(stream: StreamFolder) -> Finding:
@@ -256,6 +239,9 @@ def _tokenizer(stream: StreamFolder) -> Finding:
     if kind not in TOKENIZERS:
         why = "it was given by --tokenizer: alma-prep does not know the text on which it was trained"
         return Finding("unknown", quantity, why)
+    if grown := [t for one in description.get("grown_from", []) for t in one["learned_from"] if t > 1]:
+        why = f"symbols were learned from mega-batch {max(grown)}: train on this stream from there on (grow-vocab)"
+        return Finding("looks ahead", quantity, why)
     if "masked" in description["splits"]["mega_batch_1"]:
         return Finding("unknown", quantity, _FORGOTTEN)
     settings, tokenizer = description["settings"], TOKENIZERS[kind]

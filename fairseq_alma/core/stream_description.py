@@ -60,6 +60,14 @@ class _SourceEntry(TypedDict):
     fingerprint: str
 
 
+class EarlierVocabulary(TypedDict):
+    """The vocabulary of the stream that `alma-prep grow-vocab` has copied."""
+
+    dict_sha256: str
+    num_symbols: Count
+    learned_from: list[Count]
+
+
 class Description(TypedDict):
     """The content of stream.json, as far as it is read."""
 
@@ -70,6 +78,7 @@ class Description(TypedDict):
     splits: dict[str, Split]
     periods: NotRequired[list[_Period]]
     periods_in_test: NotRequired[NonNegative]
+    grown_from: NotRequired[list[EarlierVocabulary]]
     extensions: NotRequired[list[_Extension]]
     settings: NotRequired[dict[str, Any]]
     given: NotRequired[dict[str, Any]]

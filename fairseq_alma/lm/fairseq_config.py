@@ -59,7 +59,7 @@ PATHS = {
 
 VARYING = {
     "log_interval", "lr", "max_update", "mega_batches", "num_experts", "replay_mega_batches", "save_interval_updates",
-    "seed", "validate_interval_updates", "warmup_updates",
+    "seed", "total_num_update", "validate_interval_updates", "warmup_updates",
 }  # fmt: skip
 """Options whose values differ between the stages and members of a run. See `member_config`."""
 
@@ -151,6 +151,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "", own: Mapping[str
     values = {**values, **(own or {})}
     for name in values.keys() - PATHS.keys() - VARYING - chosen:
         setattr(namespace, name, values[name])
+    namespace.total_num_update = 1  # fairseq refuses its default. The value is set below
     config = copy.deepcopy(_convert(_Options(**vars(namespace))))
     for group in ("criterion", "optimizer", "lr_scheduler"):
         if not isinstance(config[group], DictConfig):
@@ -483,7 +484,7 @@ class TrainingConfigs:
         has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.past and not grows)
         return {
             "lr": [s.lr], "warmup_updates": s.warmup_of_stage(updates) if has_warmup else 0,
-            "end_learning_rate": s.lr if is_constant else 0.0, "total_num_update": updates,
+            "end_learning_rate": s.lr if is_constant else 0.0, "total_num_update": float(updates),
         }  # fmt: skip
 
     def _distributed(self, num_devices: int) -> dict[str, Any]:

@@ -1,0 +1,223 @@
+"""Copy a stream with more symbols in its vocabulary: `alma-prep grow-vocab STREAM NEW --symbols N`.
+
+The new symbols are learned from the newest text, and have the ids after the old ones, so a model keeps all its
+embeddings. All text is decoded and encoded again, also the held-out text, so that scores in bits per byte of models
+with the old and with the new vocabulary compare the same text. The division of the text into splits does not change.
+
+The copy is a stream of its own, because scores per token of two vocabularies cannot be compared, and so must not be in
+one ledger. It is written to a temporary folder, which is renamed when it is complete.
+"""
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
+from data_prep.errors import PrepError
+from data_prep.running.progress import Bar, note
+from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, check_bytes, read_manifest, read_stream
+from data_prep.tokenization.growth import with_more_symbols, words_as_symbols
+from data_prep.tokenization.tokenizers import (
+    EOS,
+    NUM_SPECIAL,
+    ByteBPE,
+    Tokenizer,
+    dictionary_names,
+    dictionary_size,
+    dictionary_text,
+    load_tokenizer,
+)
+from data_prep.tokenization.word_counts import count_words
+from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.files import sha256_of, write_json, written_aside
+from fairseq_alma.core.stream_description import STREAM_FILE, read_description
+from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
+
+PAD = 1
+"""The id that stands for text that alma-forget has masked."""
+_BATCH_TOKENS = 1 << 20
+"""Approximate number of tokens that are decoded at a time."""
+
+
+def grow_vocabulary(source: Path, target: Path, num_symbols: int, learn_from: Sequence[int] = ()) -> dict:
+    """Copy a stream with more symbols in its vocabulary. If the copy exists, it is only checked.
+
+    Args:
+        source: the folder of a finished stream with a byte-level BPE tokenizer. It is not changed.
+        target: the folder of the copy.
+        num_symbols: largest number of symbols to add.
+        learn_from: the mega-batches from whose text they are learned; by default the last one.
+
+    Returns:
+        The content of stream.json of the copy.
+
+    Raises:
+        PrepError: if there is no stream, if it is damaged or has another kind of tokenizer, if there is no such
+            mega-batch, if its text gives no symbols, or if `target` contains something else.
+    """
+    stream = read_stream(source)
+    if stream is None:
+        raise PrepError(f"there is no stream in {source}: give the folder that alma-prep has written.")
+    if num_symbols < 1:
+        raise PrepError(f"--symbols {num_symbols}: give the number of symbols to add, 1 or more.")
+    learn_from = sorted({*learn_from} or {stream.num_mega_batches})
+    if outside := [t for t in learn_from if not 1 <= t <= stream.num_mega_batches]:
+        raise PrepError(f"{source} has no mega-batch {outside[0]}: it has {stream.num_mega_batches} of them.")
+    file = source / stream.description["tokenizer"]["file"]
+    tokenizer = load_tokenizer(file)
+    if not isinstance(tokenizer, ByteBPE):
+        raise PrepError(
+            f"the tokenizer of {source} is no byte-level BPE, so text could be lost when it is decoded: make a stream "
+            "from its sources, with a tokenizer of more symbols (--tokenizer FILE)."
+        )
+    grown_from = {
+        "dict_sha256": stream.dictionary_digest,
+        "num_symbols": len(tokenizer.symbols()),
+        "wanted": num_symbols,
+        "learned_from": learn_from,
+    }
+    if target.exists() and any(target.iterdir()):
+        return _checked_copy(target, stream, grown_from)
+    check_bytes(source)
+    words = words_as_symbols(file.read_bytes(), count_words(_texts(stream, tokenizer, learn_from)))
+    content = with_more_symbols(file.read_bytes(), words, num_symbols)
+    if target.is_dir():
+        target.rmdir()
+    with written_aside(target) as folder:
+        folder.mkdir()
+        (folder / ByteBPE.file_name).write_bytes(content)
+        grown = ByteBPE(folder / ByteBPE.file_name)
+        if not (num_new := len(grown.symbols()) - grown_from["num_symbols"]):
+            raise PrepError(f"the text of {source} from which symbols are learned gives none: choose other mega-batches.")
+        if num_new < num_symbols:
+            note(f"warning: only {num_new:,} symbols were added, because no other pair of symbols occurs twice")
+        (folder / "dict.txt").write_text(dictionary_text(dictionary_names(grown.symbols())), encoding="utf-8")
+        description = _copied(stream, tokenizer, grown, folder)
+        description["grown_from"] = [*description.get("grown_from", []), grown_from]
+        write_json(folder / STREAM_FILE, description, durable=False)
+    return description
+
+
+def _checked_copy(target: Path, source: StreamFolder, grown_from: Mapping) -> dict:
+    """Check that `target` is the copy that `grow_vocabulary` would make, and return the content of its stream.json."""
+    try:
+        found = read_description(target)
+    except StreamError:
+        found = {}
+    splits = [{name: one["words"] for name, one in each.get("splits", {}).items()} for each in (found, source.description)]
+    if found.get("grown_from", [])[-1:] != [grown_from] or splits[0] != splits[1]:
+        raise PrepError(
+            f"{target} exists and is not a copy of {source.path} as it is now, with {grown_from['wanted']} new symbols: "
+            "choose another folder, or remove it."
+        )
+    check_bytes(target)
+    note(f"{target} is complete: nothing to do")
+    return found
+
+
+def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> dict:
+    """Write all files of the copy but stream.json, and return the content of stream.json without `grown_from`."""
+    description = dict(stream.description)
+    size = dictionary_size(len(new.symbols()))
+    manifest = read_manifest(stream.path)
+    outputs = dict(manifest["outputs"])
+    description |= {"vocab_size": len(new.symbols()), "dictionary_size": size, "dtype": best_dtype(size)}
+    for name in filter(SHARD_NAME.fullmatch, outputs):
+        if (name.startswith(("dedup/", "documents/"))) and (stream.path / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(stream.path / name, folder / name)
+    if (stream.path / "forgotten").is_dir():  # the certificates of alma-forget
+        shutil.copytree(stream.path / "forgotten", folder / "forgotten")
+    names = [*stream.splits, *stream.period_splits]
+    entries = {}
+    with Bar("encode again", sum(stream.counts(name)["tokens"] for name in names), "tokens") as bar:
+        for name in names:
+            entries[name] = _copy_split(stream, name, old, new, folder, bar)
+    description["splits"] = {name: entries[name] for name in description["splits"]}
+    if "periods" in description:
+        description["periods"] = [
+            period | {part: entries[f"mega_batch_{t}/{part}"] for part in ("valid", "test")}
+            for t, period in enumerate(description["periods"], start=1)
+        ]
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and SHARD_NAME.fullmatch(name) and not name.startswith("dedup/"):
+            outputs[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    digests = {"sha256": outputs[ByteBPE.file_name]["sha256"], "dict_sha256": outputs["dict.txt"]["sha256"]}
+    description["tokenizer"] = {**description["tokenizer"], **digests}
+    write_json(folder / MANIFEST, {**manifest, "outputs": outputs}, durable=False)
+    return description
+
+
+def _copy_split(stream: StreamFolder, name: str, old: ByteBPE, new: ByteBPE, folder: Path, bar: Bar) -> dict:
+    """Write the data files of a split in the new encoding, and return its entry in stream.json."""
+    prefix = split_prefix(folder, name)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    rows_before, rows_after = [], []
+    spans: list[list[int]] = []
+    num_tokens = 0
+    with MMapWriter(prefix, best_dtype(dictionary_size(len(new.symbols())))) as writer:
+        for passages in passages_of(stream, name):
+            encoded = _encode_again(passages, old, new)
+            tokens = np.concatenate([part for ids in encoded for part in (ids, [EOS])])
+            lengths = np.array([len(ids) + 1 for ids in encoded])
+            sizes = sequence_sizes(lengths)
+            writer.write(tokens, sizes)
+            edges = np.flatnonzero(np.diff(np.concatenate([[False], tokens == PAD, [False]])))
+            for start, end in (edges.reshape(-1, 2) + num_tokens).tolist():
+                spans.append([start, end])
+            rows_before += [-(-(len(ids) + 1) // MAX_SEQUENCE_TOKENS) for ids in passages]
+            rows_after += (-(-lengths // MAX_SEQUENCE_TOKENS)).tolist()
+            num_tokens += len(tokens)
+            bar.advance(sum(len(ids) + 1 for ids in passages))
+    if rows_after != rows_before:
+        _leave_out_rows(folder / f"documents/{name}.parquet", rows_before, rows_after)
+    entry = stream.counts(name) | {"tokens": num_tokens, "sequences": sum(rows_after)}
+    return entry | {"sha256": sha256_of(prefix.with_suffix(".bin"))} | ({"masked": spans} if spans else {})
+
+
+def _encode_again(passages: Sequence[np.ndarray], old: Tokenizer, new: Tokenizer) -> list[np.ndarray]:
+    """Return the ids of passages, without </s>, in the new encoding. Masked tokens stay as they are."""
+    parts = [np.split(ids, np.flatnonzero(np.diff(ids == PAD)) + 1) for ids in passages]
+    texts = [part for each in parts for part in each if len(part) and part[0] != PAD]
+    found = iter(new.encode(old.decode_all([(part - NUM_SPECIAL).tolist() for part in texts])))
+    return [
+        np.concatenate(
+            [np.empty(0, np.int64)]
+            + [part if part[0] == PAD else next(found).astype(np.int64) + NUM_SPECIAL for part in each if len(part)]
+        )
+        for each in parts
+    ]
+
+
+def _leave_out_rows(path: Path, before: Sequence[int], after: Sequence[int]) -> None:
+    """Leave out rows of a Parquet file of `documents`, because very long passages have fewer sequences than before."""
+    import pyarrow.parquet
+
+    starts = np.cumsum([0, *before[:-1]])
+    kept = np.concatenate([np.arange(start, start + number) for start, number in zip(starts, after, strict=True)])
+    table = pyarrow.parquet.read_table(path).take(pyarrow.array(kept))
+    pyarrow.parquet.write_table(table, path, compression="zstd")
+
+
+def passages_of(stream: StreamFolder, split: str) -> Iterator[list[np.ndarray]]:
+    """Yield the ids of the passages of a split, int64, without </s>, in its order, many of them at a time."""
+    tokens = np.memmap(stream.prefix(split).with_suffix(".bin"), best_dtype(stream.dictionary_size), "r")
+    start = 0
+    while start < len(tokens):
+        ends = start + np.flatnonzero(tokens[start : start + _BATCH_TOKENS] == EOS)
+        if not len(ends):  # a passage that is longer
+            ends = start + np.flatnonzero(tokens[start:] == EOS)[:1]
+        bounds = itertools.pairwise([start - 1, *ends.tolist()])
+        yield [tokens[first + 1 : last].astype(np.int64) for first, last in bounds]
+        start = int(ends[-1]) + 1
+
+
+def _texts(stream: StreamFolder, tokenizer: Tokenizer, mega_batches: Sequence[int]) -> Iterator[str]:
+    """Yield the text of the passages of some mega-batches. Masked text is left out."""
+    for t in mega_batches:
+        for passages in passages_of(stream, f"mega_batch_{t}"):
+            yield from tokenizer.decode_all([(ids[ids != PAD] - NUM_SPECIAL).tolist() for ids in passages])
