@@ -5,37 +5,40 @@ embeddings. All text is decoded and encoded again, also the held-out text, so th
 with the old and with the new vocabulary compare the same text. The division of the text into splits does not change.
 
 The copy is a stream of its own, because scores per token of two vocabularies cannot be compared, and so must not be in
-one ledger. It is written to a temporary folder, which is renamed when it is complete.
+one ledger.
 """
 
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
-from data_prep.errors import PrepError
+from data_prep.encoding.stream_tokenizer import write_dictionary
+from data_prep.errors import NothingNew, PrepError
 from data_prep.running.progress import Bar, note
-from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, check_bytes, read_manifest, read_stream
+from data_prep.running.stream_folder import check_bytes, read_manifest, read_stream
+from data_prep.running.work_folder import full_disk_reported, publish, unfinished_copy
 from data_prep.tokenization.growth import with_more_symbols, words_as_symbols
 from data_prep.tokenization.tokenizers import (
     EOS,
     NUM_SPECIAL,
     ByteBPE,
     Tokenizer,
-    dictionary_names,
     dictionary_size,
-    dictionary_text,
     load_tokenizer,
 )
 from data_prep.tokenization.word_counts import count_words
 from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.files import sha256_of, write_json, written_aside
+from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import STREAM_FILE, read_description
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
 
+CERTIFICATES = "forgotten"
+"""The folder of a stream with the certificates of alma-forget."""
 PAD = 1
 """The id that stands for text that alma-forget has masked."""
 _BATCH_TOKENS = 1 << 20
@@ -73,31 +76,35 @@ def grow_vocabulary(source: Path, target: Path, num_symbols: int, learn_from: Se
             f"the tokenizer of {source} is no byte-level BPE, so text could be lost when it is decoded: make a stream "
             "from its sources, with a tokenizer of more symbols (--tokenizer FILE)."
         )
-    grown_from = {
+    grown_from: dict[str, Any] = {
         "dict_sha256": stream.dictionary_digest,
         "num_symbols": len(tokenizer.symbols()),
         "wanted": num_symbols,
         "learned_from": learn_from,
     }
-    if target.exists() and any(target.iterdir()):
+    if (target / STREAM_FILE).exists():
         return _checked_copy(target, stream, grown_from)
     check_bytes(source)
-    words = words_as_symbols(file.read_bytes(), count_words(_texts(stream, tokenizer, learn_from)))
-    content = with_more_symbols(file.read_bytes(), words, num_symbols)
-    if target.is_dir():
-        target.rmdir()
-    with written_aside(target) as folder:
-        folder.mkdir()
-        (folder / ByteBPE.file_name).write_bytes(content)
-        grown = ByteBPE(folder / ByteBPE.file_name)
-        if not (num_new := len(grown.symbols()) - grown_from["num_symbols"]):
-            raise PrepError(f"the text of {source} from which symbols are learned gives none: choose other mega-batches.")
+    with full_disk_reported(target), unfinished_copy(target) as work:
+        words = words_as_symbols(file.read_bytes(), count_words(_texts(stream, tokenizer, learn_from)))
+        (work.stream / file.name).write_bytes(with_more_symbols(file.read_bytes(), words, num_symbols))
+        grown = ByteBPE(work.stream / file.name)
+        num_new = len(grown.symbols()) - grown_from["num_symbols"]
+        if num_new == 0:
+            raise NothingNew(f"no pair of symbols occurs twice in the text from which symbols are learned, in {source}")
         if num_new < num_symbols:
             note(f"warning: only {num_new:,} symbols were added, because no other pair of symbols occurs twice")
-        (folder / "dict.txt").write_text(dictionary_text(dictionary_names(grown.symbols())), encoding="utf-8")
-        description = _copied(stream, tokenizer, grown, folder)
+        write_dictionary(grown.symbols(), work)
+        description = _copied(stream, tokenizer, grown, work.stream)
+        description["tokenizer"] = {
+            **description["tokenizer"],
+            "sha256": sha256_of(work.stream / file.name),
+            "dict_sha256": sha256_of(work.stream / "dict.txt"),
+        }
         description["grown_from"] = [*description.get("grown_from", []), grown_from]
-        write_json(folder / STREAM_FILE, description, durable=False)
+        if (source / CERTIFICATES).is_dir():
+            shutil.copytree(source / CERTIFICATES, target / CERTIFICATES)
+        publish(target, work, description, read_manifest(source))
     return description
 
 
@@ -107,11 +114,13 @@ def _checked_copy(target: Path, source: StreamFolder, grown_from: Mapping) -> di
         found = read_description(target)
     except StreamError:
         found = {}
-    splits = [{name: one["words"] for name, one in each.get("splits", {}).items()} for each in (found, source.description)]
+    splits = [
+        {name: one["words"] for name, one in each.get("splits", {}).items()} for each in (found, source.description)
+    ]
     if found.get("grown_from", [])[-1:] != [grown_from] or splits[0] != splits[1]:
         raise PrepError(
-            f"{target} exists and is not a copy of {source.path} as it is now, with {grown_from['wanted']} new symbols: "
-            "choose another folder, or remove it."
+            f"{target} exists and is not a copy of {source.path}, as it is now, with {grown_from['wanted']} new "
+            "symbols: choose another folder, or remove it."
         )
     check_bytes(target)
     note(f"{target} is complete: nothing to do")
@@ -119,18 +128,13 @@ def _checked_copy(target: Path, source: StreamFolder, grown_from: Mapping) -> di
 
 
 def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> dict:
-    """Write all files of the copy but stream.json, and return the content of stream.json without `grown_from`."""
-    description = dict(stream.description)
+    """Write the shards of the copy into a folder, and return the content of its stream.json without the vocabulary."""
     size = dictionary_size(len(new.symbols()))
-    manifest = read_manifest(stream.path)
-    outputs = dict(manifest["outputs"])
-    description |= {"vocab_size": len(new.symbols()), "dictionary_size": size, "dtype": best_dtype(size)}
-    for name in filter(SHARD_NAME.fullmatch, outputs):
-        if (name.startswith(("dedup/", "documents/"))) and (stream.path / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(stream.path / name, folder / name)
-    if (stream.path / "forgotten").is_dir():  # the certificates of alma-forget
-        shutil.copytree(stream.path / "forgotten", folder / "forgotten")
+    sizes = {"vocab_size": len(new.symbols()), "dictionary_size": size, "dtype": best_dtype(size)}
+    description = {**stream.description, **sizes}
+    for part in ("dedup", "documents"):
+        if (stream.path / part).is_dir():
+            shutil.copytree(stream.path / part, folder / part)
     names = [*stream.splits, *stream.period_splits]
     entries = {}
     with Bar("encode again", sum(stream.counts(name)["tokens"] for name in names), "tokens") as bar:
@@ -142,13 +146,6 @@ def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> d
             period | {part: entries[f"mega_batch_{t}/{part}"] for part in ("valid", "test")}
             for t, period in enumerate(description["periods"], start=1)
         ]
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and SHARD_NAME.fullmatch(name) and not name.startswith("dedup/"):
-            outputs[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    digests = {"sha256": outputs[ByteBPE.file_name]["sha256"], "dict_sha256": outputs["dict.txt"]["sha256"]}
-    description["tokenizer"] = {**description["tokenizer"], **digests}
-    write_json(folder / MANIFEST, {**manifest, "outputs": outputs}, durable=False)
     return description
 
 

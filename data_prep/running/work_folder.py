@@ -20,6 +20,7 @@ from data_prep.running.stream_folder import (
     WORK,
     Recorded,
     belongs_to_stream,
+    check_free,
     files_beside_work,
     num_dedup_files,
     read_manifest,
@@ -186,6 +187,27 @@ def work_folder(
             with suppress(OSError):
                 out.rmdir()
         raise
+
+
+@contextmanager
+def unfinished_copy(out: Path) -> Iterator[WorkFolder]:
+    """Lock and yield the work folder of `out`, in which a copy of a stream is made. After an error, it is empty.
+
+    Raises:
+        PrepError: if another alma-prep is running in `out`, or if `out` contains other files.
+    """
+    with lease_held(out) as place:
+        work = WorkFolder(out / WORK, place)
+        if _previous_settings(out):
+            raise PrepError(f"{out} contains an unfinished stream: choose another folder, or remove it.")
+        _empty(work.folder)  # what a killed call has left
+        check_free(out)
+        _remove_leftover_shards(out, {}, resumes=True)
+        work.stream.mkdir()
+        try:
+            yield work
+        finally:
+            _empty(work.folder)
 
 
 def _check_unchanged(out: Path, base: Mapping | None) -> None:

@@ -39,7 +39,9 @@ def with_more_symbols(tokenizer: bytes, words: Words, num_new: int) -> bytes:
     """
     from tokenizers import Tokenizer
 
-    grown = json.loads(Tokenizer.from_str(tokenizer.decode("utf-8")).to_str())  # older files write merges in another way
+    grown = json.loads(
+        Tokenizer.from_str(tokenizer.decode("utf-8")).to_str()
+    )  # older files write merges in another way
     vocab, merges = grown["model"]["vocab"], grown["model"]["merges"]
     first = next_id = max(vocab.values()) + 1
     parts, counts = [list(word) for word in words], list(words.values())

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 import fairseq_alma
+from data_prep.tokenization.tokenizers import dictionary_size as padded_size
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
@@ -18,6 +19,7 @@ from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
+from fairseq_alma.evaluation.vocabulary import EMBEDDINGS, earlier_vocabularies, with_new_symbols
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def load_model(checkpoint: Path, stream: Dictionary, device: torch.device, arch:
 
     Args:
         checkpoint: a checkpoint of a switch_lm model.
-        stream: the stream, or its tokenizer. It must have the dictionary with which the model was trained.
+        stream: the stream, or its tokenizer. It must have the dictionary with which the model was trained, or be a copy
+            with a larger vocabulary (`alma-prep grow-vocab`), whose new symbols get embeddings (see
+            `with_new_symbols`).
         device: device for the model.
         arch: the architecture of the checkpoint, if it is another language model of fairseq, or one of the user.
 
@@ -122,7 +126,10 @@ def load_model(checkpoint: Path, stream: Dictionary, device: torch.device, arch:
     path = Path(checkpoint)
     state = _whole_checkpoint(path)
     name, options = _checked_options(state, path, arch)
-    _check_dictionary(state, path, stream)
+    if (num_old := _earlier_symbols(state, stream, options)) is None:
+        _check_dictionary(state, path, stream)
+    else:
+        state["model"] = with_new_symbols(state["model"], num_old, stream.path)
     from fairseq.data import Dictionary as FairseqDictionary
     from fairseq.models import MODEL_REGISTRY
     from omegaconf import OmegaConf
@@ -216,9 +223,18 @@ def _whole_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
+def _earlier_symbols(state: Mapping[str, Any], stream: Dictionary, options: Any) -> int | None:
+    """Return the number of symbols of the vocabulary of a model, if that of the stream has been grown from it."""
+    if not hasattr(options, "num_experts") or (digest := dictionary_of(state)) in (None, stream.dictionary_digest):
+        return None
+    num_old = earlier_vocabularies(stream.path).get(digest)
+    # A file may come from somebody else, so its digest need not be that of its weights.
+    return num_old if num_old is not None and len(state["model"][EMBEDDINGS]) == padded_size(num_old) else None
+
+
 def _check_dictionary(state: Mapping[str, Any], path: Path, stream: Dictionary) -> None:
     """Raise StreamError if the model in a checkpoint was trained with another dictionary than that of the stream."""
-    num_words = len(state["model"]["decoder.embed_tokens.weight"])
+    num_words = len(state["model"][EMBEDDINGS])
     if num_words != stream.dictionary_size:
         raise StreamError(
             f"{path} was trained with a dictionary of {num_words} entries, but the dictionary of "

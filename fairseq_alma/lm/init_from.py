@@ -7,9 +7,11 @@ import torch
 
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.members import dictionary_of, load_model
+from fairseq_alma.evaluation.vocabulary import earlier_vocabularies
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.models.stored import stored_model
 
@@ -42,10 +44,10 @@ def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict
             f"tokens_per_sample={settings.tokens_per_sample} is more than the {options.learned_positions} positions of "
             f"the model in init_from={path}: lower it"
         )
-    if dictionary_of(checkpoint) not in (None, stream.dictionary_digest):
+    if dictionary_of(checkpoint) not in (None, stream.dictionary_digest, *earlier_vocabularies(stream.path)):
         raise SettingError(
             f"init_from={path} was trained with another dictionary than that of {stream.path}: make the stream with "
-            f"alma-prep --tokenizer FILE, the tokenizer of this model"
+            f"alma-prep --tokenizer FILE, the tokenizer of this model, or copy its stream with alma-prep grow-vocab"
         )
     return {name: getattr(options, name) for name in SIZES}
 
@@ -60,4 +62,13 @@ def _path(settings: LanguageModelSettings) -> Path:
     """Return the path of the checkpoint: the copy in the run folder, once there is one."""
     assert settings.init_from is not None
     copy = RunFolder(Path(settings.out)).member(0, 1) / "checkpoint_untrained.pt"
-    return copy if read_checkpoint(copy) is not None else Path(settings.init_from)
+    if read_checkpoint(copy) is not None:
+        return copy
+    given = Path(settings.init_from)
+    if not RunFolder(given).predictor().is_file():
+        return given
+    checkpoints = read_predictor(given)["checkpoints"]
+    if len(checkpoints) > 1:
+        names = ", ".join(str(given / entry["path"]) for entry in checkpoints)
+        raise SettingError(f"init_from={given} is an ensemble: give the checkpoint of one member, {names}")
+    return checked_file(given, checkpoints[0])

@@ -97,9 +97,10 @@ class LanguageModelSettings(RunSettings):
     """Learning rate over the stream: `per_stage` (warm-up, then decay to 0 in each stage; the paper) or `constant`
     (warm-up, then constant)."""
     init_from: str | None = setting(None, off=None)
-    """Checkpoint with the weights from which the first stage starts, instead of random ones: of another run, or one
-    that alma-import or alma-grow wrote. Its sizes take the place of those of `arch`. All members of an ensemble start
-    from it."""
+    """Checkpoint with the weights from which the first stage starts, instead of random ones: a run, whose current model
+    counts, a checkpoint of one, or one that alma-import or alma-grow wrote. Its sizes take the place of those of
+    `arch`. All members of an ensemble start from it. If the vocabulary of the stream has been grown (`alma-prep
+    grow-vocab`), its new symbols get the mean embedding of the old ones that they replace."""
     from_scratch: bool = False
     """Whether each stage starts from newly initialised weights."""
     warmup_updates: NonNegative | None = setting(None, forkable=True)

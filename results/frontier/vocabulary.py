@@ -6,15 +6,10 @@ python results/frontier/vocabulary.py --dated FOLDER --runs RUNS --larger     on
 
 The streams, the settings and the runs with the fixed vocabulary are the rows "SM" on the causal streams of causal.py.
 RUNS is the folder of its runs (its option --out), which must be finished for these seeds. At each arrival from the
-second on, NEW symbols are added to the tokenizer of the last arrival, in the way in which BPE is trained: the most
-frequent pair of neighbouring symbols in the training text that has just arrived becomes a symbol, again and again. All
-old symbols keep their ids. The embedding of a new symbol is the mean of the embeddings of the old symbols that it
-replaces. Then a stage is trained as in SM, with at most as many training FLOPs: as more symbols cost more, it has fewer
-updates.
-
-Each stage is a run of alma-lm that starts from the grown checkpoint (`init_from`), on a stream with the grown
-tokenizer; `skip_mega_batches` leaves out the periods before. To see what a run of its own for each stage changes, one
-of them adds no symbols.
+second on, `alma-prep grow-vocab` adds NEW symbols, learned from the training text that has just arrived. Then a run of
+alma-lm starts from the last model (`init_from`, which gives the new symbols embeddings), and trains one stage as in SM;
+`skip_mega_batches` leaves out the periods before. The stage has at most as many training FLOPs: as more symbols cost
+more, it has fewer updates. To see what a run of its own for each stage changes, one of them adds no symbols.
 
 A larger vocabulary could help also if it does not grow. So another run has as many symbols from the start as the grown
 vocabulary has at the end, learned from the first period, with the same training FLOPs in each stage.
@@ -25,16 +20,13 @@ this script writes: the numbers of words, bytes and tokens of each period, for e
 
 import argparse
 import functools
-import heapq
 import importlib.util
 import json
 import math
 import os
 import statistics
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -64,142 +56,19 @@ def _causal() -> ModuleType:
 CAUSAL = _causal()
 
 
-Words = Mapping[tuple[str, ...], int]
-"""Words, each as the tuple of symbols into which a tokenizer divides it -> how often they occur."""
+def _stream(corpus: str, t: int, runs: Path) -> Path:
+    """Return the stream whose tokenizer has the symbols up to mega-batch t. Up to t = 1, it is the causal stream.
 
-
-def grown_tokenizer(tokenizer: dict, words: Words, num_new: int) -> tuple[dict, dict[str, list[str]]]:
-    """Add symbols to a byte-level BPE tokenizer, with the ids that come after the old ones.
-
-    The new merges come after the old ones, too, so a text is divided as before, and then symbols are joined.
-
-    Args:
-        tokenizer: the content of its tokenizer.json.
-        words: the words of the new text, from which the symbols are learned.
-        num_new: number of symbols to add. If no pair of symbols occurs twice, fewer are added.
-
-    Returns:
-        The content of the new tokenizer.json, and for each new symbol the old symbols that it replaces.
-    """
-    grown = json.loads(json.dumps(tokenizer))
-    vocab, merges = grown["model"]["vocab"], grown["model"]["merges"]
-    parts, counts = [list(word) for word in words], list(words.values())
-    numbers: Counter[tuple[str, str]] = Counter()
-    places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    for place, word in enumerate(parts):
-        for pair in pairwise(word):
-            numbers[pair] += counts[place]
-            places[pair].add(place)
-    queue = [(-number, pair) for pair, number in numbers.items()]
-    heapq.heapify(queue)
-    pieces: dict[str, list[str]] = {}
-    while queue and len(pieces) < num_new:
-        number, pair = heapq.heappop(queue)
-        if number != -numbers[pair]:
-            continue  # an old entry: the number of the pair has changed since, and there is a newer entry
-        if number > -2:
-            break
-        merges.append(list(pair))
-        symbol = "".join(pair)
-        if symbol not in vocab:
-            vocab[symbol] = len(vocab)
-            pieces[symbol] = [piece for part in pair for piece in pieces.get(part, [part])]
-        changed = set()
-        for place in places.pop(pair):
-            word = parts[place]
-            parts[place] = merged = _merged(word, pair)
-            for sign, symbols in ((-1, word), (1, merged)):
-                for other in pairwise(symbols):
-                    numbers[other] += sign * counts[place]
-                    places[other].add(place)
-                    changed.add(other)
-        for other in changed:
-            heapq.heappush(queue, (-numbers[other], other))
-    return grown, pieces
-
-
-def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """Return the symbols of a word after the pair was merged wherever it occurs, from left to right."""
-    merged: list[str] = []
-    for symbol in word:
-        if merged and (merged[-1], symbol) == pair:
-            merged[-1] = "".join(pair)
-        else:
-            merged.append(symbol)
-    return merged
-
-
-def training_words(stream: Path, t: int) -> Words:
-    """Return the words of the training text of mega-batch t, divided by the tokenizer of the stream."""
-    # Imported here, because results/rebuild.py only makes the tables, for which it need not load these libraries.
-    from fairseq.data.indexed_dataset import MMapIndexedDataset
-    from tokenizers import Tokenizer
-
-    from fairseq_alma.stream_tokenizer import StreamTokenizer
-
-    library = Tokenizer.from_file(str(stream / "tokenizer.json"))
-    tokenizer = StreamTokenizer(stream)
-    documents = MMapIndexedDataset(str(stream / f"mega_batch_{t}" / "train"))
-    words: Counter[str] = Counter()
-    for number in range(len(documents)):
-        text = tokenizer.decode(documents[number].tolist())
-        words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(text))
-    return {tuple(token.value for token in library.model.tokenize(word)): n for word, n in sorted(words.items())}
-
-
-def grow_checkpoint(source: Path, old: Path, new: Path, pieces: Mapping[str, Sequence[str]], target: Path) -> int:
-    """Write a checkpoint for a stream with more symbols: the embedding of each is the mean of those of its pieces.
-
-    Return the size of an embedding.
-
-    Args:
-        source: the checkpoint.
-        old: the stream with whose dictionary it was trained.
-        new: the stream with the grown tokenizer.
-        pieces: for each new symbol, the symbols of the old stream that it replaces.
-        target: the file to write.
-    """
-    import torch
-
-    from fairseq_alma.checkpoints import require_checkpoint
-    from fairseq_alma.growth.checkpoint import write_with_new_weights
-    from fairseq_alma.stream_tokenizer import StreamTokenizer
-
-    checkpoint = require_checkpoint(source)
-    name = "decoder.embed_tokens.weight"
-    weights_VD = checkpoint["model"][name]
-    before, after = StreamTokenizer(old), StreamTokenizer(new)
-    # dict.txt ends with padding entries, which no text contains. All get the embedding of the last one.
-    grown_VD = weights_VD[-1:].repeat(after.dictionary_size, 1)
-    grown_VD[: before.token_ids.stop] = weights_VD[: before.token_ids.stop]
-    for symbol, parts in pieces.items():
-        grown_VD[after.id_of[symbol]] = torch.stack([weights_VD[before.id_of[part]] for part in parts]).mean(0)
-    checkpoint["model"][name] = grown_VD
-    checkpoint["extra_state"]["AlmaLanguageModelingTask"]["dict_sha256"] = after.dictionary_digest
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_with_new_weights(checkpoint, target)
-    return weights_VD.size(1)
-
-
-def _stream(corpus: str, t: int, num_new: int, runs: Path, data: Path) -> tuple[Path, dict[str, list[str]]]:
-    """Return the stream whose tokenizer has the symbols up to mega-batch t, and the pieces of those added for t.
-
-    What does not exist is made. Up to t = 1, it is the causal stream.
+    What does not exist is made.
     """
     causal = runs / f"{corpus}_causal/stream"
-    if t == 1 or num_new == 0:
-        return causal, {}
+    if t == 1:
+        return causal
     folder = runs / f"{corpus}_vocabulary_{t}"
-    before, _ = _stream(corpus, t - 1, num_new, runs, data)
-    tokenizer = json.loads((before / "tokenizer.json").read_text(encoding="utf-8"))
-    grown, pieces = grown_tokenizer(tokenizer, training_words(before, t), num_new)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(grown, ensure_ascii=False), encoding="utf-8")
-    words = [*CAUSAL.STUDIES[f"{corpus}_causal"].prepare(data, folder), "--tokenizer", str(folder / "tokenizer.json")]
-    at = words.index("--vocab-size")
-    if not run_command(["alma-prep", str(folder / "stream"), *words[:at], *words[at + 2 :]], folder / "stream.log"):
+    words = ["grow-vocab", _stream(corpus, t - 1, runs), folder / "stream", "--symbols", NEW, "--learn-from", t]
+    if not run_command(["alma-prep", *map(str, words)], folder / "stream.log"):
         sys.exit(1)
-    return folder / "stream", pieces
+    return folder / "stream"
 
 
 def _forward_flops(run: Path) -> int:
@@ -208,21 +77,26 @@ def _forward_flops(run: Path) -> int:
     return Ledger(path).rows()[0].scores.forward_flops
 
 
-def _train(corpus: str, t: int, seed: int, num_new: int, runs: Path, data: Path) -> Path:
-    """Train the stage of mega-batch t on the grown vocabulary, unless it is trained. Return the run folder."""
+def _symbols(stream: Path) -> int:
+    return json.loads((stream / "stream.json").read_text())["vocab_size"]
+
+
+def _train(corpus: str, t: int, seed: int, is_grown: bool, runs: Path) -> Path:
+    """Train the stage of mega-batch t, unless it is trained. Return the run folder."""
+    from fairseq_alma.checkpoints import require_checkpoint
+    from fairseq_alma.evaluation.vocabulary import EMBEDDINGS
+
     study = CAUSAL.STUDIES[f"{corpus}_causal"]
     fixed = runs / f"{corpus}_causal/{corpus}_causal_sm/seed_{seed}"
-    name = f"{corpus}_{'grown' if num_new else 'control'}_{t}"
-    folder = runs / name / f"seed_{seed}"
+    folder = runs / f"{corpus}_{'grown' if is_grown else 'control'}_{t}" / f"seed_{seed}"
     if (folder / "summary.json").exists():
         return folder
-    before, _ = _stream(corpus, t - 1, num_new, runs, data)
-    stream, pieces = _stream(corpus, t, num_new, runs, data)
-    last, stage = (fixed, t - 1) if t == 2 or num_new == 0 else (_train(corpus, t - 1, seed, num_new, runs, data), 1)
-    start = runs / f"{name}_start" / f"seed_{seed}.pt"
-    width = grow_checkpoint(RunFolder(last).member(stage, 1) / "checkpoint_best.pt", before, stream, pieces, start)
+    before, stream = (_stream(corpus, one if is_grown else 1, runs) for one in (t - 1, t))
+    last, stage = (fixed, t - 1) if t == 2 or not is_grown else (_train(corpus, t - 1, seed, True, runs), 1)
+    start = RunFolder(last).member(stage, 1) / "checkpoint_best.pt"
+    width = require_checkpoint(start)["model"][EMBEDDINGS].size(1)
     # Each symbol has an inner product of the output layer, for each token of a sequence.
-    flops = _forward_flops(last) + 2 * width * TOKENS_PER_SAMPLE * len(pieces)
+    flops = _forward_flops(last) + 2 * width * TOKENS_PER_SAMPLE * (_symbols(stream) - _symbols(before))
     updates = study.updates_of_stage(runs / f"{corpus}_causal/stream") * _forward_flops(fixed) // flops
     row = study.rows[0]
     words = ["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *study.settings, *row.settings]
@@ -268,7 +142,7 @@ def _note_sizes(name: str, stream: Path) -> None:
     sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
     description = json.loads((stream / "stream.json").read_text())
     sizes[name] = {
-        "vocabulary": len(json.loads((stream / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]),
+        "vocabulary": description["vocab_size"],
         "train": [size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, CAUSAL.PERIODS + 1)],
         "test": [size_of(period["test"]) for period in description["periods"]],
     }
@@ -278,12 +152,12 @@ def _note_sizes(name: str, stream: Path) -> None:
 def run(corpus: str, seeds: int, runs: Path, data: Path) -> None:
     """Train what has no committed ledger, one seed after the other, and copy the ledgers."""
     for t in range(1, CAUSAL.PERIODS + 1):
-        _note_sizes(f"{corpus}_{t}", _stream(corpus, t, NEW, runs, data)[0])
-    tasks = [(seed, t, NEW) for seed in range(seeds) for t in range(2, CAUSAL.PERIODS + 1)]
+        _note_sizes(f"{corpus}_{t}", _stream(corpus, t, runs))
+    tasks = [(seed, t, True) for seed in range(seeds) for t in range(2, CAUSAL.PERIODS + 1)]
     # One run without new symbols shows what a run of its own for each stage changes.
-    for seed, t, num_new in [*tasks[: CAUSAL.PERIODS - 1], (0, 2, 0), *tasks[CAUSAL.PERIODS - 1 :]]:
-        name = f"{corpus}_{'grown' if num_new else 'control'}_{t}"
-        _run_one(name, seed, runs, data, functools.partial(_train, corpus, t, seed, num_new, runs, data))
+    for seed, t, is_grown in [*tasks[: CAUSAL.PERIODS - 1], (0, 2, False), *tasks[CAUSAL.PERIODS - 1 :]]:
+        name = f"{corpus}_{'grown' if is_grown else 'control'}_{t}"
+        _run_one(name, seed, runs, data, functools.partial(_train, corpus, t, seed, is_grown, runs))
 
 
 def run_large(corpus: str, seeds: int, runs: Path, data: Path) -> None:
