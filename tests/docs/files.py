@@ -43,7 +43,7 @@ def corpora(folder: Path) -> None:
     for name in ("crawl", "wiki", "books", "crawl-2024-18"):
         (folder / name).mkdir()
     write_warc(folder / "crawl/a.warc.wet.gz", [english(200, seed) for seed in range(150)], kind="conversion")
-    later = [english(200, 900 + seed) for seed in range(20)]
+    later = [english(200, 900 + seed).replace("ship", "smartphone") for seed in range(20)]  # words of a later time
     write_warc(folder / "crawl-2024-18/b.warc.wet.gz", later, kind="conversion")
     write_dump(folder / "wiki/d.xml.bz2", [(f"Page {seed}", 0, None, english(200, 300 + seed)) for seed in range(50)])
     (folder / "quiz.jsonl").write_text(json.dumps({"text": english(200, 3)[100:400]}) + "\n")
