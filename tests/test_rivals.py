@@ -155,6 +155,7 @@ def test_the_penalty_of_ewc_weighs_squared_changes_by_the_fisher_information(riv
     assert rivals("ewc").penalty(model, fisher, old).item() == 2 * 2**2 + 10 * 0.5**2
 
 
+@pytest.mark.slow
 def test_ewc_has_a_penalty_from_the_second_stage_on_and_is_charged_for_it(stream, tmp_path):
     _, rows = run(stream, tmp_path, "ewc", "learner=ewc", "fairseq=--criterion ewc --ewc-weight 1e4")
     assert extra_loss(tmp_path, 1) < 0.1 < extra_loss(tmp_path, 2)
@@ -163,6 +164,7 @@ def test_ewc_has_a_penalty_from_the_second_stage_on_and_is_charged_for_it(stream
     assert rows[2]["train_flops"] == pytest.approx((1 + tokens / 1024) * rows[1]["train_flops"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_shrink_and_perturb_starts_a_stage_from_a_sum_of_old_and_untrained_weights(stream, tmp_path):
     out = tmp_path / "run"
     (old, _), _ = run(stream, out, "shrink", "learner=shrink", "shrink=0.5", "noise=0.25")
@@ -181,6 +183,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(rivals, mo
         rivals("schedule_free")
 
 
+@pytest.mark.slow
 def test_schedule_free_predicts_with_its_average_and_continues(stream, tmp_path):
     pytest.importorskip("schedulefree", reason="needs the package schedulefree")
     settings = ("schedule=constant", "optimizer_state=keep", "fairseq=--optimizer schedule_free")

@@ -154,7 +154,7 @@ def greedy_of_fairseq(checkpoints, stream, num_tokens) -> list[int]:
     return task.inference_step(generator, models, sample)[0][0]["tokens"].tolist()[len(ids) : -1]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_fairseqs_generator_the_command_and_the_api_write_the_same_200_tokens(count, members, stream, capsys):
     checkpoints, length = members[:count], {"max_tokens": 200, "min_tokens": 200}
     expected = greedy_of_fairseq(checkpoints, stream, 200)

@@ -138,8 +138,8 @@ def on_one_rank(stream, untrained, tmp_path_factory):
     "name",
     [
         "two ranks",
-        "four ranks",
-        "two ranks, ZeRO",
+        pytest.param("four ranks", marks=pytest.mark.slow),
+        pytest.param("two ranks, ZeRO", marks=pytest.mark.slow),
         "experts over two ranks",
         pytest.param("experts over four ranks", marks=pytest.mark.slow),
         pytest.param("experts over two of four ranks", marks=pytest.mark.slow),
@@ -164,7 +164,7 @@ def test_twenty_updates_are_the_same_on_any_number_of_ranks(stream, untrained, o
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("one rank", "two ranks"),
+        pytest.param("one rank", "two ranks", marks=pytest.mark.slow),
         pytest.param("two ranks", "one rank", marks=pytest.mark.slow),
         pytest.param("four ranks", "two ranks, ZeRO", marks=pytest.mark.slow),
         pytest.param("two ranks, ZeRO", "four ranks", marks=pytest.mark.slow),
@@ -246,6 +246,7 @@ def test_an_average_and_a_kept_optimizer_of_spread_experts_go_on_as_on_each_rank
         assert (state["exp_avg_sq"] - states[1][number]["exp_avg_sq"]).norm() <= 1e-2 * state["exp_avg_sq"].norm()
 
 
+@pytest.mark.slow
 def test_six_grown_experts_are_trained_on_four_ranks_as_on_one(stream, on_one_rank, tmp_path):
     grow_checkpoint(on_one_rank[1] / "checkpoint_best.pt", tmp_path / "grown.pt", 2, "copy", 0.01, 7)
     found = {}

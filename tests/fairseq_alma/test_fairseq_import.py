@@ -35,7 +35,10 @@ def test_fairseq_gets_the_real_functions_when_it_calls_them():
 
 @pytest.mark.parametrize(
     ("before", "loaded"),
-    [("import scipy.stats", "['scipy.stats']"), ("import fairseq", "['sklearn', 'scipy.stats', 'wandb']")],
+    [
+        pytest.param("import scipy.stats", "['scipy.stats']", marks=pytest.mark.slow),
+        ("import fairseq", "['sklearn', 'scipy.stats', 'wandb']"),
+    ],
 )
 def test_what_is_loaded_before_stays(before, loaded):
     """After `import fairseq`, as by fairseq-train, there is nothing to postpone."""

@@ -80,6 +80,7 @@ def test_another_stream_takes_the_tokens_from_the_cache(tmp_path, corpus, alma_p
     assert encoded_share(cache, corpus, num_mega_batches=2, more=other) == 0
 
 
+@pytest.mark.slow
 def test_a_stream_with_other_passages_encodes_only_those(tmp_path, corpus, alma_prep, folder_bytes, encoded_share):
     cached = ["--cache", tmp_path / "cache"]
     assert alma_prep(tmp_path / "first", corpus, num_mega_batches=2, more=cached) == 0

@@ -151,7 +151,7 @@ tracker.close()
 """
 
 
-@pytest.mark.parametrize("key", ["", "0" * 40])
+@pytest.mark.parametrize("key", ["", pytest.param("0" * 40, marks=pytest.mark.slow)])
 def test_without_a_login_or_a_server_nothing_waits_and_nothing_fails(tmp_path, monkeypatch, key):
     monkeypatch.setenv("HOME", str(tmp_path))  # without the login of the user
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

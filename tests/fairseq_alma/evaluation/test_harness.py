@@ -67,7 +67,7 @@ def documents_of(run: Path, split: str) -> tuple[list[str], int]:
     return [predictor.tokenizer.decode(ids[:-1].tolist()) for ids in documents], len(tokens)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_rolling_log_likelihood_of_the_test_set_is_that_of_the_ledger(run, stage):
     model = AlmaLM(run, stage=stage, device="cpu", batch_size=3)
     texts, num_tokens = documents_of(run, "test")

@@ -255,6 +255,7 @@ def test_a_deployed_model_that_was_set_aside_is_found_and_one_from_before_the_te
     assert json.loads(run_command("alma-lm", "status", run, "--json").stdout)["rollbacks"] == 1
 
 
+@pytest.mark.slow
 def test_only_runs_that_have_used_the_text_are_trained_again(tmp_path):
     stream = make_stream(tmp_path, months=2, t=2)
     lm(stream, tmp_path / "runs/early", "updates=1", "validations=1", "experts=2", "mega_batches=1")

@@ -75,7 +75,7 @@ def test_logits_are_those_of_the_model(checkpoint, stream, tmp_path, experts, tr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experts", [1, 2, 12])
+@pytest.mark.parametrize("experts", [*(pytest.param(one, marks=pytest.mark.slow) for one in (1, 12)), 2])
 def test_logits_of_the_base_model(checkpoint, stream, tmp_path, experts):
     path = checkpoint(experts, arch="switch_lm_base")
     export([path], tmp_path / "out", stream)
@@ -84,7 +84,7 @@ def test_logits_of_the_base_model(checkpoint, stream, tmp_path, experts):
         check_logits(loaded(path, stream), theirs, StreamFolder.open(stream).dictionary_size)
 
 
-@pytest.mark.parametrize("experts", [1, 2, 12])
+@pytest.mark.parametrize("experts", [*(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2)), 12])
 def test_logits_in_bfloat16_differ_by_at_most_two_percent(checkpoint, stream, tmp_path, experts):
     """But for a few tokens whose two best experts are almost equal, so that rounding decides between them."""
     path = checkpoint(experts)

@@ -35,7 +35,7 @@ def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     assert statuses.total() > (30 if every == 1 else 0)
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 20])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 40])
 def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     whole = tmp_path / "run"
     alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(whole)}))

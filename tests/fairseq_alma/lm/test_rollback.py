@@ -197,6 +197,7 @@ def killed_at(moment: int, out: Path, stage: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process")
 def test_a_training_finishes_a_rollback_that_was_interrupted(months, tmp_path):
     out = tmp_path / "run"
