@@ -80,6 +80,6 @@ STAGE = (
 
 RUN = (
     "preset=quickstart", "precision=float32", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8",
-    "lr=0.005",
+    "lr=0.005", "validations=2",
 )  # fmt: skip
 """Settings of alma-lm for a small run. One stage on the test stream takes about a second."""

@@ -149,9 +149,9 @@ def member_config(values: Mapping[str, Any], fairseq: str = "", own: Mapping[str
     # `values` has a `ddp_backend` only on CPUs, where no other works.
     chosen = given & ALLOWED - {"ddp_backend", *(own or {})}
     values = {**values, **(own or {})}
+    namespace.total_num_update = 1  # fairseq refuses its default
     for name in values.keys() - PATHS.keys() - VARYING - chosen:
         setattr(namespace, name, values[name])
-    namespace.total_num_update = 1  # fairseq refuses its default. The value is set below
     config = copy.deepcopy(_convert(_Options(**vars(namespace))))
     for group in ("criterion", "optimizer", "lr_scheduler"):
         if not isinstance(config[group], DictConfig):
@@ -194,7 +194,7 @@ def _set_in_all_groups(config: DictConfig, name: str, value: Any) -> None:
     """Set an option in all groups of fairseq's configuration that have it, as convert_namespace_to_omegaconf does."""
     for group in config.values():
         if isinstance(group, DictConfig) and name in group:
-            group[name] = value
+            group[name] = float(value) if isinstance(group[name], float) and isinstance(value, int) else value
 
 
 class _Options(Namespace):
@@ -484,7 +484,7 @@ class TrainingConfigs:
         has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.past and not grows)
         return {
             "lr": [s.lr], "warmup_updates": s.warmup_of_stage(updates) if has_warmup else 0,
-            "end_learning_rate": s.lr if is_constant else 0.0, "total_num_update": float(updates),
+            "end_learning_rate": s.lr if is_constant else 0.0, "total_num_update": updates,
         }  # fmt: skip
 
     def _distributed(self, num_devices: int) -> dict[str, Any]:
