@@ -108,20 +108,6 @@ def test_options_that_change_the_result_change_the_key_of_shared_stages(stream, 
     assert plain not in others[1:]
 
 
-@pytest.mark.slow
-def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued(stream, tmp_path):
-    with pytest.raises(StageError, match="ended with status 1"):
-        train(stream, tmp_path / "run", NoProcesses())
-    untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
-    history = [{"num_updates": 3, "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}]
-    half_trained = {**require_checkpoint(untrained), "last_optimizer_state": {}, "optimizer_history": history}
-    last = tmp_path / "run/stages/stage_001/member_1/checkpoint_last.pt"
-    write_checkpoint(half_trained, last)
-    with pytest.raises(StageError, match=r"was started with the optimizer FairseqAdam, .* remove .* to restart"):
-        train(stream, tmp_path / "run", NoProcesses())
-    assert last.exists()
-
-
 @pytest.mark.parametrize(
     ("before", "log", "status", "members", "advice"),
     [
