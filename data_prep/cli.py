@@ -124,7 +124,7 @@ def _grow_vocabulary(argv: list[str]) -> int:
     first = max(stream["grown_from"][-1]["learned_from"])
     words = ["alma-lm", f"stream={parsed.new}", "out=RUN", "init_from=OLD_RUN"]
     if first > 1:
-        words.append(f"skip_mega_batches=[{','.join(map(str, range(1, first)))}]")
+        words.append(f"known_mega_batches={first - 1}")
     say(
         f"{parsed.new} has {symbols:,} more symbols. A run of alma-lm on it starts from a run on {parsed.stream}: "
         f"{shlex.join(words)} ..."

@@ -364,7 +364,7 @@ def status(folder: Path, json: bool = False) -> int:
         if not missing and (message := deployed_message(run, rows)):
             console.print(message)
         if not left:
-            waiting = waiting_message(rows, settings["wait"])
+            waiting = waiting_message(rows, settings["wait"], settings.get("known_mega_batches", 0))
             console.print(f"finished; {waiting}" if waiting else "finished")
         elif holder is not None:
             console.print(f"{left}; {holder} is working on the run")

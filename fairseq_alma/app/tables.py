@@ -133,9 +133,12 @@ def _score_seconds(rows: Sequence[LedgerRow]) -> str:
     return "" if None in known else f"{sum(one or 0 for one in known):,.0f}"
 
 
-def waiting_message(rows: Sequence[LedgerRow], wait: Wait) -> str | None:
-    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none."""
-    last_stage = max((row.t for row in rows if row.updated), default=0)
+def waiting_message(rows: Sequence[LedgerRow], wait: Wait, num_known: int = 0) -> str | None:
+    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
+
+    `num_known` is the number of mega-batches on which the initial model was trained.
+    """
+    last_stage = max((row.t for row in rows if row.updated), default=num_known)
     waiting = [row.t for row in rows[last_stage + 1 :] if not row.is_skipped]
     if not (count := len(waiting)):
         return None

@@ -47,6 +47,9 @@ class StreamSettings:
     them. "wait": they wait for the mega-batches that will arrive later."""
     skip: tuple[int, ...] = ()
     """Mega-batches that no stage trains on, now or as replay."""
+    num_known: int = 0
+    """Number of mega-batches at the start on which the initial model was trained. No stage waits for them or trains on
+    them as new data, but all stages can replay them."""
 
     def ratio(self, curve: ErrorCurve) -> tuple[float, str | None]:
         """Return the ratio of waits that grow, and with wait="auto" the reason for it, given the known errors."""
@@ -62,7 +65,7 @@ class StreamSettings:
         one is certain.
         """
         ratio, _ = self.ratio(ErrorCurve())
-        return arrivals_of_stages(self.num_mega_batches, self.wait, ratio, self.last_group == "train")
+        return arrivals_of_stages(self.num_mega_batches, self.wait, ratio, self.last_group == "train", self.num_known)
 
     @property
     def num_stages(self) -> int:
@@ -71,6 +74,10 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         check_wait(self.wait, self.num_mega_batches)
+        if self.num_known > self.num_mega_batches:
+            raise SettingError(
+                f"known_mega_batches={self.num_known} is more than the {self.num_mega_batches} mega-batches that arrive"
+            )
         is_number = isinstance(self.replay, int | float) and not isinstance(self.replay, bool)
         is_share = is_number and 0 < float(self.replay) < 1
         if not (self.replay is False or self.replay in ("all", "uniform") or is_share):
@@ -276,12 +283,12 @@ def run_stream(
     for mega_batch in stream:
         # First test, then train. Between stages the predictor does not change, but the mega-batches do, so it is scored
         # at every arrival. The score belongs to the row of this arrival, so a row is final when it is written.
-        prequential_scores = None
-        if prequential is not None:
+        prequential_scores, is_known = None, mega_batch.t <= settings.num_known
+        if prequential is not None and not is_known:
             prequential_scores = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
         is_skipped = record.is_skipped(mega_batch.t, mega_batch.t in settings.skip)
         if not is_skipped:
-            gathered.append(mega_batch)
+            (past if is_known else gathered).append(mega_batch)
         # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
         curve.add(len(past), known_error(prequential_scores, scores))
         stream_ends = mega_batch.t == len(stream)

@@ -53,7 +53,7 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
 
 
 def arrivals_of_stages(
-    num_mega_batches: int, wait: Wait, ratio: float | None = None, trains_last_group: bool = True
+    num_mega_batches: int, wait: Wait, ratio: float | None = None, trains_last_group: bool = True, num_known: int = 0
 ) -> list[int]:
     """Return the arrivals t at which the stages of a stream are trained, in order.
 
@@ -62,10 +62,11 @@ def arrivals_of_stages(
         wait: the setting `wait`.
         ratio: see `group_is_complete`.
         trains_last_group: whether a stage trains on mega-batches at the end that are fewer than a stage needs.
+        num_known: number of mega-batches at the start on which the initial model was trained.
     """
     arrivals: list[int] = []
-    for t in range(1, num_mega_batches + 1):
-        num_past = arrivals[-1] if arrivals else 0
+    for t in range(num_known + 1, num_mega_batches + 1):
+        num_past = arrivals[-1] if arrivals else num_known
         is_last = trains_last_group and t == num_mega_batches
         if is_last or group_is_complete(t - num_past, num_past, wait, ratio):
             arrivals.append(t)

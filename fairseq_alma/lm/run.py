@@ -193,7 +193,7 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         before = rows_in(Path(settings.out))
         rows = run(settings, slurm)
         console.print(ledger_table(rows, title_of(settings.out, settings.to_json())))
-        if message := waiting_message(rows, settings.wait):
+        if message := waiting_message(rows, settings.wait, settings.known_mega_batches):
             console.print(message)
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)

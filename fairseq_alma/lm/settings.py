@@ -101,6 +101,9 @@ class LanguageModelSettings(RunSettings):
     counts, a checkpoint of one, or one that alma-import or alma-grow wrote. Its sizes take the place of those of
     `arch`. All members of an ensemble start from it. If the vocabulary of the stream has been grown (`alma-prep
     grow-vocab`), its new symbols get the mean embedding of the old ones that they replace."""
+    known_mega_batches: NonNegative = setting(0, off=0)
+    """With `init_from`: number of mega-batches at the start of the stream on which its model was trained. They count as
+    mega-batches of earlier stages: no stage trains on them as new data, but `replay` reads them."""
     from_scratch: bool = False
     """Whether each stage starts from newly initialised weights."""
     warmup_updates: NonNegative | None = setting(None, forkable=True)
@@ -217,6 +220,10 @@ class LanguageModelSettings(RunSettings):
                 f"{'from_scratch=true' if self.from_scratch else 'learner=gens'}, whose stages start from new weights: "
                 f"leave one of them out"
             )
+        if self.known_mega_batches and not self.init_from:
+            raise SettingError(
+                f"known_mega_batches={self.known_mega_batches} needs init_from=, the model that was trained on them"
+            )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:
@@ -281,7 +288,8 @@ class LanguageModelSettings(RunSettings):
         `more_will_follow` says whether a later run will add mega-batches.
         """
         last_group = self.last_group or ("wait" if more_will_follow else "train")
-        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, tuple(self.skip_mega_batches or ()))
+        skip = tuple(self.skip_mega_batches or ())
+        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, skip, self.known_mega_batches)
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""

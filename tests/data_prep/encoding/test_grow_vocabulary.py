@@ -53,7 +53,7 @@ def grow(old, new, *more) -> int:
 def test_the_copy_has_the_same_text_in_fewer_tokens_and_the_old_ids(old, tmp_path, capsys):
     before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     assert grow(old, tmp_path / "new", "--symbols", 40) == 0
-    assert "'skip_mega_batches=[1]'" in capsys.readouterr().out
+    assert "init_from=OLD_RUN known_mega_batches=1 ..." in capsys.readouterr().out
     one, two = StreamFolder.open(old), StreamFolder.open(tmp_path / "new")
     two.verify_bytes()
     assert main(["check", str(two.path)]) == 0

@@ -107,6 +107,28 @@ def test_with_replay_a_stage_may_train_on_the_past_again(tmp_path):
     assert [row.spent.train_flops for row in rows] == [0, 100, 200, 300]
 
 
+@pytest.mark.parametrize("wait", [1, 2])
+def test_known_mega_batches_are_the_past_and_no_stage_is_trained_on_them(tmp_path, wait):
+    learner, scored = TinyLearner(), []
+
+    def prequential(learner, mega_batch):
+        scored.append(mega_batch.t)
+        return [Prequential(0.5, 1.0)]
+
+    more = {"num_mega_batches": 5, "wait": wait, "prequential": prequential, "num_known": 3}
+    rows = tiny_run(tmp_path / "run", learner=learner, **more)
+    assert [times(stage.new) for stage in learner.stages] == ([[4], [5]] if wait == 1 else [[4, 5]])
+    assert [times(stage.past) for stage in learner.stages] == ([[1, 2, 3], [1, 2, 3, 4]] if wait == 1 else [[1, 2, 3]])
+    assert scored == [4, 5]  # the others are no new text for the model
+    assert [row.is_skipped for row in rows] == [False] * 6
+    # A run that is continued at each arrival is the same.
+    for number in range(3, 6):
+        tiny_run(tmp_path / "parts", **more | {"num_mega_batches": number, "last_group": "wait"})
+    assert ledger_without_seconds(tmp_path / "parts") == ledger_without_seconds(tmp_path / "run")
+    with pytest.raises(SettingError, match="known_mega_batches=3 is more than the 2 mega-batches"):
+        StreamSettings(2, num_known=3)
+
+
 @pytest.mark.parametrize("replay", [False, "all", "uniform", 0.5, 0.001])
 def test_replay_is_false_all_uniform_or_a_share(replay):
     assert StreamSettings(4, replay=replay).replay == replay

@@ -26,6 +26,13 @@ def test_the_arrivals_of_stages(wait, trains_last, expected):
     assert arrivals_of_stages(10, wait, trains_last_group=trains_last) == expected
 
 
+def test_the_arrivals_of_stages_after_known_mega_batches():
+    """The waits that grow count them as mega-batches of earlier stages."""
+    for wait, trains_last, expected in ((2, False, [6, 8, 10]), ("geometric", True, [6, 9, 10]), ([2, 7], False, [7])):
+        assert arrivals_of_stages(10, wait, None, trains_last, num_known=4) == expected
+        assert StreamSettings(10, wait, num_known=4).arrivals_of_stages[:1] == expected[:1]
+
+
 def test_a_run_trains_its_stages_at_these_arrivals(tmp_path):
     rows = tiny_run(tmp_path, 10, wait="geometric")
     assert [row.t for row in rows if row.updated] == [1, 2, 3, 5, 8, 10]
