@@ -121,13 +121,10 @@ def _grow_vocabulary(argv: list[str]) -> int:
     stream = grow_vocabulary(parsed.stream, parsed.new, parsed.symbols, parsed.learn_from)
     say(summary(stream))
     symbols = stream["vocab_size"] - stream["grown_from"][-1]["num_symbols"]
-    first = max(stream["grown_from"][-1]["learned_from"])
-    words = ["alma-lm", f"stream={parsed.new}", "out=RUN", "init_from=OLD_RUN"]
-    if first > 1:
-        words.append(f"known_mega_batches={first - 1}")
+    words = shlex.join(["alma-lm", f"stream={parsed.new}", "out=RUN", "init_from=OLD_RUN", "known_mega_batches=K"])
     say(
         f"{parsed.new} has {symbols:,} more symbols. A run of alma-lm on it starts from a run on {parsed.stream}: "
-        f"{shlex.join(words)} ..."
+        f"{words} ..., where K is the number of mega-batches on which OLD_RUN was trained."
     )
     return 0
 

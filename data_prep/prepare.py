@@ -323,6 +323,11 @@ def drop_last(out: Path) -> dict:
         f"{out} now ends with mega-batch {first - 1}. Runs that have trained on a later one: give "
         "`alma-lm rollback RUN --to-stage K` with the stage before it"
     )
+    if any(t >= first for one in base.get("grown_from", []) for t in one["learned_from"]):
+        note(
+            "The vocabulary was grown with text that is now removed, and stays as it is: to be without these symbols, "
+            "grow the vocabulary of the earlier stream again (alma-prep grow-vocab)"
+        )
     return stream
 
 

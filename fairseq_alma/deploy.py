@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fairseq_alma.core.deployments import Deployment, note_deployment
+from fairseq_alma.core.deployments import Deployment, deployments, note_deployment
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.lease import Lease
@@ -252,7 +252,7 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
         if one.is_withdrawn:
             raise RunError(f"{source} has learned from text that alma-forget has removed: deploy another predictor")
         files = _listed_files(source / RECORD, one.files)
-        return _Copy(one.source, one.run, one.stage, one.folder.name, one.content, files)
+        return _Copy(one.source, _confirmed_run(one), one.stage, one.folder.name, one.content, files)
     if (source / EXPORT_RECORD).is_file():
         if stage is not None:
             raise SettingError(f"{source} is an exported model, not a run: leave out --stage")
@@ -295,6 +295,21 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
         f"stage {stage} of {source}", str(source.resolve()), stage, f"stage_{stage:03d}", content, files,
         {**description, "checkpoints": entries},
     )  # fmt: skip
+
+
+def _confirmed_run(one: Deployed) -> str:
+    """Return the run of a deployed predictor, if the run says so, too; else "".
+
+    The record may be somebody else's, and what is deployed is noted in the folder of the run.
+    """
+    run = Path(one.run)
+    if not one.run or not RunFolder(run).predictor().is_file():
+        return ""
+    is_noted = any(Path(each["to"]) == one.folder.parent for each in deployments(run))
+    is_current = RunFolder(run).predictor(one.stage).is_file() and one.content == [
+        entry.get("sha256") for entry in read_predictor(run, one.stage)["checkpoints"]
+    ]
+    return one.run if is_noted or is_current else ""
 
 
 def _listed_files(record: Path, digests: Mapping[str, str]) -> dict[str, tuple[Path, str]]:

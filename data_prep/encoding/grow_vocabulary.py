@@ -20,8 +20,16 @@ from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best
 from data_prep.encoding.stream_tokenizer import write_dictionary
 from data_prep.errors import NothingNew, PrepError
 from data_prep.running.progress import Bar, note
-from data_prep.running.stream_folder import check_bytes, read_manifest, read_stream
-from data_prep.running.work_folder import full_disk_reported, publish, unfinished_copy
+from data_prep.running.stream_folder import (
+    SHARD_NAME,
+    belongs_to_stream,
+    check_bytes,
+    num_dedup_files,
+    read_manifest,
+    read_stream,
+)
+from data_prep.running.work_folder import full_disk_reported, lease_held_if_writable, publish, unfinished_copy
+from data_prep.tokenization.given import given_tokenizer
 from data_prep.tokenization.growth import with_more_symbols, words_as_symbols
 from data_prep.tokenization.tokenizers import (
     EOS,
@@ -37,8 +45,6 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import STREAM_FILE, read_description
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
 
-CERTIFICATES = "forgotten"
-"""The folder of a stream with the certificates of alma-forget."""
 PAD = 1
 """The id that stands for text that alma-forget has masked."""
 _BATCH_TOKENS = 1 << 20
@@ -61,20 +67,31 @@ def grow_vocabulary(source: Path, target: Path, num_symbols: int, learn_from: Se
         PrepError: if there is no stream, if it is damaged or has another kind of tokenizer, if there is no such
             mega-batch, if its text gives no symbols, or if `target` contains something else.
     """
-    stream = read_stream(source)
-    if stream is None:
-        raise PrepError(f"there is no stream in {source}: give the folder that alma-prep has written.")
     if num_symbols < 1:
         raise PrepError(f"--symbols {num_symbols}: give the number of symbols to add, 1 or more.")
+    if not (source / STREAM_FILE).is_file():
+        raise PrepError(f"there is no stream in {source}: give the folder that alma-prep has written.")
+    if source.resolve() in (target.resolve(), *target.resolve().parents):
+        raise PrepError(f"{target} is in the folder of the stream {source}: choose another folder.")
+    # So that neither `--extend` nor alma-forget changes the stream while it is read.
+    with lease_held_if_writable(source):
+        return _grow(source, target, num_symbols, learn_from)
+
+
+def _grow(source: Path, target: Path, num_symbols: int, learn_from: Sequence[int]) -> dict:
+    stream = read_stream(source)
+    assert stream is not None
     learn_from = sorted({*learn_from} or {stream.num_mega_batches})
     if outside := [t for t in learn_from if not 1 <= t <= stream.num_mega_batches]:
         raise PrepError(f"{source} has no mega-batch {outside[0]}: it has {stream.num_mega_batches} of them.")
     file = source / stream.description["tokenizer"]["file"]
+    given_tokenizer(str(file))  # The stream may be somebody else's: this refuses a file with few symbols and large ids.
     tokenizer = load_tokenizer(file)
-    if not isinstance(tokenizer, ByteBPE):
+    if not (isinstance(tokenizer, ByteBPE) and tokenizer.is_lossless):
         raise PrepError(
-            f"the tokenizer of {source} is no byte-level BPE, so text could be lost when it is decoded: make a stream "
-            "from its sources, with a tokenizer of more symbols (--tokenizer FILE)."
+            f"the tokenizer of {source} is no plain byte-level BPE (GPT-2's, without added tokens), so text could be "
+            "lost when it is decoded: make a stream from its sources, with a tokenizer of more symbols "
+            "(--tokenizer FILE)."
         )
     grown_from: dict[str, Any] = {
         "dict_sha256": stream.dictionary_digest,
@@ -102,9 +119,7 @@ def grow_vocabulary(source: Path, target: Path, num_symbols: int, learn_from: Se
             "dict_sha256": sha256_of(work.stream / "dict.txt"),
         }
         description["grown_from"] = [*description.get("grown_from", []), grown_from]
-        if (source / CERTIFICATES).is_dir():
-            shutil.copytree(source / CERTIFICATES, target / CERTIFICATES)
-        publish(target, work, description, read_manifest(source))
+        publish(target, work, description, _own_manifest(stream))
     return description
 
 
@@ -119,8 +134,8 @@ def _checked_copy(target: Path, source: StreamFolder, grown_from: Mapping) -> di
     ]
     if found.get("grown_from", [])[-1:] != [grown_from] or splits[0] != splits[1]:
         raise PrepError(
-            f"{target} exists and is not a copy of {source.path}, as it is now, with {grown_from['wanted']} new "
-            "symbols: choose another folder, or remove it."
+            f"{target} exists and is not the copy of {source.path} with {grown_from['wanted']} new symbols, or one of "
+            "the two has been changed since, for example extended: choose another folder."
         )
     check_bytes(target)
     note(f"{target} is complete: nothing to do")
@@ -132,9 +147,13 @@ def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> d
     size = dictionary_size(len(new.symbols()))
     sizes = {"vocab_size": len(new.symbols()), "dictionary_size": size, "dtype": best_dtype(size)}
     description = {**stream.description, **sizes}
-    for part in ("dedup", "documents"):
-        if (stream.path / part).is_dir():
-            shutil.copytree(stream.path / part, folder / part)
+    if "forgotten" in description:
+        # The texts stay out of extensions. The certificates are of the other stream, and are not copied.
+        description["forgotten"] = [{**one, "number": 0} for one in description["forgotten"]]
+    for name in _own_manifest(stream)["outputs"]:
+        if name.startswith(("dedup/", "documents/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(stream.path / name, folder / name)
     names = [*stream.splits, *stream.period_splits]
     entries = {}
     with Bar("encode again", sum(stream.counts(name)["tokens"] for name in names), "tokens") as bar:
@@ -147,6 +166,19 @@ def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> d
             for t, period in enumerate(description["periods"], start=1)
         ]
     return description
+
+
+def _own_manifest(stream: StreamFolder) -> dict:
+    """Return manifest.json without what an unfinished extension has added."""
+    manifest = read_manifest(stream.path)
+    sizes = (stream.num_mega_batches, num_dedup_files(stream.description) - 1)
+    outputs = {
+        name: output
+        for name, output in manifest["outputs"].items()
+        if SHARD_NAME.fullmatch(name) and belongs_to_stream(name, *sizes)
+    }
+    extensions = manifest["extensions"][: len(stream.description.get("extensions", []))]
+    return {**manifest, "outputs": outputs, "extensions": extensions}
 
 
 def _copy_split(stream: StreamFolder, name: str, old: ByteBPE, new: ByteBPE, folder: Path, bar: Bar) -> dict:
@@ -178,6 +210,9 @@ def _copy_split(stream: StreamFolder, name: str, old: ByteBPE, new: ByteBPE, fol
 
 def _encode_again(passages: Sequence[np.ndarray], old: Tokenizer, new: Tokenizer) -> list[np.ndarray]:
     """Return the ids of passages, without </s>, in the new encoding. Masked tokens stay as they are."""
+    last = NUM_SPECIAL + len(old.symbols())
+    if any(((ids != PAD) & ((ids < NUM_SPECIAL) | (ids >= last))).any() for ids in passages):
+        raise PrepError("the stream contains ids that are not in its vocabulary: copy it again, or make it again.")
     parts = [np.split(ids, np.flatnonzero(np.diff(ids == PAD)) + 1) for ids in passages]
     texts = [part for each in parts for part in each if len(part) and part[0] != PAD]
     found = iter(new.encode(old.decode_all([(part - NUM_SPECIAL).tolist() for part in texts])))
@@ -208,6 +243,10 @@ def passages_of(stream: StreamFolder, split: str) -> Iterator[list[np.ndarray]]:
         ends = start + np.flatnonzero(tokens[start : start + _BATCH_TOKENS] == EOS)
         if not len(ends):  # a passage that is longer
             ends = start + np.flatnonzero(tokens[start:] == EOS)[:1]
+        if not len(ends):
+            raise PrepError(
+                f"{stream.prefix(split)}.bin does not end with the end of a passage: make the stream again."
+            )
         bounds = itertools.pairwise([start - 1, *ends.tolist()])
         yield [tokens[first + 1 : last].astype(np.int64) for first, last in bounds]
         start = int(ends[-1]) + 1

@@ -5,6 +5,7 @@ files of the stream) are complete, they are moved into OUT by renaming. stream.j
 OUT does not count as a stream.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -191,23 +192,47 @@ def work_folder(
 
 @contextmanager
 def unfinished_copy(out: Path) -> Iterator[WorkFolder]:
-    """Lock and yield the work folder of `out`, in which a copy of a stream is made. After an error, it is empty.
+    """Lock and yield the work folder of `out`, in which a copy of a stream is made. The next call begins again.
 
     Raises:
         PrepError: if another alma-prep is running in `out`, or if `out` contains other files.
     """
-    with lease_held(out) as place:
-        work = WorkFolder(out / WORK, place)
-        if _previous_settings(out):
-            raise PrepError(f"{out} contains an unfinished stream: choose another folder, or remove it.")
-        _empty(work.folder)  # what a killed call has left
-        check_free(out)
-        _remove_leftover_shards(out, {}, resumes=True)
-        work.stream.mkdir()
-        try:
-            yield work
-        finally:
+    check_free(out)  # before there is a work folder, with which shards count as those of a killed call
+    if _previous_settings(out):
+        raise PrepError(f"{out} contains an unfinished stream: choose another folder, or remove it.")
+    out_existed = out.is_dir()
+    try:
+        with lease_held(out) as place:
+            work = WorkFolder(out / WORK, place)
+            _empty(work.folder)  # what a killed call has left
+            _remove_leftover_shards(out, {}, resumes=True)
+            work.stream.mkdir()
+            # After a kill or an error while shards are moved, this file keeps the work folder, which says that the
+            # shards beside it are not somebody else's.
+            (work.folder / "copy").touch()
+            try:
+                yield work
+            except PrepError:  # nothing was moved
+                _empty(work.folder)
+                raise
             _empty(work.folder)
+    except PrepError:
+        if not out_existed:
+            with suppress(OSError):  # another process has just created files in the folder
+                out.rmdir()
+        raise
+
+
+@contextmanager
+def lease_held_if_writable(out: Path) -> Iterator[None]:
+    """Like `lease_held`. If this user may not write into `out`, the folder is not locked."""
+    with ExitStack() as at_end:
+        try:
+            at_end.enter_context(lease_held(out))
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+        yield
 
 
 def _check_unchanged(out: Path, base: Mapping | None) -> None:

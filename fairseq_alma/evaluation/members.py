@@ -33,7 +33,7 @@ class Members:
     """The settings of the run, if its stream is used; otherwise empty."""
 
 
-def _why_not_a_run(folder: Path) -> str:
+def why_not_a_run(folder: Path) -> str:
     """Return what a folder without predictor.json is, and what to give instead."""
     if (folder / "current").is_symlink():
         return f"{folder} contains the models that alma-deploy has copied: give {folder / 'current'}"
@@ -63,7 +63,7 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
         # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
         run = paths[0].resolve() if paths[0].is_symlink() else paths[0]
         if not RunFolder(run).predictor().is_file():
-            raise StreamError(_why_not_a_run(run))
+            raise StreamError(why_not_a_run(run))
         if not RunFolder(run).predictor(stage).is_file():
             raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
         checkpoints = [checked_file(run, entry) for entry in read_predictor(run, stage)["checkpoints"]]

@@ -97,19 +97,20 @@ def digest_of_request(salt: str, request: Mapping[str, Any]) -> str:
     return hashlib.sha256((salt + json.dumps(request, sort_keys=True)).encode()).hexdigest()
 
 
-def num_in_vocabulary(description: Mapping[str, Any]) -> int:
-    """Return on how many of the first mega-batches a tokenizer of alma-prep was trained."""
-    if description.get("settings", {}).get("causal"):
-        return 1
+def in_vocabulary(description: Mapping[str, Any]) -> list[int]:
+    """Return the mega-batches on which a tokenizer of alma-prep was trained, or from which its symbols were learned."""
     extensions = description.get("extensions", [])
-    return extensions[0]["mega_batches"][0] - 1 if extensions else description["num_mega_batches"]
+    last = extensions[0]["mega_batches"][0] - 1 if extensions else description["num_mega_batches"]
+    first = range(1, 2 if description.get("settings", {}).get("causal") else last + 1)
+    learned = {t for one in description.get("grown_from", []) for t in one["learned_from"]}
+    return sorted({*first} | learned)
 
 
 def plan_masks(stream: StreamFolder, found: Found, request: Mapping[str, Any]) -> Certificate:
     """Return what must be masked in a stream. Nothing is written."""
     splits: dict[str, MaskedSplit] = {}
     counts = np.zeros(stream.dictionary_size, np.int64)
-    counted = [f"mega_batch_{t}" for t in range(1, num_in_vocabulary(stream.description) + 1)]
+    counted = [f"mega_batch_{t}" for t in in_vocabulary(stream.description)]
     for split, chosen in found.places.items():
         rows, which = read_rows(stream, split), sorted(chosen)
         spans: list[tuple[int, int]] = []

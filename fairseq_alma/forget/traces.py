@@ -13,8 +13,9 @@ from fairseq_alma.core.files import read_json, remove
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.deploy import current_of
-from fairseq_alma.forget.mask import Certificate, num_in_vocabulary
+from fairseq_alma.forget.mask import Certificate, in_vocabulary
 
 
 class Trace(NamedTuple):
@@ -67,15 +68,15 @@ def purge(found: Sequence[Trace]) -> list[Trace]:
 def _of_stream(stream: StreamFolder, certificate: Certificate) -> Iterator[Trace]:
     tokenizer = stream.description["tokenizer"]
     is_given = tokenizer.get("kind") not in TOKENIZERS
-    first = num_in_vocabulary(stream.description)
-    made_before = not certificate["splits"].keys() & {f"mega_batch_{t}" for t in range(1, first + 1)}
-    if not is_given and not made_before:
+    trained_on = in_vocabulary(stream.description)
+    has_read = certificate["splits"].keys() & {f"mega_batch_{t}" for t in trained_on}
+    if has_read and not (is_given and not stream.description.get("grown_from")):
         only = len(certificate["only_here"])
         yield Trace(
             tokenizer["file"],
-            f"it was trained on text of the first {first} mega-batches, which may include the forgotten text, so "
-            f"its subwords may depend on that text. In these mega-batches, {only} of its tokens occur only in the "
-            f"forgotten text. Another tokenizer would change every token of the stream",
+            f"it was trained on text of the mega-batches {format_mega_batches(trained_on)}, which may include the "
+            f"forgotten text, so its subwords may depend on that text. In these mega-batches, {only} of its tokens "
+            f"occur only in the forgotten text. Another tokenizer would change every token of the stream",
         )
     if (stream.path / "dedup").is_dir():
         yield Trace(
@@ -145,7 +146,11 @@ def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace
                 f"W&B project {settings['wandb']}", "it has the curves and scores of the earlier training, but no text"
             )
         if settings.get("init_from"):
-            yield Trace(settings["init_from"], "the run started from it; it may have been trained on the text")
+            copy = RunFolder(run).member(0, 1) / "checkpoint_untrained.pt"
+            yield Trace(
+                settings["init_from"],
+                f"the run started from it; it may have been trained on the text, and so may the copy {copy}",
+            )
 
 
 def _of_deployed(folder: Path) -> Trace:

@@ -296,6 +296,16 @@ def test_what_is_deployed_is_deployed_elsewhere_as_from_its_run(moved, tmp_path,
     assert score(tmp_path / "to/current") == score(moved)
     with pytest.raises(SettingError, match="leave out --stage"):
         deploy(tmp_path / "staging/current", tmp_path / "to", 2)
+    # A record that names another folder, or a run that does not know it, is not followed.
+    shutil.copytree(tmp_path / "staging/stage_003", tmp_path / "foreign/stage_003")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/predictor.json").write_text("{}")
+    [foreign] = all_deployed(tmp_path / "foreign")
+    for victim in (tmp_path / "victim", tmp_path):
+        replace(foreign, run=str(victim)).write()
+        deploy(tmp_path / "foreign/stage_003", tmp_path / "own")
+        assert not (victim / "deployments.json").exists()
+        shutil.rmtree(tmp_path / "own")
     weights = tmp_path / "staging/stage_002/member_1.pt"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(RunError, match="has changed while it was copied"):

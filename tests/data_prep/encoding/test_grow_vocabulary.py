@@ -1,6 +1,7 @@
 """`alma-prep grow-vocab` copies a stream with more symbols: the same text in the same splits, the old ids as before."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from data_prep.cli import main
 from data_prep.encoding import grow_vocabulary
 from data_prep.tokenization.tokenizers import load_tokenizer
+from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.forget.cli import main as alma_forget
 from tests.commands import ROOT
@@ -53,7 +55,7 @@ def grow(old, new, *more) -> int:
 def test_the_copy_has_the_same_text_in_fewer_tokens_and_the_old_ids(old, tmp_path, capsys):
     before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     assert grow(old, tmp_path / "new", "--symbols", 40) == 0
-    assert "init_from=OLD_RUN known_mega_batches=1 ..." in capsys.readouterr().out
+    assert "init_from=OLD_RUN known_mega_batches=K ..." in capsys.readouterr().out
     one, two = StreamFolder.open(old), StreamFolder.open(tmp_path / "new")
     two.verify_bytes()
     assert main(["check", str(two.path)]) == 0
@@ -74,7 +76,7 @@ def test_the_copy_has_the_same_text_in_fewer_tokens_and_the_old_ids(old, tmp_pat
     assert {path: path.read_bytes() for path in old.rglob("*") if path.is_file()} == before
     # The same command only checks. Another number of symbols is another copy.
     assert grow(old, two.path, "--symbols", 40) == 0 and "nothing to do" in capsys.readouterr().err
-    assert grow(old, two.path, "--symbols", 41) == 2 and "is not a copy of" in capsys.readouterr().err
+    assert grow(old, two.path, "--symbols", 41) == 2 and "is not the copy of" in capsys.readouterr().err
 
 
 @pytest.mark.damages_streams
@@ -103,7 +105,7 @@ def test_a_copy_is_extended_and_grown_again(old, tmp_path):
 
 
 @pytest.mark.damages_streams  # alma-forget removes words
-def test_masked_text_stays_masked_and_is_not_learned_from(old, tmp_path):
+def test_masked_text_stays_masked_and_is_not_learned_from(old, tmp_path, capsys):
     assert alma_forget([str(old), "--match", "blorptang3", "--no-runs", "--yes"]) == 0
     assert grow(old, tmp_path / "new", "--symbols", 40) == 0
     one, two = StreamFolder.open(old), StreamFolder.open(tmp_path / "new")
@@ -111,9 +113,13 @@ def test_masked_text_stays_masked_and_is_not_learned_from(old, tmp_path):
     assert texts_of(one, "mega_batch_2") == texts_of(two, "mega_batch_2")
     assert one.num_masked("mega_batch_2") == two.num_masked("mega_batch_2") > 0
     assert any("«" in text for text in texts_of(two, "mega_batch_2"))
-    assert [path.name for path in (two.path / "forgotten").iterdir()] == [
-        path.name for path in (one.path / "forgotten").iterdir()
-    ]
+    # The certificates stay with the stream that they are about. What is forgotten in the copy is numbered from 1.
+    assert not (two.path / "forgotten").exists()
+    text = texts_of(two, "mega_batch_2")[-1]
+    assert alma_forget([str(two.path), "--match", text, "--no-runs", "--yes"]) == 0
+    assert "tokenizer.json: it was trained on text of the mega-batches 1-2" in capsys.readouterr().out
+    assert (two.path / "forgotten/1.json").exists() and text not in texts_of(two, "mega_batch_2")
+    assert main(["check", str(two.path)]) == 0
 
 
 @pytest.mark.damages_streams
@@ -194,10 +200,18 @@ def test_what_cannot_be_grown_is_refused_and_nothing_is_written(old, tmp_path, a
         (tmp_path / "none", ("--symbols", 1), "there is no stream in"),
         (old, ("--symbols", 0), "--symbols 0: give the number"),
         (old, ("--symbols", 5, "--learn-from", 3), "has no mega-batch 3: it has 2 of them"),
-        (with_pieces, ("--symbols", 5), "is no byte-level BPE"),
+        (with_pieces, ("--symbols", 5), "is no plain byte-level BPE"),
     ):
         assert grow(source, new, *options) == 2
         assert message in capsys.readouterr().err and not new.exists()
+    # A file that alma-prep could have written is somebody's, too.
+    for name in ("tokenizer.json", "dict.txt", "valid/valid.bin"):
+        (new / name).parent.mkdir(parents=True)
+        (new / name).write_text("mine")
+        assert grow(old, new, "--symbols", 5) == 2 and "already contains" in capsys.readouterr().err
+        assert (new / name).read_text() == "mine" and len(list(new.rglob("*"))) == 1 + name.count("/")
+        shutil.rmtree(new)
+    assert grow(old, old / "new", "--symbols", 5) == 2 and "is in the folder" in capsys.readouterr().err
     new.mkdir()
     (new / "notes.txt").write_text("mine")
     assert grow(old, new, "--symbols", 5) == 2
@@ -205,3 +219,67 @@ def test_what_cannot_be_grown_is_refused_and_nothing_is_written(old, tmp_path, a
         "already contains these files: notes.txt" in capsys.readouterr().err
         and (new / "notes.txt").read_text() == "mine"
     )
+
+
+def test_an_unfinished_extension_is_not_copied(old, tmp_path, monkeypatch):
+    from data_prep.running import work_folder
+
+    class KilledError(BaseException):
+        pass
+
+    def die(*arguments):
+        raise KilledError
+
+    write_texts(tmp_path / "third.jsonl", 60, 2)
+    extend = ["--source", f"text:{tmp_path / 'third.jsonl'}", "--workers", "1"]
+    monkeypatch.setattr(work_folder, "_write_stream_json", die)
+    with pytest.raises(KilledError):
+        main(["--extend", str(old), *extend])
+    monkeypatch.undo()
+    new = tmp_path / "new"
+    assert grow(old, new, "--symbols", 10) == 0
+    assert not (new / "documents/mega_batch_3.parquet").exists()
+    assert main(["--extend", str(new), *extend]) == 0 == main(["--extend", str(old), *extend])
+    assert texts_of(StreamFolder.open(new), "mega_batch_3") == texts_of(StreamFolder.open(old), "mega_batch_3")
+
+
+@pytest.mark.damages_streams
+def test_a_stream_of_somebody_else_is_refused_in_one_line(old, tmp_path, capsys):
+    def changed(name, change):
+        copy = shutil.copytree(old, tmp_path / name)
+        stream = json.loads((copy / "stream.json").read_text())
+        manifest = json.loads((copy / "manifest.json").read_text())
+        for path in change(copy):
+            digest = sha256_of(copy / path)
+            manifest["outputs"][path] |= {"sha256": digest, "bytes": (copy / path).stat().st_size}
+            if path == "tokenizer.json":
+                stream["tokenizer"]["sha256"] = digest
+            else:
+                stream["splits"]["valid"]["sha256"] = digest
+        (copy / "stream.json").write_text(json.dumps(stream))
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        return copy
+
+    def far_id(copy):
+        tokenizer = json.loads((copy / "tokenizer.json").read_text())
+        tokenizer["model"]["vocab"]["unheard"] = 3_000_000
+        (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+        return ["tokenizer.json"]
+
+    def wrong(position, value):
+        def change(copy):
+            tokens = np.fromfile(copy / "valid/valid.bin", np.uint16)
+            tokens[position] = value
+            tokens.tofile(copy / "valid/valid.bin")
+            return ["valid/valid.bin"]
+
+        return change
+
+    for name, change, message in (
+        ("far", far_id, "its largest id is 3,000,000"),
+        ("special", wrong(3, 0), "ids that are not in its vocabulary"),
+        ("unused", wrong(3, 307), "ids that are not in its vocabulary"),
+        ("end", wrong(-1, 100), "does not end with the end of a passage"),
+    ):
+        assert grow(changed(name, change), tmp_path / "new", "--symbols", 5) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "new").exists()
