@@ -16,7 +16,7 @@ from tests.commands import RUN, run_command
 
 SMALL = {
     "preset": "quickstart", "precision": "float32", "tokens_per_sample": 32, "sequences_per_update": 8, "batch_size": 8,
-    "lr": 0.005, "updates": 4,
+    "lr": 0.005, "updates": 4, "validations": 2,
 }  # fmt: skip
 
 
