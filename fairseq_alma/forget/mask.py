@@ -152,7 +152,8 @@ def mask(stream: Path, plan: Certificate) -> None:
     """Carry out a plan, or finish it. At the end, the certificate replaces the plan.
 
     Raises:
-        PrepError: if alma-prep is at work in the folder, or if an unfinished extension there contains text.
+        PrepError: if alma-prep is at work in the folder, if an unfinished extension there contains text, or if the
+            stream has changed since the plan was made.
     """
     with lease_held(stream):
         left = [path.name for path in (stream / WORK).iterdir() if not path.name.startswith(("lease", ".lease"))]
@@ -162,6 +163,12 @@ def mask(stream: Path, plan: Certificate) -> None:
                 f"remove this folder; then run alma-forget again"
             )
         description = StreamFolder(stream, _read(stream / STREAM_FILE))
+        numbers = [one["number"] for one in description.description.get("forgotten", [])]
+        is_old = plan["number"] in numbers or any(
+            description.digest(name) != one["before"] for name, one in plan["splits"].items()
+        )
+        if is_old and not (stream / UNFINISHED).exists():
+            raise PrepError(f"{stream} has changed since the text was searched: run the same command again")
         write_json(stream / UNFINISHED, plan)
         manifest = read_manifest(stream)
         for split, masked in plan["splits"].items():
@@ -177,7 +184,7 @@ def mask(stream: Path, plan: Certificate) -> None:
                 plan["files"].setdefault(name, {"before": manifest["outputs"][name]["sha256"]})["after"] = sha256
                 manifest["outputs"][name] = {"bytes": changed.stat().st_size, "sha256": sha256}
         # A killed call has repeated all steps until here, but not these, which are last.
-        if plan["number"] not in [one["number"] for one in description.description.get("forgotten", [])]:
+        if plan["number"] not in numbers:
             write_json(stream / UNFINISHED, plan)
             write_json(stream / MANIFEST, manifest)
             text = json.dumps(_described(description, plan), indent=1, ensure_ascii=False) + "\n"

@@ -16,7 +16,7 @@ from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.forget.cli import main
-from fairseq_alma.forget.mask import PAD, certificates
+from fairseq_alma.forget.mask import PAD, certificates, mask
 
 WORDS = [f"{first}{middle}{last}" for first in "bklmnr" for middle in "aeiou" for last in "lmnst"]
 DOCUMENT_WORDS = 24
@@ -331,6 +331,24 @@ def test_an_unfinished_extension_is_text_that_must_go_first(stream, capsys):
     (stream / ".alma-prep/spool").mkdir(parents=True)
     assert main([str(stream), "--document", "secret", "--no-runs", "--yes"]) == 2
     assert "unfinished alma-prep" in capsys.readouterr().err
+    StreamFolder.open(stream).verify_bytes()
+
+
+def test_a_stream_that_has_changed_since_the_search_is_not_masked(stream, monkeypatch, capsys):
+    """Another alma-forget has masked a document of the same month in the meantime."""
+
+    def late(path, certificate):
+        monkeypatch.undo()
+        assert main([str(stream), "--document", "doc-2-0", "--no-runs", "--yes"]) == 0
+        before.update(content_of(stream))
+        mask(path, certificate)
+
+    before: dict[str, bytes] = {}
+    monkeypatch.setattr("fairseq_alma.forget.cli.mask", late)
+    assert main([str(stream), "--document", "secret", "--no-runs", "--yes"]) == 2
+    assert "has changed since the text was searched" in capsys.readouterr().err
+    assert content_of(stream) == before
+    assert main([str(stream), "--document", "secret", "--no-runs", "--yes"]) == 0
     StreamFolder.open(stream).verify_bytes()
 
 
