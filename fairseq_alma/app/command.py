@@ -278,7 +278,7 @@ class Command:
                 is_typo = pair[0].isidentifier() and pair[0] not in {*known, *SUCCESSORS, *GONE}
                 meant = nearest_key(pair[0], known) if is_typo else pair[0]
                 if meant in known and meant != "out":
-                    valid.append(one.replace(pair[0], meant, 1))
+                    valid.append(f"{meant}={pair[1]}" if is_typo else one)
         try:
             with initialize_config_dir(version_base="1.1", config_dir=str(self.configs.resolve())):
                 config = compose(self.name.replace("-", "_"), overrides=[*valid, "out=unknown"])

@@ -169,8 +169,8 @@ def test_the_report_says_what_a_comparison_of_all_texts_finds(leaky, capsys, alm
     assert report["test"]["overlapping_documents"] > 20
     capsys.readouterr()
     assert alma_prep(leaky, f"text:{quotes}/a.jsonl", num_mega_batches=2) == 0
-    share = report["test"]["overlapping_documents"] / report["test"]["documents"]
-    assert f"{share:.2%} of the documents in test have 13 words in a row" in capsys.readouterr().out
+    numbers = report["test"]["overlapping_documents"], report["test"]["documents"]
+    assert f"{numbers[0]} of {numbers[1]} documents in test have 13 words in a row" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
