@@ -50,6 +50,7 @@ def sent(run: Path) -> tuple[list[Record], dict[str, list[tuple[float, float]]]]
 
 def test_a_run_of_alma_lm_that_is_continued_is_one_run_of_wandb(stream, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")  # for wandb's own process, beside other tests
     run = tmp_path / "ens"
     settings = (f"stream={stream}", f"out={run}", *RUN, "learner=ens", "members=2", "updates=6", "wandb=growing")
     for arrivals in (1, 2):
