@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_prep.copies.candidates import SURE_IN_STREAM
-from data_prep.encoding.grow_vocabulary import passages_of
+from data_prep.encoding.passages import passages_of
 from data_prep.errors import PrepError
 from data_prep.reading.index import sortable
 from data_prep.reading.provenance import versions

@@ -30,10 +30,10 @@ from data_prep.reading.provenance import code_digest, inputs, versions
 from data_prep.running.progress import note
 from data_prep.running.slurm import open_executor
 from data_prep.running.stream_folder import (
-    belongs_to_stream,
     check_bytes,
     check_free,
     num_dedup_files,
+    part_of_stream,
     read_manifest,
     read_stream,
 )
@@ -128,20 +128,11 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         )
     check_bytes(out)
     check_sizes(settings, files)
-    number = len(stream.get("extensions", [])) + 1
-    num_dedup = num_dedup_files(stream)
-    base = BaseStream(out, stream, *load_keys(out / "dedup", num_dedup, settings.duplicates))
+    base = BaseStream(out, stream, *load_keys(out / "dedup", num_dedup_files(stream), settings.duplicates))
     with _work_folder(settings, base) as work:
         added = _build(settings, files, work, base)
-        manifest = read_manifest(out)
-        # A call that was killed after it wrote manifest.json and before it wrote stream.json has added its shards and
-        # input files.
-        manifest["outputs"] = {
-            name: output
-            for name, output in manifest["outputs"].items()
-            if belongs_to_stream(name, stream["num_mega_batches"], num_dedup - 1)
-        }
-        manifest["extensions"] = [*manifest["extensions"][: number - 1], inputs(settings, files)]
+        manifest = part_of_stream(read_manifest(out), stream)
+        manifest["extensions"].append(inputs(settings, files))
         stream = _extended(settings, stream, added, fingerprints, digests)
         publish(out, work, stream, manifest)
     _warn_if_unusual(out, stream)

@@ -8,7 +8,6 @@ The copy is a stream of its own, because scores per token of two vocabularies ca
 one ledger.
 """
 
-import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
+from data_prep.encoding.passages import passages_of
 from data_prep.encoding.stream_tokenizer import write_dictionary
 from data_prep.errors import NothingNew, PrepError
 from data_prep.running.progress import Bar, note
 from data_prep.running.stream_folder import (
     SHARD_NAME,
-    belongs_to_stream,
     check_bytes,
-    num_dedup_files,
+    part_of_stream,
     read_manifest,
     read_stream,
 )
@@ -34,6 +33,7 @@ from data_prep.tokenization.growth import with_more_symbols, words_as_symbols
 from data_prep.tokenization.tokenizers import (
     EOS,
     NUM_SPECIAL,
+    PAD,
     ByteBPE,
     Tokenizer,
     dictionary_size,
@@ -44,11 +44,6 @@ from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_description import STREAM_FILE, read_description
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
-
-PAD = 1
-"""The id that stands for text that alma-forget has masked."""
-_BATCH_TOKENS = 1 << 20
-"""Approximate number of tokens that are decoded at a time."""
 
 
 def grow_vocabulary(source: Path, target: Path, num_symbols: int, learn_from: Sequence[int] = ()) -> dict:
@@ -119,7 +114,7 @@ def _grow(source: Path, target: Path, num_symbols: int, learn_from: Sequence[int
             "dict_sha256": sha256_of(work.stream / "dict.txt"),
         }
         description["grown_from"] = [*description.get("grown_from", []), grown_from]
-        publish(target, work, description, _own_manifest(stream))
+        publish(target, work, description, part_of_stream(read_manifest(source), stream.description))
     return description
 
 
@@ -150,8 +145,8 @@ def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> d
     if "forgotten" in description:
         # The texts stay out of extensions. The certificates are of the other stream, and are not copied.
         description["forgotten"] = [{**one, "number": 0} for one in description["forgotten"]]
-    for name in _own_manifest(stream)["outputs"]:
-        if name.startswith(("dedup/", "documents/")):
+    for name in part_of_stream(read_manifest(stream.path), stream.description)["outputs"]:
+        if SHARD_NAME.fullmatch(name) and name.startswith(("dedup/", "documents/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(stream.path / name, folder / name)
     names = [*stream.splits, *stream.period_splits]
@@ -166,19 +161,6 @@ def _copied(stream: StreamFolder, old: ByteBPE, new: ByteBPE, folder: Path) -> d
             for t, period in enumerate(description["periods"], start=1)
         ]
     return description
-
-
-def _own_manifest(stream: StreamFolder) -> dict:
-    """Return manifest.json without what an unfinished extension has added."""
-    manifest = read_manifest(stream.path)
-    sizes = (stream.num_mega_batches, num_dedup_files(stream.description) - 1)
-    outputs = {
-        name: output
-        for name, output in manifest["outputs"].items()
-        if SHARD_NAME.fullmatch(name) and belongs_to_stream(name, *sizes)
-    }
-    extensions = manifest["extensions"][: len(stream.description.get("extensions", []))]
-    return {**manifest, "outputs": outputs, "extensions": extensions}
 
 
 def _copy_split(stream: StreamFolder, name: str, old: ByteBPE, new: ByteBPE, folder: Path, bar: Bar) -> dict:
@@ -233,23 +215,6 @@ def _leave_out_rows(path: Path, before: Sequence[int], after: Sequence[int]) -> 
     kept = np.concatenate([np.arange(start, start + number) for start, number in zip(starts, after, strict=True)])
     table = pyarrow.parquet.read_table(path).take(pyarrow.array(kept))
     pyarrow.parquet.write_table(table, path, compression="zstd")
-
-
-def passages_of(stream: StreamFolder, split: str) -> Iterator[list[np.ndarray]]:
-    """Yield the ids of the passages of a split, int64, without </s>, in its order, many of them at a time."""
-    tokens = np.memmap(stream.prefix(split).with_suffix(".bin"), best_dtype(stream.dictionary_size), "r")
-    start = 0
-    while start < len(tokens):
-        ends = start + np.flatnonzero(tokens[start : start + _BATCH_TOKENS] == EOS)
-        if not len(ends):  # a passage that is longer
-            ends = start + np.flatnonzero(tokens[start:] == EOS)[:1]
-        if not len(ends):
-            raise PrepError(
-                f"{stream.prefix(split)}.bin does not end with the end of a passage: make the stream again."
-            )
-        bounds = itertools.pairwise([start - 1, *ends.tolist()])
-        yield [tokens[first + 1 : last].astype(np.int64) for first, last in bounds]
-        start = int(ends[-1]) + 1
 
 
 def _texts(stream: StreamFolder, tokenizer: Tokenizer, mega_batches: Sequence[int]) -> Iterator[str]:

@@ -131,6 +131,21 @@ def belongs_to_stream(name: str, num_mega_batches: int, last_dedup: int) -> bool
     return int(dedup[1]) <= last_dedup if dedup else True
 
 
+def part_of_stream(manifest: Mapping[str, Any], stream: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of manifest.json that belongs to a stream.
+
+    A call that was killed after it wrote manifest.json and before it wrote stream.json, or that has taken mega-batches
+    back, leaves more.
+
+    Args:
+        manifest: the content of manifest.json.
+        stream: the content of stream.json.
+    """
+    sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
+    outputs = {name: output for name, output in manifest["outputs"].items() if belongs_to_stream(name, *sizes)}
+    return {**manifest, "outputs": outputs, "extensions": manifest["extensions"][: len(stream.get("extensions", []))]}
+
+
 def check_free(out: Path) -> None:
     """Check that a new stream can be written into `out`. Nothing is written or deleted.
 

@@ -24,6 +24,7 @@ from data_prep.running.stream_folder import (
     check_free,
     files_beside_work,
     num_dedup_files,
+    part_of_stream,
     read_manifest,
 )
 from data_prep.running.tasks import Executor, Step, Task, digests_of
@@ -465,10 +466,7 @@ def take_back(out: Path, base: Mapping, stream: Mapping) -> None:
         for name in filter(SHARD_NAME.fullmatch, files_beside_work(out)):
             if not belongs_to_stream(name, *sizes):
                 _remove_shard(out, name)
-        manifest = read_manifest(out)
-        outputs = {name: one for name, one in manifest["outputs"].items() if belongs_to_stream(name, *sizes)}
-        extensions = manifest["extensions"][: len(stream.get("extensions", []))]
-        write_json(out / MANIFEST, {**manifest, "outputs": outputs, "extensions": extensions})
+        write_json(out / MANIFEST, part_of_stream(read_manifest(out), stream))
         _empty(out / WORK)
 
 

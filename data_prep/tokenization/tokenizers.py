@@ -16,6 +16,8 @@ import numpy as np
 from data_prep.errors import Unworkable
 from data_prep.tokenization.word_counts import SEPARATOR, count_words, gpt2_words, split_words, texts_with_counts
 
+PAD = 1
+"""The fairseq id of <pad>, which stands for text that alma-forget has masked."""
 EOS = 2
 """The fairseq id of </s>, the symbol that ends a sequence."""
 NUM_SPECIAL = 4

@@ -18,16 +18,13 @@ from data_prep.encoding.documents import FOLDER
 from data_prep.errors import PrepError
 from data_prep.running.stream_folder import MANIFEST, WORK, read_manifest
 from data_prep.running.work_folder import lease_held
-from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, PAD
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.files import read_json, remove, sha256_of, write_json, write_whole, written_aside
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import UNFINISHED, StreamFolder, split_entry, split_prefix
 from fairseq_alma.forget.find import BATCH_TOKENS, Found, read_rows
-
-PAD = 1
-"""The fairseq id of <pad>, which stands for masked tokens."""
 
 
 class MaskedSplit(TypedDict):

@@ -12,6 +12,7 @@ from data_prep.cli import main
 from data_prep.running import work_folder
 from tests.commands import ROOT
 from tests.data_prep.test_extend import write_texts
+from tests.killed_here import killed_when_it_calls
 
 MORE = ["--text-field", "story", "--duplicates"]
 
@@ -77,29 +78,17 @@ def test_periods_are_taken_back(tmp_path, alma_prep):
     assert content(out) == wanted
 
 
-def test_a_call_that_was_killed_is_finished_and_takes_back_one_month_only(
-    tmp_path, texts, alma_prep, monkeypatch, capsys
-):
+def test_a_call_that_was_killed_is_finished_and_takes_back_one_month_only(tmp_path, texts, alma_prep, capsys):
     out = tmp_path / "out"
     assert alma_prep(out, f"text:{texts['old']}", num_mega_batches=1, more=[*MORE, "keep"]) == 0
     add(out, texts["first"])
     before = content(out)
     add(out, texts["bad"])
 
-    class KilledError(Exception):
-        pass
-
     # Killed before each of the changes to the folder.
     for name in ("_write_stream_json", "_remove_shard", "write_json"):
-        function = getattr(work_folder, name)
-
-        def die(*arguments):
-            raise KilledError
-
-        monkeypatch.setattr(work_folder, name, die)
-        with pytest.raises(KilledError):
+        with killed_when_it_calls(work_folder, name):
             main([str(out), "--drop-last"])
-        monkeypatch.setattr(work_folder, name, function)
         assert json.loads((out / "stream.json").read_text())["num_mega_batches"] == 3 - (name != "_write_stream_json")
     assert main([str(out), "--drop-last"]) == 0
     assert "as an interrupted call has begun" in capsys.readouterr().err
@@ -124,24 +113,16 @@ def test_a_process_that_is_killed_leaves_a_stream_that_can_be_used(tmp_path, tex
     assert content(out) in with_first
 
 
-def test_an_unfinished_extension_is_removed_first(tmp_path, texts, alma_prep, capsys, monkeypatch):
+def test_an_unfinished_extension_is_removed_first(tmp_path, texts, alma_prep, capsys):
     out = tmp_path / "out"
     assert alma_prep(out, f"text:{texts['old']}", num_mega_batches=1, more=[*MORE, "keep"]) == 0
     before = [content(out)]
     add(out, texts["first"])
     before.append(content(out))
 
-    class KilledError(Exception):
-        pass
-
-    def die(*arguments):
-        raise KilledError
-
     # Killed when the shards and manifest.json are there, and stream.json is not.
-    monkeypatch.setattr(work_folder, "_write_stream_json", die)
-    with pytest.raises(KilledError):
+    with killed_when_it_calls(work_folder, "_write_stream_json"):
         add(out, texts["bad"])
-    monkeypatch.undo()
     assert (out / "mega_batch_3").is_dir() and (out / ".alma-prep").is_dir()
     assert main([str(out), "--drop-last"]) == 0
     assert "the unfinished extension of" in capsys.readouterr().err and content(out) == before[1]

@@ -21,6 +21,7 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.deploy import all_deployed, current_of, deploy, go_back, main, withdraw
 from fairseq_alma.huggingface.export import export
 from tests.commands import ROOT, RUN, run_command
+from tests.killed_here import killed_when_it_calls
 from tests.streams import make_stream
 from tests.vision.tiny_runs import small_run, taken
 
@@ -263,22 +264,14 @@ def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path):
     assert {path.name for path in to.iterdir()} == {"current", *names(to)}
 
 
-def test_back_goes_one_back_also_if_it_was_killed_before_the_link_was_changed(moved, tmp_path, monkeypatch):
+def test_back_goes_one_back_also_if_it_was_killed_before_the_link_was_changed(moved, tmp_path):
     to = tmp_path / "to"
     for stage in (1, 2, 3):
         deploy(moved, to, stage)
 
-    class KilledError(Exception):
-        pass
-
-    def die(*arguments):
-        raise KilledError
-
     # The link is the last thing that changes. What is noted before does not move the next call.
-    monkeypatch.setattr(Path, "symlink_to", die)
-    with pytest.raises(KilledError):
+    with killed_when_it_calls(Path, "symlink_to"):
         go_back(to)
-    monkeypatch.undo()
     assert current_of(to) == to / "stage_003"
     assert go_back(to) == to / "stage_002" == current_of(to)
     assert deployments(moved)[-1]["stage"] == 2

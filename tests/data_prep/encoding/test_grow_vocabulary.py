@@ -13,12 +13,15 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.encoding import grow_vocabulary
+from data_prep.encoding.passages import passages_of
+from data_prep.running import work_folder
 from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.forget.cli import main as alma_forget
 from tests.commands import ROOT
 from tests.data_prep.test_extend import write_texts
+from tests.killed_here import killed_when_it_calls
 
 NEW_WORDS = " ".join(f"blorptang{number % 7}" for number in range(400))
 
@@ -27,7 +30,7 @@ def texts_of(stream: StreamFolder, split: str) -> list[str]:
     """The text of each passage of a split, with « for each run of masked tokens."""
     tokenizer = load_tokenizer(stream.path / "tokenizer.json")
     found = []
-    for passages in grow_vocabulary.passages_of(stream, split):
+    for passages in passages_of(stream, split):
         for ids in passages:
             parts = np.split(ids, np.flatnonzero(np.diff(ids == 1)) + 1)
             found.append("".join("«" if 1 in part else tokenizer.decode((part - 4).tolist()) for part in parts))
@@ -133,7 +136,7 @@ def test_a_passage_that_needs_fewer_sequences_loses_rows(old, tmp_path, monkeypa
     stream = StreamFolder.open(old)
     rows = {}
     for split in stream.splits:
-        sizes = [len(ids) + 1 for passages in grow_vocabulary.passages_of(stream, split) for ids in passages]
+        sizes = [len(ids) + 1 for passages in passages_of(stream, split) for ids in passages]
         path = old / f"documents/{split}.parquet"
         table = pyarrow.parquet.read_table(path)
         rows[split] = [number for number, size in enumerate(sizes) for _ in range(-(-size // 25))]
@@ -143,7 +146,7 @@ def test_a_passage_that_needs_fewer_sequences_loses_rows(old, tmp_path, monkeypa
     new = StreamFolder.open(tmp_path / "new")
     new.verify_bytes()
     for split in stream.splits:
-        sizes = [len(ids) + 1 for passages in grow_vocabulary.passages_of(new, split) for ids in passages]
+        sizes = [len(ids) + 1 for passages in passages_of(new, split) for ids in passages]
         pieces = [-(-size // 25) for size in sizes]
         assert new.counts(split)["sequences"] == sum(pieces) <= len(rows[split])
         names = pyarrow.parquet.read_table(old / f"documents/{split}.parquet")["document"].to_pylist()
@@ -173,20 +176,10 @@ def test_a_killed_copy_is_no_stream_and_the_same_command_makes_it(old, tmp_path)
     assert all((new / name).read_bytes() == (tmp_path / "whole" / name).read_bytes() for name in names)
 
 
-def test_a_copy_that_is_killed_before_stream_json_is_begun_again(old, tmp_path, monkeypatch):
+def test_a_copy_that_is_killed_before_stream_json_is_begun_again(old, tmp_path):
     """All shards are in their places then."""
-    from data_prep.running import work_folder
-
-    class KilledError(BaseException):
-        pass
-
-    def die(*arguments):
-        raise KilledError
-
-    monkeypatch.setattr(work_folder, "_write_stream_json", die)
-    with pytest.raises(KilledError):
+    with killed_when_it_calls(work_folder, "_write_stream_json"):
         grow(old, tmp_path / "new", "--symbols", 40)
-    monkeypatch.undo()
     assert (tmp_path / "new/valid/valid.bin").exists()
     assert grow(old, tmp_path / "new", "--symbols", 40) == 0
     StreamFolder.open(tmp_path / "new").verify_bytes()
@@ -221,21 +214,11 @@ def test_what_cannot_be_grown_is_refused_and_nothing_is_written(old, tmp_path, a
     )
 
 
-def test_an_unfinished_extension_is_not_copied(old, tmp_path, monkeypatch):
-    from data_prep.running import work_folder
-
-    class KilledError(BaseException):
-        pass
-
-    def die(*arguments):
-        raise KilledError
-
+def test_an_unfinished_extension_is_not_copied(old, tmp_path):
     write_texts(tmp_path / "third.jsonl", 60, 2)
     extend = ["--source", f"text:{tmp_path / 'third.jsonl'}", "--workers", "1"]
-    monkeypatch.setattr(work_folder, "_write_stream_json", die)
-    with pytest.raises(KilledError):
+    with killed_when_it_calls(work_folder, "_write_stream_json"):
         main(["--extend", str(old), *extend])
-    monkeypatch.undo()
     new = tmp_path / "new"
     assert grow(old, new, "--symbols", 10) == 0
     assert not (new / "documents/mega_batch_3.parquet").exists()
@@ -245,10 +228,14 @@ def test_an_unfinished_extension_is_not_copied(old, tmp_path, monkeypatch):
 
 @pytest.mark.damages_streams
 def test_a_stream_of_somebody_else_is_refused_in_one_line(old, tmp_path, capsys):
+    (tmp_path / "secret.txt").write_text("secret")
+    secret = {"bytes": 6, "sha256": sha256_of(tmp_path / "secret.txt")}
+
     def changed(name, change):
         copy = shutil.copytree(old, tmp_path / name)
         stream = json.loads((copy / "stream.json").read_text())
         manifest = json.loads((copy / "manifest.json").read_text())
+        manifest["outputs"]["documents/../../secret.txt"] = secret  # a path that leaves the folder is not copied
         for path in change(copy):
             digest = sha256_of(copy / path)
             manifest["outputs"][path] |= {"sha256": digest, "bytes": (copy / path).stat().st_size}
@@ -283,3 +270,5 @@ def test_a_stream_of_somebody_else_is_refused_in_one_line(old, tmp_path, capsys)
     ):
         assert grow(changed(name, change), tmp_path / "new", "--symbols", 5) == 2
         assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "new").exists()
+    assert grow(changed("path", lambda copy: []), tmp_path / "below/new", "--symbols", 5) == 0
+    assert not list((tmp_path / "below").rglob("secret.txt"))

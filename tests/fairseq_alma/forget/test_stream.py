@@ -12,11 +12,11 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.cli import main as alma_prep
-from data_prep.tokenization.tokenizers import load_tokenizer
+from data_prep.tokenization.tokenizers import PAD, load_tokenizer
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.forget.cli import main
-from fairseq_alma.forget.mask import PAD, certificates, mask
+from fairseq_alma.forget.mask import certificates, mask
 
 WORDS = [f"{first}{middle}{last}" for first in "bklmnr" for middle in "aeiou" for last in "lmnst"]
 DOCUMENT_WORDS = 24
