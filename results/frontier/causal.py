@@ -60,7 +60,8 @@ class CausalStudy(TextStudy):
         if self.stream == "causal":
             return [*words, "--causal"]
         # Of each period, the same shares are held out, so the same documents.
-        causal = json.loads((out.parent / f"{self.corpus}_causal/stream/stream.json").read_text())
+        name = f"{self.corpus}_causal"
+        causal = json.loads((STUDIES[name]._make_stream(data, out.parent / name) / "stream.json").read_text())
         total = sum(source["words"] for source in causal["sources"]) - sum(row["words"] for row in causal["cleaning"])
         for part, share in causal["held_out"].items():
             words += [f"--{part}-words", str(round(share * total))]
@@ -86,7 +87,6 @@ def _study(corpus: str, stream: str) -> CausalStudy:
     return CausalStudy(rows, HERE / "ledgers", ("dropout=0.2",), PERIODS, passes=0.5, corpus=corpus, stream=stream)
 
 
-# The causal stream is made first, because the other one has its shares of held-out text.
 STUDIES = {f"{corpus}_{stream}": _study(corpus, stream) for corpus in CORPORA for stream in STREAMS}
 
 
