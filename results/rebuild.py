@@ -26,7 +26,7 @@ from fairseq_alma.report.tables import tables_of
 
 RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
-TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier")))
+TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier", "policies")))
 COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))?(?: only: (.+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""
@@ -57,10 +57,12 @@ def rebuild(out: Path, tables_only: bool = False) -> list[str]:
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
-    texts = ("books", "waits", "one_pass", "growth", "drift", "causal", "vocabulary", "rivals", "base", "decide")
+    texts = ("books", "waits", "one_pass", "growth", "drift", "causal", "vocabulary", "rivals", "base")
     for file in ("mnist", "cifar10", "image_rivals", *texts):
         for name, text in _study("frontier", file).tables().items():
             written.append(_write(out, Path("results/frontier") / name, text))
+    for name, text in _study("policies").tables().items():
+        written.append(_write(out, Path("results/policies") / name, text))
     for name in TEXTS:
         text = (RESULTS.parent / name).read_text(encoding="utf-8")
         written.append(_write(out, Path(name), COPY.sub(lambda match: _table_copy(out, match), text)))

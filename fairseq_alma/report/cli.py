@@ -96,7 +96,9 @@ def compare_policies(arguments: list[str]) -> None:
     if given.out is not None:
         _refuse_run_folder(given.runs, given.out)
     data = read_runs(given.runs)
-    for slug, table in decide.tables(data, given.price, given.policy).items():
+    compared = decide.compare(data, given.price, given.policy)
+    found = decide.tables(compared) | ({"all": decide.over_streams(compared)} if len(compared) > 1 else {})
+    for slug, table in found.items():
         say(table.markdown())
         if given.out is not None:
             write_table(table, given.out / "tables" / slug)

@@ -95,24 +95,29 @@ def policy_named(name: str, replay: Replay = False) -> Policy:
     return lambda history: bool(call_own_function(f"--policy {name}", function, history))
 
 
-def tables(data: ReportData, price: float = 0.0, names: Sequence[str] = ()) -> dict[str, Table]:
-    """Return slug -> table of the policies for each learner on each stream, and one over all streams if there are some.
+def compare(data: ReportData, price: float = 0.0, names: Sequence[str] = ()) -> list["PolicyOutcomes"]:
+    """Simulate all policies for each learner on each stream.
 
     Args:
         data: the runs that were read.
         price: what one TFLOP of training costs, in the unit of the summed error.
         names: further policies (see `policy_named`).
+
+    Raise RunError if no run is finished.
     """
     subjects = subjects_of(data)
     if not subjects:
         raise RunError("no run is finished, so there is no path to compare policies on: continue the runs")
     known_costs: dict[tuple[int, str, float], float] = {}
-    compared = [_Compared(subject, subjects, price, names, known_costs) for subject in subjects]
-    found = {one.subject.slug: one.table() for one in compared}
-    return found | ({"all": _over_streams(compared)} if len(compared) > 1 else {})
+    return [PolicyOutcomes(subject, subjects, price, names, known_costs) for subject in subjects]
 
 
-class _Compared:
+def tables(compared: Sequence["PolicyOutcomes"]) -> dict[str, Table]:
+    """Return slug -> table of the policies for each learner on each stream."""
+    return {one.subject.slug: one.table() for one in compared}
+
+
+class PolicyOutcomes:
     """The outcomes of all policies for one learner on one stream."""
 
     def __init__(
@@ -262,19 +267,31 @@ class _Compared:
         return " ".join(notes)
 
 
-def _over_streams(compared: Sequence[_Compared]) -> Table:
-    """Return the table of the regret of each policy over all learners and streams, in % of the best path's cost."""
-    percents: dict[str, list[float]] = {}
+def over_streams(compared: Sequence[PolicyOutcomes]) -> Table:
+    """Return the table of the regret of each policy, over all learners and streams and on each, the best one first.
+
+    The regret is in % of the cost of the best path. Policies that were not simulated everywhere are left out.
+    """
+    percents: dict[str, list[Estimate]] = {}
     for one in compared:
-        best = sum(outcome.cost(one.price) for outcome in one.best.values())
+        best = sum(outcome.cost(one.price) for outcome in one.best.values()) / len(one.best)
         for text in one.outcomes:
-            percents.setdefault(text, []).append(100 * sum(one.regret(text).values()) / best)
-    complete = {text: values for text, values in percents.items() if len(values) == len(compared)}
+            estimate = Estimate.of([100 * regret / best for regret in one.regret(text).values()])
+            assert estimate is not None  # there is at least one seed
+            percents.setdefault(text, []).append(estimate)
+    names = [f"{one.subject.stream}: {one.subject.learner}" for one in compared]
+    if len({one.subject.learner for one in compared}) == 1:
+        names = [one.subject.stream for one in compared]
     rows = []
-    for text in sorted(complete, key=lambda text: sum(complete[text])):
-        estimate = Estimate.of(complete[text])
-        assert estimate is not None
-        worst = f"{max(complete[text]):.1f}"
-        rows.append({"policy": text, "regret, %": estimate.text(digits=1), "largest": worst})
-    note = "Mean and standard error over learners and streams, each the mean over its seeds."
-    return table_of_rows("decide", f"{len(compared)} streams: regret of policies", rows, note)
+    for text, on_each in percents.items():
+        if len(on_each) == len(compared):
+            over_all = Estimate.of([one.mean for one in on_each])
+            assert over_all is not None
+            by_stream = {name: one.text(digits=1) for name, one in zip(names, on_each, strict=True)}
+            rows.append((over_all.mean, {"policy": text, "regret, %": over_all.text(digits=1), **by_stream}))
+    note = (
+        "Regret in % of the cost of the best path. First column: mean and standard error over learners and streams, each "
+        "the mean over its seeds. The others: mean and standard error over the seeds."
+    )
+    ordered = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    return table_of_rows("decide", f"{len(compared)} streams: regret of policies", ordered, note)

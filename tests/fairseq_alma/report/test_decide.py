@@ -12,7 +12,7 @@ from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.metrics import read_summary
 from fairseq_alma.report.cli import main
-from fairseq_alma.report.decide import policy_named, tables
+from fairseq_alma.report.decide import compare, over_streams, policy_named, tables
 from fairseq_alma.report.policies import History, cara_cumulative, cara_threshold, upf, waiting
 from fairseq_alma.report.reading import read_run, read_runs
 from fairseq_alma.report.simulation import Matrix, nearest, path_of
@@ -221,7 +221,7 @@ def cells(table):
 def test_the_table_has_error_cost_and_regret_over_the_seeds(tmp_path):
     write_paths(tmp_path / "a", *PATHS, seed=0)
     write_paths(tmp_path / "b", *PATHS, seed=1)
-    [table] = tables(read_runs([tmp_path]), price=0.125).values()
+    [table] = tables(compare(read_runs([tmp_path]), price=0.125)).values()
     found = cells(table)
     # CER of wait 2: 3/4 + 1/4 + 1/4 + 3/64 = 1.297; cost: + 6 / 8. The best path costs 1.875 (see above).
     assert found["wait 2"] == {
@@ -238,7 +238,7 @@ def test_numbers_are_chosen_by_the_known_errors_of_other_streams_only(tmp_path):
         folder = tmp_path / f"{own} {other}"
         write_paths(folder / "mnist", *PATHS, dataset="mnist", shift=own)
         write_paths(folder / "digits", *PATHS, dataset="digits", shift=other)
-        return float(cells(tables(read_runs([folder]))["mnist_B4"])["CARA, threshold"]["chosen"])
+        return float(cells(tables(compare(read_runs([folder])))["mnist_B4"])["CARA, threshold"]["chosen"])
 
     first = chosen(own=0.0, other=0.0)
     assert chosen(own=0.125, other=0.0) == first
@@ -249,10 +249,13 @@ def test_numbers_are_chosen_by_the_known_errors_of_other_streams_only(tmp_path):
 def test_several_streams_have_a_table_of_their_own_and_one_over_all(tmp_path):
     write_paths(tmp_path / "a", *PATHS)
     write_paths(tmp_path / "b", (4,), (1, 4), dataset="digits")
-    found = tables(read_runs([tmp_path]))
-    assert list(found) == ["digits_B4", "mnist_B4", "all"]
+    compared = compare(read_runs([tmp_path]))
+    found = tables(compared)
+    assert list(found) == ["digits_B4", "mnist_B4"]
     assert "Not simulated: wait 1 (no run has trained a stage at arrival 2: add one" in found["digits_B4"].note
-    over_all = cells(found["all"])
+    over_all = cells(over_streams(compared))
+    digits, mnist = (float(over_all["wait 4"][name]) for name in ("digits, B = 4", "mnist, B = 4"))
+    assert float(over_all["wait 4"]["regret, %"].split(" ±")[0]) == pytest.approx((digits + mnist) / 2, abs=0.1)
     assert "wait 4" in over_all and "wait 1" not in over_all
 
 
@@ -261,7 +264,7 @@ def test_one_seed_of_one_stream_chooses_nothing_and_other_runs_are_left_out(tmp_
     rows = [replace(row, is_skipped=row.t == 2) for row in ledger((1, 2, 4))]
     write_run(tmp_path / "skipped", rows, wait=[1, 2, 4])
     data = read_runs([tmp_path])
-    [table] = tables(data).values()
+    [table] = tables(compare(data)).values()
     assert "CARA, threshold" not in cells(table)
     assert any("it was forked, or has skipped mega-batches" in note for note in data.notes)
 

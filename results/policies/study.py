@@ -1,0 +1,201 @@
+"""Compare policies that decide when to train, on all paths through five streams of five mega-batches.
+
+python results/policies/study.py images --data DATA          train the paths on images that have no ledger: minutes
+python results/policies/study.py text --data DATA            those on text: an hour on one core, two runs at a time
+
+DATA is the folder of MNIST's files, and of the folders books and dated. A path is the set of arrivals at which a stage
+is trained. The last arrival always has one, so there are 16 paths, and each is a run (`wait=[1,3,5]`). SM trains on all
+that has arrived (`replay=all`), so a stage costs more the later it is. Nothing was tuned.
+
+Images: the first mega-batches of MNIST in random order, of 1,200 and of 120 images, and digits in order of the classes,
+two new classes in each mega-batch; perceptrons of width 8 and 128, five seeds. Text: five mega-batches of nine books in
+random order, and speeches in five periods with --causal, where all validation text is of the first; three seeds.
+
+results/rebuild.py makes the tables of the ledgers. Somebody's own policy is a line of POLICIES.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.stats import spearmanr
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _grid import ROOT, copy_results  # noqa: E402
+from _texts import SETTINGS, BookStudy, Row, TextStudy  # noqa: E402
+
+import vision  # noqa: E402
+from fairseq_alma.report.decide import PolicyOutcomes, compare, over_streams  # noqa: E402
+from fairseq_alma.report.decide import tables as policy_tables  # noqa: E402
+from fairseq_alma.report.reading import read_runs  # noqa: E402
+
+POLICIES: tuple[str, ...] = ("results.policies.worse_than_usual:policy",)
+"""Policies of contributors, as MODULE:FUNCTION."""
+
+LEDGERS, NUM_ARRIVALS = HERE / "ledgers", 5
+EARLY = [path for size in range(NUM_ARRIVALS) for path in combinations(range(1, NUM_ARRIVALS), size)]
+PATHS = {"".join(map(str, path)): list(path) for path in ((*path, NUM_ARRIVALS) for path in EARLY)}
+"""Name of the path -> its arrivals."""
+
+SMALL, LARGE = 8, 128
+COMMON: dict[str, Any] = {"learner": "sm", "replay": "all", "epochs": 20, "seeds": 5}
+RANDOM = {"dataset": "mnist", "arrivals": NUM_ARRIVALS, "last_group": "train"}
+STREAMS: dict[str, dict[str, Any]] = {
+    "mnist_50": {**RANDOM, "mega_batches": 50},
+    "mnist_500": {**RANDOM, "mega_batches": 500},
+    "digits": {"dataset": "digits", "order": "classes", "mega_batches": NUM_ARRIVALS},
+}
+"""The streams of images, with the settings of their runs."""
+
+PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text": 50.0}
+"""Folder of the ledgers -> what 1e12 training FLOPs cost, in units of CER or of the summed perplexity. The FLOPs of a
+perceptron grow about as its width, and the price falls by as much, so that a stage costs about the same."""
+
+
+def train_images(data: Path) -> None:
+    """Train the paths that have no ledger, and copy their ledgers."""
+    for width in (SMALL, LARGE):
+        for stream, settings in STREAMS.items():
+            for path, arrivals in PATHS.items():
+                name = f"width_{width}/{stream}_{path}"
+                if not (LEDGERS / name / "summary.json").exists():
+                    out = ROOT / "runs" / "decide" / name
+                    options = {**COMMON, **settings, "width": width, "wait": arrivals}
+                    vision.run(**options, data_root=str(data), out=str(out))
+                    copy_results(out, LEDGERS / name, str(data))
+
+
+@dataclass(frozen=True)
+class BookPaths(BookStudy):
+    """The paths through five mega-batches of books."""
+
+    common: ClassVar[tuple[str, ...]] = (*SETTINGS, "precision=float32", "validations=1")
+
+
+@dataclass(frozen=True)
+class SpeechPaths(TextStudy):
+    """The paths through five periods of speeches."""
+
+    common: ClassVar[tuple[str, ...]] = BookPaths.common
+    data: ClassVar[str] = "dated"
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        words = ["--source", f"text:{data / 'sotu.jsonl'}", "--partition", "chronological", "--causal"]
+        return [*words, "--period", "1851,1890,1913,1973", "--vocab-size", "8000", "--test-words", "10000"]
+
+
+def _rows(stream: str) -> list[Row]:
+    return [
+        Row(
+            f"{stream}_{path}",
+            ("learner=sm", "experts=4", "replay=all", f"wait=[{','.join(map(str, arrivals))}]"),
+            "updates_per_mega_batch",
+        )
+        for path, arrivals in PATHS.items()
+    ]
+
+
+_SHARED: dict[str, Any] = {"ledgers": LEDGERS / "text", "settings": ("dropout=0",), "mega_batches": NUM_ARRIVALS}
+TEXTS: dict[str, TextStudy] = {
+    "books": BookPaths(_rows("books"), passes=1, **_SHARED),
+    # As many updates for a mega-batch as in books.
+    "speeches": SpeechPaths(_rows("speeches"), passes=0.125, **_SHARED),
+}
+
+
+def tables() -> dict[str, str]:
+    """Return file name -> table: of the policies on each stream, of their regret over all streams, and of their order.
+
+    The policies of POLICIES see what those of this software see.
+    """
+    found = {size: compare(read_runs([LEDGERS / size]), price, POLICIES) for size, price in PRICES.items()}
+    small, large, text = found.values()
+    written = {"policies.md": over_streams([*small, *text]), "large.md": over_streams(large)}
+    for size, compared in found.items():
+        written |= {f"{size}_{slug}.md": table for slug, table in policy_tables(compared).items()}
+    return {name: table.markdown() for name, table in written.items()} | {"order.md": _order_table(small, large)}
+
+
+def _order_table(small: Sequence[PolicyOutcomes], large: Sequence[PolicyOutcomes]) -> str:
+    """Return a table as Markdown: whether the costs for small networks put paths and policies in the order of those
+    for large ones."""
+    lines = [
+        "# Does the order of small networks hold for large ones?",
+        "",
+        f"| stream | all {len(PATHS)} paths | policies |",
+        "|:---|---:|---:|",
+    ]
+    for one, other in zip(small, large, strict=True):
+        assert one.subject.stream == other.subject.stream
+        cells = [
+            _correlation(_by_seed(a, one.price), _by_seed(b, other.price))
+            for a, b in ((_path_costs(one), _path_costs(other)), (_policy_costs(one), _policy_costs(other)))
+        ]
+        lines.append(f"| {one.subject.stream} | {' | '.join(cells)} |")
+    note = (
+        f"Spearman's rank correlation between the mean costs of width {SMALL} and of width {LARGE}, with its 95% interval "
+        "over seeds (percentile bootstrap, 2,000 samples of the seeds of both). Several policies often have the same path, "
+        "and so the same rank."
+    )
+    return "\n".join([*lines, "", note, ""])
+
+
+def _path_costs(compared: PolicyOutcomes) -> dict[str, dict[int | None, float]]:
+    """Return path -> seed -> cost."""
+    matrices = compared.subject.matrices
+    return {
+        name: {seed: matrix.outcome(tuple(path)).cost(compared.price) for seed, matrix in matrices.items()}
+        for name, path in PATHS.items()
+    }
+
+
+def _policy_costs(compared: PolicyOutcomes) -> dict[str, dict[int | None, float]]:
+    """Return policy -> seed -> cost."""
+    return {
+        text: {seed: outcome.cost(compared.price) for seed, outcome in outcomes.items()}
+        for text, outcomes in compared.outcomes.items()
+    }
+
+
+def _correlation(small: Mapping[str, Mapping], large: Mapping[str, Mapping]) -> str:
+    """Return the rank correlation of the mean costs, with its interval over seeds."""
+    a, b = (np.array([[*one[name].values()] for name in small]) for one in (small, large))
+    point = spearmanr(a.mean(1), b.mean(1)).statistic
+    random = np.random.default_rng(0)
+    samples = []
+    for _ in range(2000):
+        costs = (values[:, random.integers(values.shape[1], size=values.shape[1])].mean(1) for values in (a, b))
+        samples.append(spearmanr(*costs).statistic)
+    low, high = np.quantile(samples, [0.025, 0.975])
+    return f"{point:.2f} ({low:.2f} to {high:.2f})"
+
+
+def main() -> None:
+    """Read the command line and train what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["images", "text"], help="what to train on")
+    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST, books and dated")
+    parser.add_argument("--out", type=Path, default=Path("runs/policies"), help="folder of the runs on text")
+    parser.add_argument("--side-by-side", type=int, default=2, help="number of runs on text at a time (default: 2)")
+    parser.add_argument("--only", default="", help="run only the paths on text whose name starts with this")
+    parser.add_argument("--seeds", type=int, default=99, help="number of seeds on text (default: all of the study)")
+    parser.add_argument("--hours", type=float, default=3.0, help="start no run on text after this many hours")
+    arguments = parser.parse_args()
+    root = arguments.data
+    if arguments.what == "images":
+        train_images(root)
+        return
+    for name, study in TEXTS.items():
+        arguments.data, arguments.stream = root / study.data, None
+        study.do(arguments, arguments.out / name)
+
+
+if __name__ == "__main__":
+    main()
