@@ -130,6 +130,45 @@ def test_lwf_learns_from_the_last_predictor_and_is_charged_for_it(stream, tmp_pa
     assert rows[2]["train_flops"] == pytest.approx(4 / 3 * rows[1]["train_flops"])
 
 
+def test_gstack_repeats_the_layers_in_their_order(rivals):
+    weights = {"decoder.embed_tokens.weight": torch.tensor(0.0)}
+    weights |= {f"decoder.layers.{i}.fc1.weight": torch.tensor(float(i)) for i in range(2)}
+    grown = rivals("gstack").stacked(weights, 3)
+    layers = [grown[f"decoder.layers.{i}.fc1.weight"].item() for i in range(6)]
+    assert layers == [0, 1, 0, 1, 0, 1] and len(grown) == 7 and len(weights) == 3
+
+
+def test_gstack_trains_the_stacked_model_in_the_second_stage(stream, tmp_path):
+    stages, rows = run(stream, tmp_path, "gstack", "learner=gstack")
+    assert [stage["cfg"]["model"]["decoder_layers"] for stage in stages] == [4, 8]
+    started = require_checkpoint(tmp_path / "stages/stage_002/grow/member_1/checkpoint_grown.pt")["model"]
+    for layer in range(4):
+        name = f"decoder.layers.{layer}.self_attn.out_proj.weight"
+        assert torch.equal(started[f"decoder.layers.{layer + 4}.self_attn.out_proj.weight"], stages[0]["model"][name])
+    assert rows[2]["train_flops"] > 1.2 * rows[1]["train_flops"]
+
+
+def test_gstack_refuses_to_stack_the_untrained_model(stream, tmp_path):
+    command = ("alma-lm", f"stream={stream}", f"out={tmp_path / 'run'}", *SETTINGS, "plugin=results.rivals.gstack")
+    result = run_command(*command, "learner=gstack", "stack_at=1")
+    assert result.returncode == 2 and "stack_at=1 and stack_factor=2 must be at least 2" in result.stderr
+
+
+def test_lifelong_moe_changes_new_experts_and_shared_layers_only(stream, tmp_path):
+    options = "fairseq=--criterion lifelong_moe --distillation-weight 100"
+    stages, rows = run(stream, tmp_path, "lifelong_moe", "learner=lifelong_moe", "experts=2", "grow_experts=1", options)
+    old, new = (stage["model"] for stage in stages)
+    started = require_checkpoint(tmp_path / "stages/stage_002/grow/member_1/checkpoint_grown.pt")["model"]
+    for part in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "router.weight"):
+        name = f"decoder.layers.1.mixture.{part}"
+        assert torch.equal(new[name][:2], old[name])
+        assert not torch.equal(new[name][2], started[name][2])
+    name = "decoder.layers.0.fc1.weight"
+    assert not torch.equal(new[name], old[name])
+    assert extra_loss(tmp_path, 1) < 0.1 < extra_loss(tmp_path, 2)
+    assert rows[2]["train_flops"] == pytest.approx(4 / 3 * rows[1]["train_flops"], rel=0.01)
+
+
 def test_the_fisher_information_is_the_mean_of_squared_gradients(rivals):
     class Line(torch.nn.Module):
         """A model whose loss is slope * input - 3 * slope, so that its gradient is the input minus 3."""
