@@ -26,7 +26,8 @@ from fairseq_alma.report.tables import tables_of
 
 RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
-TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier", "policies")))
+PAGES = (*STUDIES, "frontier", "policies")
+TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{page}/README.md" for page in PAGES))
 COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))?(?: only: (.+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""

@@ -113,8 +113,10 @@ TEXTS: dict[str, TextStudy] = {
 def tables() -> dict[str, str]:
     """Return file name -> table: of the policies on each stream, of their regret over all streams, and of their order.
 
-    The policies of POLICIES see what those of this software see.
+    Return {} if a folder of ledgers is missing.
     """
+    if not all((LEDGERS / size).exists() for size in PRICES):
+        return {}
     found = {size: compare(read_runs([LEDGERS / size]), price, POLICIES) for size, price in PRICES.items()}
     small, large, text = found.values()
     written = {"policies.md": over_streams([*small, *text]), "large.md": over_streams(large)}
@@ -134,15 +136,12 @@ def _order_table(small: Sequence[PolicyOutcomes], large: Sequence[PolicyOutcomes
     ]
     for one, other in zip(small, large, strict=True):
         assert one.subject.stream == other.subject.stream
-        cells = [
-            _correlation(_by_seed(a, one.price), _by_seed(b, other.price))
-            for a, b in ((_path_costs(one), _path_costs(other)), (_policy_costs(one), _policy_costs(other)))
-        ]
+        cells = [_correlation(costs(one), costs(other)) for costs in (_path_costs, _policy_costs)]
         lines.append(f"| {one.subject.stream} | {' | '.join(cells)} |")
     note = (
-        f"Spearman's rank correlation between the mean costs of width {SMALL} and of width {LARGE}, with its 95% interval "
-        "over seeds (percentile bootstrap, 2,000 samples of the seeds of both). Several policies often have the same path, "
-        "and so the same rank."
+        f"Spearman's rank correlation between the mean costs of width {SMALL} and of width {LARGE}, with its 95% "
+        "interval over seeds (percentile bootstrap, 2,000 samples of the seeds of both). Several policies often have "
+        "the same path, and so the same rank."
     )
     return "\n".join([*lines, "", note, ""])
 
