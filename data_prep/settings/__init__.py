@@ -12,7 +12,7 @@ from pathlib import Path
 from data_prep.cleaning.cleaner import Cleaning, known_languages
 from data_prep.cleaning.filters import filter_sha256, parse_filters
 from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
-from data_prep.settings.options import options_of, setting
+from data_prep.settings.options import options_of, with_option
 from data_prep.sources import Source, fingerprint, list_files
 from data_prep.sources.dates import check_period
 from data_prep.tokenization.given import check_tokenizer
@@ -64,48 +64,48 @@ class PrepSettings:
     """The stream folder to write or, if `extend` is True, to extend."""
     sources: tuple[Source, ...]
     """Where to read text from. The order of sources matters only with `partition="as-given"`."""
-    num_mega_batches: int | None = setting(
+    num_mega_batches: int | None = with_option(
         None, "--mega-batches", _MEGA_BATCHES, metavar="B", minimum=1, always_in_command=True,
         help="number of mega-batches of the stream; the test set has the same size as a mega-batch. With --extend: "
         "number of mega-batches to add; default: 1. With --partition by-date or as-given, the default is one per "
         "snapshot",
     )  # fmt: skip
-    vocab_size: int = setting(
+    vocab_size: int = with_option(
         50_000, "--vocab-size", _TOKENIZER, metavar="V", always_in_command=True, fixed_by_stream=True,
         help="number of symbols of a tokenizer that is trained here, without fairseq's four special symbols; "
         "default: %(default)s",
     )  # fmt: skip
-    seed: int = setting(
+    seed: int = with_option(
         0, "--seed", _MEGA_BATCHES, metavar="S", minimum=0, always_in_command=True, fixed_by_stream=True,
         help="seed for shuffling the passages; default: %(default)s",
     )  # fmt: skip
-    tokenizer: str = setting(
+    tokenizer: str = with_option(
         "byte-bpe", "--tokenizer", _TOKENIZER, metavar="NAME|PATH", fixed_by_stream=True,
         help="byte-bpe (GPT-2 style, lossless, as in the paper; default) or sentencepiece (BPE with byte fallback), "
         "which are trained on mega-batches 1..B; or the path of an existing tokenizer: a tokenizer.json, a .model, or "
         "GPT-2's vocab.bpe with encoder.json in the same folder",
     )  # fmt: skip
-    tokenizer_words: int = setting(
+    tokenizer_words: int = with_option(
         200_000_000, "--tokenizer-words", _TOKENIZER, metavar="N", minimum=1000, fixed_by_stream=True,
         help="maximum number of words used to train the tokenizer; from a larger training text, a random sample of "
         "passages is used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the "
         "text in memory)",
     )  # fmt: skip
-    valid_words: int | None = setting(
+    valid_words: int | None = with_option(
         None, "--valid-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
         help="number of words in the validation set; default: min(500000, 1%% of all words), with --causal 5%% of the "
         "first period",
     )  # fmt: skip
-    valid_source: str | None = setting(
+    valid_source: str | None = with_option(
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
         help="take the validation set only from sources of this kind, such as books; default: all kinds",
     )  # fmt: skip
-    passage_words: int | None = setting(
+    passage_words: int | None = with_option(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
         help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
         "passages of about this length; default: min(2000, 0.2%% of a mega-batch)",
     )  # fmt: skip
-    partition: str = setting(
+    partition: str = with_option(
         "equal", "--partition", _MEGA_BATCHES, choices=("equal", "chronological", "by-date", "as-given"),
         help="equal: all mega-batches have the same number of words and the same mix of sources (default). For streams "
         "that drift: chronological sorts documents by date, and cuts the order into periods with equal numbers of "
@@ -113,101 +113,101 @@ class PrepSettings:
         "is named by a date in the path (such as CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per "
         "--source, in the given order",
     )  # fmt: skip
-    test_words: int | None = setting(
+    test_words: int | None = with_option(
         None, "--test-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
         help="number of words in the test set; default: as many as in a mega-batch, with --causal 10%% of the "
         "first period",
     )  # fmt: skip
-    period: str | None = setting(
+    period: str | None = with_option(
         None, "--period", _MEGA_BATCHES, metavar="year|month|DATE,DATE,...", inherited=True,
         help="with --partition chronological: the limits of the periods, instead of --mega-batches. year, month: one "
         "mega-batch per calendar year or month that has text; dates such as 1900,1950-06: the periods begin at these "
         "dates, the first one before them. --extend takes year or month from the stream",
     )  # fmt: skip
-    causal: bool = setting(
+    causal: bool = with_option(
         False, "--causal", _MEGA_BATCHES, fixed_by_stream=True,
         help="with --partition chronological and --period: nothing depends on later text. The tokenizer, the "
         "validation set and the test set are those of the first period, and copies are compared with earlier text only",
     )  # fmt: skip
-    undated: str = setting(
+    undated: str = with_option(
         "error", "--undated", _MEGA_BATCHES, choices=("error", "drop"), shapes_stream=False,
         help="with --partition chronological: what to do if documents have no date, or one later than tomorrow (UTC). "
         "error: stop after reading; drop: leave them out; default: %(default)s",
     )  # fmt: skip
-    late: str = setting(
+    late: str = with_option(
         "error", "--late", _MEGA_BATCHES, choices=("error", "drop", "as-new"),
         help="with --extend, in a chronological stream: what to do with documents that are earlier than the last one "
         "of the stream. error: stop after reading; drop: leave them out; as-new: they count as text of the new period; "
         "default: %(default)s. Such documents are named",
     )  # fmt: skip
-    language: str = setting(
+    language: str = with_option(
         "", "--language", _CLEANING, reads=True, metavar="CODE",
         help="keep only documents in this language, such as en; default: keep all languages",
     )  # fmt: skip
-    gopher: str = setting(
+    gopher: str = with_option(
         "crawls", "--gopher", _CLEANING, reads=True, choices=("crawls", "all", "off"),
         help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
         "common-crawl sources only",
     )  # fmt: skip
-    filters: str = setting(
+    filters: str = with_option(
         "", "--filter", _CLEANING, reads=True, metavar="MODULE:FUNCTION,...",
         help="your own filters: functions in Python modules in the current folder. A function receives a document "
         "(text, id, date), and returns True to keep it, False or (False, reason) to remove it, or a new text",
     )  # fmt: skip
-    duplicates: str = setting(
+    duplicates: str = with_option(
         "near", "--duplicates", _CLEANING, reads=True, choices=("near", "exact", "keep"),
         help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
         "keep: none",
     )  # fmt: skip
-    decontaminate: int | None = setting(
+    decontaminate: int | None = with_option(
         None, "--decontaminate", _CLEANING, metavar="N", minimum=5, inherited=True,
         help="remove training passages that have N words in a row in common with the validation set, the test set, or "
         "the files given by --decontaminate-against; 13 is usual; default, or 0: only report overlaps of 13 words",
     )  # fmt: skip
-    decontaminate_against: tuple[str, ...] = setting(
+    decontaminate_against: tuple[str, ...] = with_option(
         (), "--decontaminate-against", _CLEANING, metavar="PATH", inherited=True,
         help="benchmark text that --decontaminate looks for: a text file (one document per line), JSON lines, or a "
         "folder of such files; can be given several times",
     )  # fmt: skip
-    text_field: str = setting(
+    text_field: str = with_option(
         "text", "--text-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field (JSON lines) or column (Parquet, Arrow) that contains the text; default: %(default)s",
     )  # fmt: skip
-    id_field: str = setting(
+    id_field: str = with_option(
         "", "--id-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field or column that names a document; default: id, or else url",
     )  # fmt: skip
-    date_field: str = setting(
+    date_field: str = with_option(
         "date", "--date-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field or column with the date of a document, which must not be later than tomorrow (UTC); "
         "default: %(default)s",
     )  # fmt: skip
-    max_bad: float = setting(
+    max_bad: float = with_option(
         0.01, "--max-bad", _SOURCES, metavar="FRACTION", shapes_stream=False,
         help="maximum fraction of damaged input files. If more are damaged, the run fails after it has read all files; "
         "default: %(default)s",
     )  # fmt: skip
-    extend: bool = setting(
+    extend: bool = with_option(
         False, "--extend", "options", shapes_stream=False, in_command=False,
         help="add --mega-batches mega-batches (default: 1) to the stream in OUT. They are encoded with the stream's "
         "tokenizer. Existing split files do not change, and copies of documents in the stream are left out. If the "
         "options --language, --gopher, --duplicates, --decontaminate and those that name fields are not given, they "
         "have the values with which the stream was first made, also if it was extended with other values since then",
     )  # fmt: skip
-    workers: int = setting(
+    workers: int = with_option(
         None, "--workers", WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
         help="number of worker processes (default: the CPU cores that this process may use: its CPU affinity, and "
         "inside a Slurm job the cores of the job). With --executor slurm: number of jobs that run at the same time, "
         "each on one core (default: 64, whatever the number of cores of this machine; further jobs wait in the queue)",
     )  # fmt: skip
     """Never None: without the option, `__post_init__` sets the default."""
-    cache: str | None = setting(
+    cache: str | None = with_option(
         None, "--cache", WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
         help="folder in which the text that was read, cleaned and compared, and its tokens, are kept for other streams "
         "from the same files, for example with another seed, vocabulary, number of mega-batches or shares. The tokens "
         "serve streams with the same tokenizer. Several processes can use it at the same time",
     )  # fmt: skip
-    executor: str = setting(
+    executor: str = with_option(
         "local", "--executor", WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
         help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
     )  # fmt: skip

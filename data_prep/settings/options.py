@@ -56,7 +56,7 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
+def with_option(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
     """Return a dataclass field with a default value and an `Option`. The other arguments are fields of `Option`."""
     return dataclasses.field(default=default, metadata={"option": Option(default, flag, group, help, **more)})
 

@@ -36,8 +36,9 @@ from fairseq_alma.app.arguments import (
 )
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
+from fairseq_alma.app.run_commands import cancel_runs, follow_logs, status
 from fairseq_alma.app.signals import stopped_by_signals
-from fairseq_alma.app.slurm_jobs import cancel_runs, follow_logs, in_job, status
+from fairseq_alma.app.slurm_jobs import in_job
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from fairseq_alma.app import slurm_jobs as module
-from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job, status
+from fairseq_alma.app.run_commands import status
+from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job
 from fairseq_alma.core.errors import StageError
 from launch.slurm import QueuedJob
 from tests.vision.tiny_runs import as_arguments, small_run

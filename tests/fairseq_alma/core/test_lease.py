@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.app.slurm_jobs import cancel_runs
+from fairseq_alma.app.run_commands import cancel_runs
 from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.holder import Holder, process_start
