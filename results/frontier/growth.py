@@ -25,6 +25,10 @@ T_95 = 2.776
 """Half the width of a 95% confidence interval of a mean over 5 seeds, in standard errors (Student's t)."""
 GROWS = ("learner=gmoe", "experts=4", "grow_experts=[2,2,4]")
 DENSE = ("learner=gmoe", "experts=1", "grow_experts=[3,4,4]", "grow_router=tree")
+LIFELONG = (
+    "plugin=results.rivals.lifelong_moe", "learner=lifelong_moe", "experts=4", "grow_experts=[2,2,4]",
+    "fairseq=--criterion lifelong_moe --distillation-weight 1",
+)  # fmt: skip
 ROWS = (
     Row("growth_sm_8", ("learner=sm", "experts=8"), seeds=SEEDS),
     Row("growth_sm_12", ("learner=sm", "experts=12"), seeds=SEEDS),
@@ -37,6 +41,8 @@ ROWS = (
     Row("growth_dense_drop", (*DENSE, "grow_drop=0.5"), seeds=SEEDS),
     Row("growth_layers", ("learner=gmoe", "experts=4", "grow_experts=0", "grow_layers=[2,2,0]"), seeds=SEEDS),
     Row("growth_8_layers", ("learner=sm", "experts=4", "fairseq=--decoder-layers 8"), seeds=SEEDS),
+    Row("growth_gstack", ("plugin=results.rivals.gstack", "learner=gstack", "experts=4"), seeds=SEEDS),
+    Row("growth_lifelong", LIFELONG, seeds=SEEDS),
 )
 """The rows, the most telling ones first."""
 TEXTS = {
@@ -49,6 +55,7 @@ TEXTS = {
     "growth_gmoe_random": "gMoE, 4 to 12, tree, at random",
     "growth_dense": "gMoE, 1 to 12, tree",
     "growth_dense_drop": "gMoE, 1 to 12, tree, half of the units dropped",
+    "growth_lifelong": "Lifelong-MoE, 4 to 12",
 }
 """How the table names each row."""
 FIXED = {"growth_sm_4": "4 experts", "growth_sm_8": "8", "growth_sm_12": "12"}
@@ -56,6 +63,7 @@ FIXED = {"growth_sm_4": "4 experts", "growth_sm_8": "8", "growth_sm_12": "12"}
 DEPTH_TEXTS = {
     "growth_8_layers": "SM, 8 layers",
     "growth_layers": "4, 6, 8 and 8 layers (`grow_layers=[2,2,0]`)",
+    "growth_gstack": "4, 8, 8 and 8 layers (G_stack)",
     "growth_sm_4": "SM, 4 layers",
 }
 DEPTH_FIXED = {"growth_sm_4": "4 layers", "growth_8_layers": "8"}

@@ -54,7 +54,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 }
 """The streams of images, with the settings of their runs."""
 
-PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text": 50.0}
+PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text": 100.0}
 """Folder of the ledgers -> what 1e12 training FLOPs cost, in units of CER or of the summed perplexity. The FLOPs of a
 perceptron grow about as its width, and the price falls by as much, so that a stage costs about the same."""
 
