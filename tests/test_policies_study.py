@@ -1,0 +1,47 @@
+"""The study of policies that decide when to train."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from fairseq_alma.report.policies import History
+from results.policies.worse_than_usual import policy
+from tests.commands import ROOT
+
+
+@pytest.fixture(scope="module")
+def study():
+    spec = importlib.util.spec_from_file_location("policies_study", ROOT / "results/policies/study.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_paths_are_all_sets_of_arrivals_with_the_last_one(study):
+    assert len(study.PATHS) == 16 and all(path[-1] == 5 and path == sorted({*path}) for path in study.PATHS.values())
+    assert len({*study.PATHS}) == len({tuple(path) for path in study.PATHS.values()})
+
+
+def test_the_correlation_is_that_of_mean_costs_and_its_interval_that_over_seeds(study):
+    sure = {"a": {0: 1.0, 1: 1.1}, "b": {0: 2.0, 1: 2.1}, "c": {0: 3.0, 1: 3.1}}
+    assert study._correlation(sure, sure) == "1.00 (1.00 to 1.00)"
+    reversed_ = {"a": {0: 9.0, 1: 9.0}, "b": {0: 8.0, 1: 8.0}, "c": {0: 7.0, 1: 7.0}}
+    assert study._correlation(sure, reversed_) == "-1.00 (-1.00 to -1.00)"
+    # Seed 0 alone has the order a, b, c, and seed 1 alone c, b, a. The means are those of a, b, c.
+    unsure = {"a": {0: 1.0, 1: 3.0}, "b": {0: 2.5, 1: 2.0}, "c": {0: 4.5, 1: 1.0}}
+    assert study._correlation(sure, unsure) == "1.00 (-1.00 to 1.00)"
+
+
+def test_without_ledgers_there_are_no_tables(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "LEDGERS", tmp_path)
+    assert study.tables() == {}
+
+
+def test_the_policy_that_is_an_example_trains_first_and_then_when_it_gets_worse_than_usual():
+    def trains(stages, *errors):
+        return policy(History(len(errors), stages, errors, (1.0,) * len(stages), 1.0, 0.0))
+
+    assert trains((), 0.9)
+    assert trains((1,), 0.9, 0.2, 0.4) and not trains((1,), 0.9, 0.4, 0.2)
+    assert not trains((1,), 0.9, 0.3)  # one error is as usual
