@@ -48,7 +48,7 @@ class LanguageModelSettings(RunSettings):
     last_group: LastGroup | None = setting(None, free=True, off="train")
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if the stream was
-    extended or fewer mega-batches arrive than the stream has, because more will follow."""
+    extended or made with --causal, or fewer mega-batches arrive than the stream has, because more will follow."""
     mega_batches: Count | None = setting(None, free=True)
     """Number of mega-batches that arrive, B. By default all mega-batches of the stream."""
     arch: str = setting("switch_lm_base", size=True)

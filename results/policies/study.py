@@ -56,7 +56,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text": 100.0}
 """Folder of the ledgers -> what 1e12 training FLOPs cost, in units of CER or of the summed perplexity. The FLOPs of a
-perceptron grow about as its width, and the price falls by as much, so that a stage costs about the same."""
+perceptron grow about as its width, and the price falls by as much, so that a stage costs about the same on MNIST."""
 
 
 def train_images(data: Path) -> None:
