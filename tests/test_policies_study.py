@@ -24,13 +24,18 @@ def test_the_paths_are_all_sets_of_arrivals_with_the_last_one(study):
 
 
 def test_the_correlation_is_that_of_mean_costs_and_its_interval_that_over_seeds(study):
-    sure = {"a": {0: 1.0, 1: 1.1}, "b": {0: 2.0, 1: 2.1}, "c": {0: 3.0, 1: 3.1}}
+    sure = {"a": [1.0, 1.1], "b": [2.0, 2.1], "c": [3.0, 3.1]}
     assert study._correlation(sure, sure) == "1.00 (1.00 to 1.00)"
-    reversed_ = {"a": {0: 9.0, 1: 9.0}, "b": {0: 8.0, 1: 8.0}, "c": {0: 7.0, 1: 7.0}}
-    assert study._correlation(sure, reversed_) == "-1.00 (-1.00 to -1.00)"
+    assert study._correlation(sure, {"a": [9.0, 9.0], "b": [8.0, 8.0], "c": [7.0, 7.0]}) == "-1.00 (-1.00 to -1.00)"
     # Seed 0 alone has the order a, b, c, and seed 1 alone c, b, a. The means are those of a, b, c.
-    unsure = {"a": {0: 1.0, 1: 3.0}, "b": {0: 2.5, 1: 2.0}, "c": {0: 4.5, 1: 1.0}}
-    assert study._correlation(sure, unsure) == "1.00 (-1.00 to 1.00)"
+    assert study._correlation(sure, {"a": [1.0, 3.0], "b": [2.5, 2.0], "c": [4.5, 1.0]}) == "1.00 (-1.00 to 1.00)"
+
+
+def test_policies_with_the_same_costs_at_both_widths_count_once(study):
+    small = {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 2.0]}
+    large = {"a": [3.0, 4.0], "b": [3.0, 4.0], "c": [3.0, 5.0]}
+    one, other = study._different(small, large)
+    assert {*one} == {*other} == {"a", "c"}
 
 
 def test_without_ledgers_there_are_no_tables(study, tmp_path, monkeypatch):
@@ -44,4 +49,4 @@ def test_the_policy_that_is_an_example_trains_first_and_then_when_it_gets_worse_
 
     assert trains((), 0.9)
     assert trains((1,), 0.9, 0.2, 0.4) and not trains((1,), 0.9, 0.4, 0.2)
-    assert not trains((1,), 0.9, 0.3)  # one error is as usual
+    assert not trains((1,), 0.9, 0.3, 0.3, 0.3) and not trains((1,), 0.9, 0.3)

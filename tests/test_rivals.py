@@ -154,6 +154,15 @@ def test_gstack_refuses_to_stack_the_untrained_model(stream, tmp_path):
     assert result.returncode == 2 and "stack_at=1 and stack_factor=2 must be at least 2" in result.stderr
 
 
+def test_settings_with_which_lifelong_moe_would_train_something_else_are_refused(rivals):
+    settings = rivals("lifelong_moe").LifelongMixtureSettings(grow_experts=2)
+    given = {"learner": "lifelong_moe", "experts": 4, "weight_decay": 0.0, "from_scratch": False, "expert_parallel": 1}
+    settings.check_run(SimpleNamespace(**given))
+    for name, value in (("weight_decay", 0.1), ("from_scratch", True), ("expert_parallel", 2)):
+        with pytest.raises(SettingError, match=name):
+            settings.check_run(SimpleNamespace(**given | {name: value}))
+
+
 def test_lifelong_moe_changes_new_experts_and_shared_layers_only(stream, tmp_path):
     options = "fairseq=--criterion lifelong_moe --distillation-weight 100"
     stages, rows = run(stream, tmp_path, "lifelong_moe", "learner=lifelong_moe", "experts=2", "grow_experts=1", options)

@@ -1,7 +1,7 @@
 """Compare policies that decide when to train, on all paths through five streams of five mega-batches.
 
-python results/policies/study.py images --data DATA          train the paths on images that have no ledger: minutes
-python results/policies/study.py text --data DATA            those on text: an hour on one core, two runs at a time
+python results/policies/study.py images --data DATA     train the paths on images that have no ledger: 10 minutes
+python results/policies/study.py text --data DATA       those on text, two runs at a time: about an hour
 
 DATA is the folder of MNIST's files, and of the folders books and dated. A path is the set of arrivals at which a stage
 is trained. The last arrival always has one, so there are 16 paths, and each is a run (`wait=[1,3,5]`). SM trains on all
@@ -11,10 +11,11 @@ Images: the first mega-batches of MNIST in random order, of 1,200 and of 120 ima
 two new classes in each mega-batch; perceptrons of width 8 and 128, five seeds. Text: five mega-batches of nine books in
 random order, and speeches in five periods with --causal, where all validation text is of the first; three seeds.
 
-results/rebuild.py makes the tables of the ledgers. Somebody's own policy is a line of POLICIES.
+results/rebuild.py makes the tables of the ledgers. To add a policy, add a line to POLICIES.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from scipy.stats import spearmanr
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _grid import ROOT, copy_results  # noqa: E402
+from _grid import copy_results  # noqa: E402
 from _texts import SETTINGS, BookStudy, Row, TextStudy  # noqa: E402
 
 import vision  # noqa: E402
@@ -55,21 +56,21 @@ STREAMS: dict[str, dict[str, Any]] = {
 """The streams of images, with the settings of their runs."""
 
 PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text": 100.0}
-"""Folder of the ledgers -> what 1e12 training FLOPs cost, in units of CER or of the summed perplexity. The FLOPs of a
-perceptron grow about as its width, and the price falls by as much, so that a stage costs about the same on MNIST."""
+"""Folder of the ledgers -> what 1e12 training FLOPs cost, in units of CER or of the summed perplexity. Large networks
+need 20 times the FLOPs of small ones on MNIST, and 48 times on digits."""
 
 
-def train_images(data: Path) -> None:
-    """Train the paths that have no ledger, and copy their ledgers."""
+def train_images(data: Path, runs: Path) -> None:
+    """Train the paths that have no ledger in the folder `runs`, and copy their ledgers."""
     for width in (SMALL, LARGE):
         for stream, settings in STREAMS.items():
             for path, arrivals in PATHS.items():
                 name = f"width_{width}/{stream}_{path}"
                 if not (LEDGERS / name / "summary.json").exists():
-                    out = ROOT / "runs" / "decide" / name
+                    out = runs / name
                     options = {**COMMON, **settings, "width": width, "wait": arrivals}
                     vision.run(**options, data_root=str(data), out=str(out))
-                    copy_results(out, LEDGERS / name, str(data))
+                    copy_results(out, LEDGERS / name, str(data), runs)
 
 
 @dataclass(frozen=True)
@@ -113,65 +114,78 @@ TEXTS: dict[str, TextStudy] = {
 def tables() -> dict[str, str]:
     """Return file name -> table: of the policies on each stream, of their regret over all streams, and of their order.
 
-    Return {} if a folder of ledgers is missing.
+    Return {} if a path has no ledger, because nothing in the tables is estimated.
     """
-    if not all((LEDGERS / size).exists() for size in PRICES):
+    names = [f"width_{width}/{stream}_{path}" for width in (SMALL, LARGE) for stream in STREAMS for path in PATHS]
+    names += [f"text/{row.name}/seed_{seed}" for study in TEXTS.values() for row in study.rows for seed in row.seeds]
+    if not all((LEDGERS / name / "summary.json").exists() for name in names):
         return {}
     found = {size: compare(read_runs([LEDGERS / size]), price, POLICIES) for size, price in PRICES.items()}
     small, large, text = found.values()
-    written = {"policies.md": over_streams([*small, *text]), "large.md": over_streams(large)}
+    written = {"policies.md": over_streams([*small, *text])}
     for size, compared in found.items():
+        written[f"{size}.md"] = over_streams(compared)
         written |= {f"{size}_{slug}.md": table for slug, table in policy_tables(compared).items()}
     return {name: table.markdown() for name, table in written.items()} | {"order.md": _order_table(small, large)}
 
 
 def _order_table(small: Sequence[PolicyOutcomes], large: Sequence[PolicyOutcomes]) -> str:
-    """Return a table as Markdown: whether the costs for small networks put paths and policies in the order of those
-    for large ones."""
+    """Return a table as Markdown: whether paths and policies have the order of small networks for large ones, too."""
     lines = [
         "# Does the order of small networks hold for large ones?",
         "",
-        f"| stream | all {len(PATHS)} paths | policies |",
-        "|:---|---:|---:|",
+        f"| stream | all {len(PATHS)} paths | policies | number of different policies |",
+        "|:---|---:|---:|---:|",
     ]
     for one, other in zip(small, large, strict=True):
         assert one.subject.stream == other.subject.stream
-        cells = [_correlation(costs(one), costs(other)) for costs in (_path_costs, _policy_costs)]
+        policies = _different(_policy_costs(one), _policy_costs(other))
+        cells = [_correlation(_path_costs(one), _path_costs(other)), _correlation(*policies), str(len(policies[0]))]
         lines.append(f"| {one.subject.stream} | {' | '.join(cells)} |")
     note = (
         f"Spearman's rank correlation between the mean costs of width {SMALL} and of width {LARGE}, with its 95% "
-        "interval over seeds (percentile bootstrap, 2,000 samples of the seeds of both). Several policies often have "
-        "the same path, and so the same rank."
+        "interval over seeds (percentile bootstrap, 2,000 samples; with five seeds, such intervals are too narrow). Of "
+        "policies with the same paths at both widths one counts. The numbers of CARA and UPF are kept, not chosen anew "
+        "in each sample."
     )
     return "\n".join([*lines, "", note, ""])
 
 
-def _path_costs(compared: PolicyOutcomes) -> dict[str, dict[int | None, float]]:
-    """Return path -> seed -> cost."""
-    matrices = compared.subject.matrices
+Costs = Mapping[str, Sequence[float]]
+"""Name -> the cost for each seed."""
+
+
+def _path_costs(compared: PolicyOutcomes) -> Costs:
+    """Return path -> the cost for each seed."""
+    matrices = compared.subject.matrices.values()
     return {
-        name: {seed: matrix.outcome(tuple(path)).cost(compared.price) for seed, matrix in matrices.items()}
-        for name, path in PATHS.items()
+        name: [matrix.outcome(tuple(path)).cost(compared.price) for matrix in matrices] for name, path in PATHS.items()
     }
 
 
-def _policy_costs(compared: PolicyOutcomes) -> dict[str, dict[int | None, float]]:
-    """Return policy -> seed -> cost."""
+def _policy_costs(compared: PolicyOutcomes) -> Costs:
+    """Return policy -> the cost for each seed."""
     return {
-        text: {seed: outcome.cost(compared.price) for seed, outcome in outcomes.items()}
+        text: [outcome.cost(compared.price) for outcome in outcomes.values()]
         for text, outcomes in compared.outcomes.items()
     }
 
 
-def _correlation(small: Mapping[str, Mapping], large: Mapping[str, Mapping]) -> str:
-    """Return the rank correlation of the mean costs, with its interval over seeds."""
-    a, b = (np.array([[*one[name].values()] for name in small]) for one in (small, large))
+def _different(small: Costs, large: Costs) -> tuple[Costs, Costs]:
+    """Return the costs without those of policies that cost as much as an earlier one for each network and seed."""
+    first = {(*small[name], *large[name]): name for name in reversed(small)}
+    return {name: small[name] for name in first.values()}, {name: large[name] for name in first.values()}
+
+
+def _correlation(small: Costs, large: Costs) -> str:
+    """Return the rank correlation of the mean costs, with its interval over seeds. Both have the same seeds."""
+    a, b = (np.array([one[name] for name in small]) for one in (small, large))
     point = spearmanr(a.mean(1), b.mean(1)).statistic
     random = np.random.default_rng(0)
     samples = []
     for _ in range(2000):
-        costs = (values[:, random.integers(values.shape[1], size=values.shape[1])].mean(1) for values in (a, b))
-        samples.append(spearmanr(*costs).statistic)
+        seeds = random.integers(a.shape[1], size=a.shape[1])
+        samples.append(spearmanr(a[:, seeds].mean(1), b[:, seeds].mean(1)).statistic)
     low, high = np.quantile(samples, [0.025, 0.975])
     return f"{point:.2f} ({low:.2f} to {high:.2f})"
 
@@ -181,18 +195,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["images", "text"], help="what to train on")
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST, books and dated")
-    parser.add_argument("--out", type=Path, default=Path("runs/policies"), help="folder of the runs on text")
-    parser.add_argument("--side-by-side", type=int, default=2, help="number of runs on text at a time (default: 2)")
-    parser.add_argument("--only", default="", help="run only the paths on text whose name starts with this")
-    parser.add_argument("--seeds", type=int, default=99, help="number of seeds on text (default: all of the study)")
-    parser.add_argument("--hours", type=float, default=3.0, help="start no run on text after this many hours")
+    parser.add_argument("--out", type=Path, default=Path("runs/policies"), help="folder of the runs")
+    text = parser.add_argument_group("only for text")
+    text.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time (default: 2)")
+    text.add_argument("--only", default="", help="run only the paths whose name starts with this")
+    text.add_argument("--seeds", type=int, default=99, help="number of seeds (default: all of the study)")
     arguments = parser.parse_args()
-    root = arguments.data
     if arguments.what == "images":
-        train_images(root)
+        train_images(arguments.data, arguments.out)
         return
+    root, arguments.stream, arguments.hours = arguments.data, None, math.inf
     for name, study in TEXTS.items():
-        arguments.data, arguments.stream = root / study.data, None
+        arguments.data = root / study.data
         study.do(arguments, arguments.out / name)
 
 

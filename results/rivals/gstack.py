@@ -3,8 +3,8 @@
 alma-lm plugin=results.rivals.gstack learner=gstack stack_at=2 stack_factor=2 ...
 
 Before one stage, the layers of the model are repeated in their order: with factor 2, layers 1 to L become 1 to L, 1 to
-L. Unlike growth with `grow_layers=`, this changes the output of the model. The paper recommends the factor 4, and grows
-after the first hundredth or so of the training tokens.
+L. Unlike growth with `grow_layers=`, this changes the output of the model. The paper recommends the factor 4, and
+grows early in the training: here, it is after a whole stage.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,11 @@ class StackSettings(LearnerSettings):
     def check_run(self, run):
         if min(self.stack_at, self.stack_factor) < 2:
             raise SettingError(f"stack_at={self.stack_at} and stack_factor={self.stack_factor} must be at least 2")
+        if run.from_scratch or not run.arch.startswith("switch_lm"):
+            raise SettingError(f"learner={run.learner} needs a switch_lm model, and is not made for from_scratch")
+
+    def grows_before(self, stage_index):
+        return stage_index == self.stack_at
 
 
 def stacked(weights, factor):
@@ -45,6 +50,14 @@ class DepthwiseStacking(SingleModel):
 
     learner_settings: StackSettings
 
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        num_layers = self._training.num_layers(self._member(1, stage_index=1))
+        if num_layers % 2:
+            raise SettingError(
+                f"a model of {num_layers} layers cannot be stacked, because every second one is a mixture"
+            )
+
     def added_layers(self, stage_index):
         own = self.learner_settings
         if stage_index < own.stack_at:
@@ -53,6 +66,6 @@ class DepthwiseStacking(SingleModel):
 
     def grow(self, stage):
         """Stack the weights from which the stage starts, if it is the one. Return the cost: no FLOPs."""
-        if stage.index == self.learner_settings.stack_at:
+        if self.learner_settings.grows_before(stage.index):
             self.change_weights(stage, lambda weights: stacked(weights, self.learner_settings.stack_factor))
         return super().grow(stage)

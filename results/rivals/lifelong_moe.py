@@ -59,11 +59,10 @@ class LifelongMixtureSettings(LanguageModelGrowingMixtureSettings):
 
     def check_run(self, run):
         super().check_run(run)
-        if run.weight_decay or run.optimizer_state == "keep":
-            raise SettingError(
-                f"learner={run.learner} needs weight_decay=0 and optimizer_state=reset, because both would move the "
-                f"weights that are frozen"
-            )
+        if run.weight_decay:
+            raise SettingError(f"learner={run.learner} needs weight_decay=0, which would move the frozen experts")
+        if run.from_scratch or run.expert_parallel > 1 or self.grow_layers:
+            raise SettingError(f"learner={run.learner} is not made for from_scratch, expert_parallel and grow_layers")
 
 
 @register_learner("lifelong_moe", label="Lifelong-MoE", settings=LifelongMixtureSettings)

@@ -257,6 +257,8 @@ def test_several_streams_have_a_table_of_their_own_and_one_over_all(tmp_path):
     digits, mnist = (float(over_all["wait 4"][name]) for name in ("digits, B = 4", "mnist, B = 4"))
     assert float(over_all["wait 4"]["regret, %"].split(" ±")[0]) == pytest.approx((digits + mnist) / 2, abs=0.1)
     assert "wait 4" in over_all and "wait 1" not in over_all
+    regrets = [float(row["regret, %"].split(" ±")[0]) for row in over_all.values()]
+    assert regrets == sorted(regrets)
 
 
 def test_one_seed_of_one_stream_chooses_nothing_and_other_runs_are_left_out(tmp_path):
