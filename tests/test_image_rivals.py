@@ -1,7 +1,6 @@
 """The plugins for images in results/rivals, and the study that compares them."""
 
 import base64
-import importlib.util
 import json
 import random
 import sys
@@ -16,6 +15,7 @@ from fairseq_alma.core import catalogue
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.protocol import Stage
 from tests.commands import ROOT
+from tests.studies import study_module
 from tests.vision.test_killed import Child, kill_at_random_moments
 from tests.vision.tiny_runs import (
     EPOCHS,
@@ -63,12 +63,7 @@ def rivals(monkeypatch):
 @pytest.fixture(scope="module")
 def study():
     """The module of the study."""
-    sys.path.insert(0, str(ROOT / "results"))
-    spec = importlib.util.spec_from_file_location("image_rivals", ROOT / "results/frontier/image_rivals.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(ROOT / "results"))
-    return module
+    return study_module("frontier/image_rivals.py")
 
 
 def settings_of(learner, **changes):

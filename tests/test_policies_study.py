@@ -1,21 +1,15 @@
 """The study of policies that decide when to train."""
 
-import importlib.util
-import sys
-
 import pytest
 
 from fairseq_alma.report.policies import History
 from results.policies.worse_than_usual import policy
-from tests.commands import ROOT
+from tests.studies import study_module
 
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("policies_study", ROOT / "results/policies/study.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return study_module("policies/study.py")
 
 
 def test_the_paths_are_all_sets_of_arrivals_with_the_last_one(study):

@@ -15,6 +15,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.lm import learners
 from tests.commands import ROOT, run_command
 from tests.streams import make_stream
+from tests.studies import study_module
 
 SETTINGS = (
     "arch=switch_lm_tiny", "precision=float32", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8",
@@ -242,10 +243,7 @@ def test_schedule_free_predicts_with_its_average_and_continues(stream, tmp_path)
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("frontier_rivals", ROOT / "results/frontier/rivals.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return study_module("frontier/rivals.py")
 
 
 def test_a_corpus_uses_what_was_chosen_on_the_other_one(study, tmp_path, monkeypatch):
