@@ -1,4 +1,4 @@
-"""Imports the scripts of the studies in results/. Several have the same file name, so they cannot be imported by name."""
+"""Imports the scripts of studies in results/. Several have the same file name, so they cannot be imported by name."""
 
 import importlib.util
 import sys
