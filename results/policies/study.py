@@ -106,7 +106,7 @@ def _rows(stream: str) -> list[Row]:
 _SHARED: dict[str, Any] = {"ledgers": LEDGERS / "text", "settings": ("dropout=0",), "mega_batches": NUM_ARRIVALS}
 TEXTS: dict[str, TextStudy] = {
     "books": BookPaths(_rows("books"), passes=0.4, **_SHARED),
-    # As many updates for a mega-batch as in books.
+    # About as many updates for a mega-batch as in books.
     "speeches": SpeechPaths(_rows("speeches"), passes=0.05, **_SHARED),
 }
 
