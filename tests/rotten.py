@@ -20,7 +20,7 @@ from fairseq_alma.core.errors import AlmaError
 
 NOT_OBJECTS = ("{}", "[]", "null", "NaN", '"x"', "[" * 100_000)
 WRONG_VALUES = (None, -1, "x", float("nan"))
-DIVERGING = ("loss", "perplexity", "final", "final_validation", "after_first_stage")
+DIVERGING = ("loss", "perplexity", "bits_per_byte", "final", "final_validation", "after_first_stage")
 """Ends of the names of scores that are NaN if the training has diverged."""
 
 
