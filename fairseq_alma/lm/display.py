@@ -13,14 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import SafeConsole, seed_text
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder, index_of_stage
+from fairseq_alma.lm.member_config import read_config
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{[^{}]*\})")
 
@@ -95,10 +96,11 @@ def record_trained_members(run: RunFolder, scalars: RunScalars) -> None:
         logs = {int(path.parent.name.removeprefix("member_")): path for path in stage.glob("member_*/log.txt")}
         for number, log in sorted(logs.items()):
             points = _points_in(log)
-            config = log.parent / "config.yaml"
             last = max((point.update for point in points), default=0)
-            # The folder of a member that was copied from another run (setting reuse_from=) has no config.yaml.
-            updates = OmegaConf.load(config).optimization.max_update if config.exists() else last
+            try:
+                updates = read_config(log.parent).optimization.max_update
+            except RunError:  # none in the folder of a member that was copied from another run (setting reuse_from=)
+                updates = last
             if last >= updates:
                 for point in points:
                     _record(scalars, index_of_stage(stage), updates, number, _suffix(logs, number), point)

@@ -42,6 +42,7 @@ from fairseq_alma.lm.fairseq_config import (
     write_untrained_checkpoint,
 )
 from fairseq_alma.lm.init_from import initial_weights
+from fairseq_alma.lm.member_config import CONFIG, read_config
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from fairseq_alma.lm.stage_processes import training_command
@@ -53,8 +54,6 @@ STARTED, DONE = "started.json", "done.json"
 
 STARTED contains the type and the number of devices, the number of sequences in a forward pass and, with the setting
 `share`, the key of the training (see SharedMembers). DONE contains the cost of the training."""
-CONFIG = "config.yaml"
-"""File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
 
 
 class Started(TypedDict):
@@ -200,7 +199,7 @@ class MemberTraining:
                 if status is None:
                     continue
                 if status != 0 or not is_trained(folder, updates):
-                    log, batch_size = folder / "log.txt", OmegaConf.load(folder / CONFIG).dataset.batch_size
+                    log, batch_size = folder / "log.txt", read_config(folder).dataset.batch_size
                     log_size = log_sizes.get(member.number, 0)
                     failures.append(failure_message(log, log_size, status, self.settings.lr, batch_size, len(starts)))
                     continue

@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import RUN_STEP, HandedOver, RunJobs, submit_run
 from fairseq_alma.core.catalogue import settings_that_are
@@ -212,10 +210,11 @@ def run_member_job(settings: LanguageModelSettings, slurm: SlurmSettings, index:
         RunError: if another process is training the member.
     """
     from fairseq_alma.checkpoints import repair_stage_folder
-    from fairseq_alma.lm.member import CONFIG, DONE, is_trained
+    from fairseq_alma.lm.member import DONE, is_trained
+    from fairseq_alma.lm.member_config import CONFIG, read_config
 
     folder = RunFolder(Path(settings.out)).member(index, number)
-    config = OmegaConf.load(folder / CONFIG)
+    config = read_config(folder)
     # Before the repair, wait until a process that was training the member counts as ended.
     Lease(folder).wait()
     if not (folder / DONE).exists():

@@ -31,6 +31,8 @@ from vision.runs import run_learner
 
 SECONDS = ("train_seconds", "score_seconds", "wall_seconds")
 UPDATES = 6
+LABELS = ("setting", "run")
+"""Columns of the tables of a report that repeat what settings.json says."""
 
 
 def report(run: Path):
@@ -39,7 +41,10 @@ def report(run: Path):
     if data.errors or data.notes:
         raise RunError("; ".join([*data.errors, *data.notes]))
     tables = [table for comparison in data.comparisons for table in tables_of(comparison, all_numbers(comparison))]
-    return [[row[1:] for row in table.rows] for table in tables]
+    return [
+        [[cell for name, cell in zip(table.columns, row, strict=True) if name not in LABELS] for row in table.rows]
+        for table in tables
+    ]
 
 
 def shown_status(run: Path) -> str:
@@ -196,6 +201,15 @@ def test_changed_weights_of_a_language_model_are_neither_trained_on_nor_scored(s
         lm_run(stream, run)
     with pytest.raises(RunError, match=r"checkpoint_best\.pt cannot be read: it has changed"):
         evaluate(run, stream)
+
+
+def test_a_damaged_configuration_of_a_finished_training_stops_nothing(stream, lm_runs, tmp_path):
+    """It is read only to draw curves."""
+    expected = lm_run(stream, shutil.copytree(lm_runs["stopped"], tmp_path / "whole"))
+    for number, content in enumerate((b"", bytes(64), b"\xff", b"optimization:\n  max_update: x\n")):
+        run = shutil.copytree(lm_runs["stopped"], tmp_path / f"run_{number}")
+        (run / "stages/stage_001/member_1/config.yaml").write_bytes(content)
+        assert lm_run(stream, run) == expected
 
 
 def test_flipped_bytes_of_a_checkpoint_are_noticed(stream, lm_runs, tmp_path):

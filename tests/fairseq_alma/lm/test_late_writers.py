@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fairseq_alma.checkpoints import BEST, repair_stage_folder, require_checkpoint
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.lm import train_member
-from fairseq_alma.lm.member import CONFIG
+from fairseq_alma.lm.member_config import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.killing import same_run
 from tests.late_writers import late_writers

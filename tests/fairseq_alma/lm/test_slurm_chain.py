@@ -17,7 +17,7 @@ from fairseq_alma.app.slurm_jobs import RunJobs
 from fairseq_alma.checkpoints import BEST, LAST
 from fairseq_alma.core.files import write_json
 from fairseq_alma.lm import slurm_chain
-from fairseq_alma.lm.member import CONFIG
+from fairseq_alma.lm.member_config import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
 from launch.slurm import QueuedJob, SlurmSettings
 from tests.commands import ROOT, RUN, run_command
