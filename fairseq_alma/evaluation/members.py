@@ -80,7 +80,15 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
             )
         if stream is None and (run / "dict.txt").is_file():
             stream = run  # alma-deploy has copied the tokenizer
-        return Members(checkpoints, stream) if stream else Members(checkpoints, Path(settings["stream"]), settings)
+        if stream is not None:
+            return Members(checkpoints, stream)
+        recorded = Path(settings["stream"])
+        if not recorded.is_dir():
+            raise StreamError(
+                f"{run / 'settings.json'} names the stream {recorded}, but there is no such folder: if the stream was "
+                f"moved, give --stream STREAM"
+            )
+        return Members(checkpoints, recorded, settings)
     if stage is not None:
         raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")
     if missing := [f"'{path}'" for path in paths if not path.exists()]:
