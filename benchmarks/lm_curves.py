@@ -64,9 +64,9 @@ COMPARISONS = {
     "Compiled and plain layers": Comparison(
         ("plain", "compiled"),
         ("plain", "compiled"),
-        "Both: the fast path in float32, commit {commits[1]}, 512 tokens an update. Compiled: the layers and the loss, by "
-        "torch.compile (--compile-batch), here with inductor's code for the CPU. The experts are then computed in "
-        "slots, as on a GPU.",
+        "Both: the fast path in float32, commit {commits[1]}, 512 tokens an update. Compiled: the layers and the "
+        "loss, by torch.compile (--compile-batch), here with inductor's code for the CPU. The experts are then "
+        "computed in slots, as on a GPU.",
     ),
 }
 """Part of the report -> what it compares."""
