@@ -78,6 +78,8 @@ class GrowingEnsemble(VisionLearner):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._files: list[Path] = []
+        """The files of the networks of stages 1, 2 ... Each save asks for those of all stages."""
         self._frozen: list[tuple[str, Stack]] = []
         self._num_frozen = 0
         """Number of stages whose networks are frozen. If it is 3, the networks of stages 1, 2 and 3 are frozen."""
@@ -102,7 +104,8 @@ class GrowingEnsemble(VisionLearner):
         # networks of later stages from the list.
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
-            stack = read_checkpoint(self._file_of_stage(index), self.device, self.settings.network)
+            file = self._files_of_stages(index)[-1]
+            stack = read_checkpoint(file, self.device, self.settings.network)
             self._frozen.append((f"stage {index}", self._prepared(stack)))
         return self._frozen
 
@@ -133,7 +136,10 @@ class GrowingEnsemble(VisionLearner):
         self._num_frozen = state["num_frozen"]
 
     def predictor_files(self) -> list[Path]:
-        return [self._file_of_stage(index) for index in range(1, self.stage_index + 1)]
+        return self._files_of_stages(self.stage_index)
 
-    def _file_of_stage(self, index: int) -> Path:
-        return RunFolder(Path(self.settings.out)).stage(index) / "train" / NETWORKS
+    def _files_of_stages(self, last: int) -> list[Path]:
+        run = RunFolder(Path(self.settings.out))
+        for index in range(len(self._files) + 1, last + 1):
+            self._files.append(run.stage(index) / "train" / NETWORKS)
+        return self._files[:last]
