@@ -172,10 +172,10 @@ def test_fairseqs_generator_the_command_and_the_api_write_the_same_200_tokens(co
 def test_a_continuation_depends_neither_on_the_other_prompts_nor_on_the_cache(short, both):
     prompts = [PROMPT, "", "w4", " ".join(["w5 w6"] * 40), "w7 w8"]
     for options in (GREEDY, {"seed": 3, "top_k": 9}):
-        together = both.generate(prompts, 60, min_tokens=20, **options)
-        assert together[0] == both.generate(prompts[0], 60, min_tokens=20, **options)[0]
-        assert together[:3] == both.generate(prompts[:3], 60, min_tokens=20, **options)
-    for number, found in enumerate(short.generate(prompts, 80, min_tokens=80, **GREEDY)):
+        together = both.generate(prompts, 30, min_tokens=20, **options)
+        assert together[0] == both.generate(prompts[0], 30, min_tokens=20, **options)[0]
+        assert together[:3] == both.generate(prompts[:3], 30, min_tokens=20, **options)
+    for number, found in enumerate(short.generate(prompts, 50, min_tokens=50, **GREEDY)):
         context = [2, *short.tokenizer.encode(prompts[number])]
         for token in found.ids:  # the context is shortened to its last half whenever it is full
             context = context[-16:] if len(context) > 32 else context

@@ -14,10 +14,10 @@ from tests.commands import run_command
 def test_text_becomes_a_stream_and_a_stage(tmp_path, tokenizer):
     stream, out = tmp_path / "stream", tmp_path / "run"
     text = tmp_path / "topics.txt"  # Python's language reference, which pydoc contains
-    text.write_text("\n".join(line for topic in topics.values() for line in topic.splitlines())[:300_000])
+    text.write_text("\n".join(line for topic in topics.values() for line in topic.splitlines())[:100_000])
     result = run_command(
         "alma-prep", stream, "--source", f"text:{text}", "--mega-batches", 2, "--vocab-size", 600, "--seed", 1,
-        "--valid-words", 1000, "--tokenizer", tokenizer,
+        "--valid-words", 500, "--tokenizer", tokenizer,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     folder = StreamFolder.open(stream)
