@@ -39,9 +39,8 @@ ENVIRONMENT = {
 }
 """Environment variables of the server. A fork gets those of its job instead.
 
-The server sees no GPU. numpy's library OpenBLAS, pyarrow's memory allocator, and numexpr, which pandas imports, must not
-start threads at import.
-Modules in the current folder must not replace others."""
+The server sees no GPU. At import, numpy's library OpenBLAS, pyarrow's memory allocator and numexpr, which pandas
+imports, must not start threads. Modules in the current folder must not replace others."""
 
 _inherited: tuple[str, ...] = ()
 """In a fork: the modules that its server has imported. The fork uses this server, too, and starts none of its own."""

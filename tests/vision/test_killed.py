@@ -134,7 +134,7 @@ def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings
     monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0.02)
     # Growth imports modules of torch that take seconds. Import them before the forks, and not in each of them.
     small_run(tmp_path / "warm", **settings, arrivals=2)
-    kill_at_random_moments(lambda out: Child(lambda: small_run(out, **settings, epochs=10)), tmp_path, random.Random(0))
+    kill_at_random_moments(lambda out: Child(lambda: small_run(out, **settings, epochs=5)), tmp_path, random.Random(0))
 
 
 def kill_at_random_moments(start: Callable[[Path], "Child | Command"], folder: Path, chance: random.Random) -> None:
@@ -258,7 +258,7 @@ def finished(out: Path) -> dict[Path, tuple]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in ledgers}
 
 
-@pytest.mark.parametrize(("num_runs", "num_finished"), [(5, 2), pytest.param(20, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_runs", "num_finished"), [(3, 1), pytest.param(20, 10, marks=pytest.mark.slow)])
 def test_a_sweep_killed_in_its_middle_goes_on_with_those_that_are_left(tmp_path, num_runs, num_finished):
     out, before = tmp_path / "sweep", {}
     child = Child(lambda: sweep(out, num_runs))

@@ -111,8 +111,8 @@ def test_a_run_ends_as_if_the_text_had_been_masked_from_the_start(two_months, tm
     out = forget(stream, "--runs", tmp_path / "run", "--yes", "--purge")
     assert f"still remembers: deployed model {deployed}/stage_002: it has learned from the text and is in use" in out
     assert [line for line in out.splitlines() if "remembers: source" in line] == [
-        f"still remembers: source text:{two_months.parent}/texts/2020-02.jsonl: the input files of alma-prep are not changed: "
-        f"remove the text there, too"
+        f"still remembers: source text:{two_months.parent}/texts/2020-02.jsonl: the input files of alma-prep are not "
+        f"changed: remove the text there, too"
     ]
     assert not (other / "stage_002").exists() and (other / "stage_001").exists()
     assert files_of(tmp_path / "run", [0, 1]) == before
