@@ -60,6 +60,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python destroy all objects at exit. Some libraries check that it does."""
+    gc.unfreeze()
+
+
 EXPECTED_SKIPS = (
     "needs a CUDA device",
     "root can read everything",

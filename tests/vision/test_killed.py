@@ -211,17 +211,21 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
     return executioner.num_moments
 
 
+@pytest.mark.parametrize("moments", [5, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
 @pytest.mark.parametrize(
     "settings",
     [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow), AUTO],
     ids=["gens", "gmoe", "ff", "auto"],
 )
-def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings, save_seconds):
+def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(
+    tmp_path, monkeypatch, settings, save_seconds, moments
+):
+    """At about this many moments all over the run."""
     monkeypatch.setattr(vision.runs, "SAVE_SECONDS", save_seconds)
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
     assert num_moments > 30
-    for kill_at in range(1, num_moments + 1, max(8, num_moments // 12)):  # about 12 moments all over the run
+    for kill_at in range(1, num_moments + 1, max(8, num_moments // moments)):
         out = tmp_path / f"killed_at_{kill_at}"
         attempt(out, monkeypatch, settings, kill_at)
         attempt(out, monkeypatch, settings)
