@@ -81,6 +81,14 @@ def uninterrupted(tmp_path_factory, large_text, folder_bytes):
     return folder_bytes(out)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, books, alma_prep, folder_bytes):
+    """The bytes of the stream of `books`, made without an interruption."""
+    out = tmp_path_factory.mktemp("whole") / "stream"
+    assert alma_prep(out, f"books:{books}") == 0
+    return folder_bytes(out)
+
+
 MOMENTS = ["spool/000000.*.part", "stream/mega_batch_1/train.bin"]
 MORE_MOMENTS = [
     *("spool/000000.done", "cut/000000.*.part", "tokenizer/000000.*.part", "encode/000000.done"),
@@ -121,7 +129,7 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, unin
 
 @pytest.mark.parametrize("number", [0, 1, 5])
 def test_a_run_killed_before_it_moves_a_shard_is_finished(
-    tmp_path, books, alma_prep, folder_bytes, monkeypatch, number
+    tmp_path, books, alma_prep, folder_bytes, whole, monkeypatch, number
 ):
     """Before the first shard, there is the empty folder into which it would be moved."""
     out, replace, moved = tmp_path / "out", os.replace, []
@@ -138,8 +146,7 @@ def test_a_run_killed_before_it_moves_a_shard_is_finished(
         assert alma_prep(out, f"books:{books}") == 130
     assert len(moved) == number and not (out / "stream.json").exists()
     assert alma_prep(out, f"books:{books}") == 0
-    assert alma_prep(tmp_path / "whole", f"books:{books}") == 0
-    assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
+    assert folder_bytes(out) == whole
 
 
 @pytest.mark.slow
@@ -174,7 +181,7 @@ def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, books):
     subprocess.run([*argv, "--workers", "1", "--max-bad", "0.5"], check=True, capture_output=True)
 
 
-def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, books, alma_prep, folder_bytes):
+def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, books, alma_prep, folder_bytes, whole):
     out = tmp_path / "out"
     # Shards beside the work folder, of a run with more mega-batches, and no stream.json yet.
     for folder in (".alma-prep/spool", ".alma-prep/stream/test", "mega_batch_1", "mega_batch_9"):
@@ -187,8 +194,7 @@ def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, books, alma
     ):
         (out / name).write_text("left over")
     assert alma_prep(out, f"books:{books}") == 0
-    assert alma_prep(tmp_path / "new", f"books:{books}") == 0
-    assert folder_bytes(out) == folder_bytes(tmp_path / "new")
+    assert folder_bytes(out) == whole
 
 
 def test_the_work_folder_of_a_run_killed_at_its_very_end_is_removed(tmp_path, books, alma_prep, folder_bytes, capsys):
@@ -331,8 +337,7 @@ def test_a_run_on_another_machine_is_not_disturbed(tmp_path, books, alma_prep, c
     assert not (out / ".alma-prep").exists()
 
 
-def test_a_work_folder_of_an_earlier_release_is_finished(tmp_path, books, alma_prep, folder_bytes):
-    assert alma_prep(tmp_path / "new", f"books:{books}") == 0
+def test_a_work_folder_of_an_earlier_release_is_finished(tmp_path, books, alma_prep, folder_bytes, whole):
     work = tmp_path / "out" / ".alma-prep"
     (work / "spool").mkdir(parents=True)
     settings = PrepSettings(
@@ -346,7 +351,7 @@ def test_a_work_folder_of_an_earlier_release_is_finished(tmp_path, books, alma_p
     (work / "spool" / "000000.text").write_text("old")
     (work / "spool" / "000000.done").write_text(json.dumps({"task": task, "files": {}, "result": {}}))
     assert alma_prep(tmp_path / "out", f"books:{books}") == 0
-    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "new")
+    assert folder_bytes(tmp_path / "out") == whole
     assert not work.exists()
 
 
