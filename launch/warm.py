@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -34,23 +33,26 @@ MODULES = "ALMA_SERVER_MODULES"
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "NUMEXPR_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONSAFEPATH": "1",
 }
 """Environment variables of the server. A fork gets those of its job instead.
 
-The server sees no GPU. numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import.
-Modules in the current folder must not replace others."""
+The server sees no GPU. At import, numpy's library OpenBLAS, pyarrow's memory allocator and numexpr, which pandas
+imports, must not start threads. Modules in the current folder must not replace others."""
 
 _inherited: tuple[str, ...] = ()
 """In a fork: the modules that its server has imported. The fork uses this server, too, and starts none of its own."""
+_servers: list[tuple[int, frozenset[str], Any]] = []
+"""Each server that was started, with the process that started it and the modules that it imports."""
 
 
 def warm_start(modules: Sequence[str]) -> Start:
     """Return a function that starts `python -m` commands as forks of a server, and other commands by `start_process`.
 
     The first call starts the server, and does not wait until it has imported the modules. Later calls with the same
-    modules use the same server, and so do calls in its forks. The server ends when this process ends.
+    modules or some of them use the same server, and so do calls in its forks. The server ends when this process ends.
 
     Args:
         modules: dotted names of the modules that the server imports. A module that cannot be imported is ignored.
@@ -62,7 +64,7 @@ def warm_start(modules: Sequence[str]) -> Start:
         server: Any = forkserver._forkserver  # type: ignore[attr-defined]
         server.ensure_running = lambda: None
     else:
-        server = _server(os.getpid(), tuple(modules))
+        server = _server(modules)
 
     def start(
         command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
@@ -76,11 +78,15 @@ def warm_start(modules: Sequence[str]) -> Start:
     return start
 
 
-@cache
-def _server(pid: int, modules: tuple[str, ...]) -> Any:
+def _server(modules: Sequence[str]) -> Any:
+    """Return a server of this process that imports these modules and perhaps others. Start it if there is none."""
+    for pid, known, server in _servers:
+        if pid == os.getpid() and known >= {*modules}:
+            return server
     server = forkserver.ForkServer()
     with suppress(OSError):
         start_server(server, modules)
+    _servers.append((os.getpid(), frozenset(modules), server))
     return server
 
 

@@ -53,7 +53,12 @@ def run_command(*command, folder: Path = ROOT) -> subprocess.CompletedProcess:
 
 def run_vision(*arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
     """Run alma-vision as a fork of a process that has imported torch. By default, the folder is the repository."""
-    return _run_module(warm_start(VISION_IMPORTS), "vision.cli", [*map(str, arguments)], folder)
+    return run_module("vision.cli", *arguments, folder=folder)
+
+
+def run_module(module: str, *arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run `python -m` in a folder as a fork of a process that has imported torch and alma-vision."""
+    return _run_module(warm_start(VISION_IMPORTS), module, [*map(str, arguments)], folder)
 
 
 def _run_module(start: Start, module: str, arguments: list[str], folder: Path) -> subprocess.CompletedProcess:

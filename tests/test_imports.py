@@ -70,7 +70,7 @@ def run_after_torch(*codes):
     """
     process = """
 import os, sys, torch
-assert not {"fairseq", "fairseq_alma"} & sys.modules.keys()
+assert not {"fairseq", "fairseq_alma", "torchvision", "vision"} & sys.modules.keys()
 for code in sys.argv[1:]:
     sys.stdout.flush()
     if not os.fork():
@@ -93,11 +93,6 @@ archs = [name for name in ARCH_MODEL_REGISTRY if name.startswith("switch_lm_")]
 print("alma_lm" in TASK_REGISTRY, "switch_lm" in CRITERION_REGISTRY, *sorted(archs))
 """
 EVERYTHING = ["True", "True", "switch_lm_base", "switch_lm_large", "switch_lm_tiny"]
-
-
-def test_alma_vision_runs_without_fairseq_and_digits_are_loaded_without_torchvision():
-    code = "import sys, vision.cli; from vision.datasets import load_dataset; load_dataset('digits')"
-    assert run_fresh(f"{code}; print(*({{'fairseq', 'torchvision'}} & sys.modules.keys()))") == []
 
 
 @pytest.mark.parametrize("name", ["fairseq_alma", "fairseq_alma.core.run_record", "launch.local"])
@@ -130,9 +125,22 @@ print(TASK_REGISTRY["alma_lm"] is before)
 """
 
 
+VISION = """
+import sys, vision.cli
+from vision.datasets import load_dataset
+load_dataset("digits")
+print(*({"fairseq", "torchvision"} & sys.modules.keys()))
+"""
+
+
 @pytest.fixture(scope="module")
 def after_torch():
-    return run_after_torch(WITHOUT_FAIRSEQ, CORE_FIRST + REGISTERED, "import fairseq, fairseq_alma\n" + REGISTERED)
+    fairseq_first = "import fairseq, fairseq_alma\n" + REGISTERED
+    return run_after_torch(WITHOUT_FAIRSEQ, CORE_FIRST + REGISTERED, fairseq_first, VISION)
+
+
+def test_alma_vision_runs_without_fairseq_and_digits_are_loaded_without_torchvision(after_torch):
+    assert after_torch[3] == []
 
 
 def test_alma_grow_and_alma_eval_start_without_fairseq(after_torch):

@@ -28,9 +28,10 @@ from launch.warm import end_with_parent, start_server
 # this process are forks of it, also those of later calls of `prepare`.
 SPAWN = multiprocessing.get_context("spawn")
 CONTEXT = multiprocessing.get_context("forkserver") if sys.platform == "linux" else SPAWN
-_PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet"]
-"""A module that imports all tasks, and the parts of pyarrow that the first and the last of them use. These are names,
-because a module of this package may not import higher packages, and this process itself does not need pyarrow."""
+_PRELOADED = ["data_prep.pipeline", "pyarrow.compute", "pyarrow.parquet", "pandas"]
+"""A module that imports all tasks, and what they import later: the parts of pyarrow that the first and the last of them
+use, and pandas, which pyarrow imports, if it is installed, when it makes its first array. These are names, because a
+module of this package may not import higher packages, and this process itself does not need pyarrow."""
 _JOIN_SECONDS = 2
 """How long to wait for the pool to end the other workers after one has died."""
 

@@ -56,7 +56,13 @@ def value_of(value: Any, kind: Any) -> Any:
         raise ValueError(fault)
     if not is_dataclass(kind):
         return value
-    return kind(**{one.name: value[one.name] for one in fields(kind) if one.name in value})  # type: ignore[operator]
+    return kind(**{name: value[name] for name in _names_of(kind) if name in value})  # type: ignore[operator,arg-type]
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass. Ledgers have thousands of rows, so they are listed once."""
+    return tuple(one.name for one in fields(kind))
 
 
 def expected_instead_of(value: Any, kind: Any) -> str | None:

@@ -10,7 +10,7 @@ from tests.late_writers import late_writers
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="audit events and process states as on Linux")
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 60])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 90])
 def test_a_process_that_wakes_up_late_changes_nothing(tmp_path, books, alma_prep, folder_bytes, every):
     def run(out):
         forkserver._forkserver.__init__()  # the server that other tests have started is no child of a fork

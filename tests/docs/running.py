@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import MODULES, ROOT, run_command, run_vision
+from tests.commands import MODULES, ROOT, run_command, run_module, run_vision
 from tests.docs import files
 from tests.docs.blocks import Block, blocks_of, files_of
 from tests.docs.commands import check_block, command_lines, environment
@@ -51,8 +51,9 @@ def run_block(block: Block, folder: Path, in_forks: bool = False) -> None:
     Args:
         block: the block.
         folder: the folder of the page.
-        in_forks: if True and if a block contains only our commands, each command is a fork of a process that has
-            imported torch. This saves several seconds for each command. Otherwise bash runs the installed commands.
+        in_forks: if True and if a block contains only our commands and Python files, each command is a fork of a
+            process that has imported torch. This saves several seconds for each command. Otherwise bash runs the
+            installed commands.
     """
     if block.action == "save":
         path = folder / block.argument
@@ -62,7 +63,12 @@ def run_block(block: Block, folder: Path, in_forks: bool = False) -> None:
         assert check_block(block.text), f"{block.where}: no command of the block could be checked"
     elif block.action == "run" and in_forks and (commands := our_commands(block)):
         for name, *arguments in commands:
-            run = partial(run_vision, *arguments) if name == "alma-vision" else partial(run_command, name, *arguments)
+            if name == "python":
+                run = partial(run_module, Path(arguments[0]).stem, *arguments[1:])
+            else:
+                run = (
+                    partial(run_vision, *arguments) if name == "alma-vision" else partial(run_command, name, *arguments)
+                )
             report(block, run(folder=folder))
     elif block.action == "run":
         program = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else ["python", "-c"]
@@ -73,12 +79,13 @@ def run_block(block: Block, folder: Path, in_forks: bool = False) -> None:
 
 
 def our_commands(block: Block) -> list[list[str]]:
-    """Return the commands of a block of bash, each as a list of words. It is empty if the block contains others.
+    """Return our commands and the Python files in a block of bash, each as a list of words; none if there are others.
 
     A word with a character that bash would interpret is not one of ours.
     """
     commands = command_lines(block.replaced()) if block.language == "bash" else []
-    is_ours = all(words[0] in (*MODULES, "alma-vision", "alma-prep", "alma-report") for words in commands)
+    names = (*MODULES, "alma-vision", "alma-prep", "alma-report")
+    is_ours = all(words[0] in names or (words[0] == "python" and words[1].endswith(".py")) for words in commands)
     characters = {character for words in commands for word in words for character in word}
     return commands if is_ours and not characters & set("|&;<>$`*?") else []
 

@@ -33,8 +33,8 @@ def test_the_blocks_of_a_page_work(page, tmp_path):
     run_blocks(page, tmp_path)
 
 
-SLOW = ("docs/using-a-model.md", "docs/extending.md", "docs/forgetting.md")
-"""Pages that take about a minute, also in forks. What they show has tests of its own."""
+SLOW = ("docs/using-a-model.md", "docs/extending.md", "docs/forgetting.md", "docs/reports.md")
+"""Pages that take long, also in forks. What they show has tests of its own."""
 
 
 def is_quick(page: Path) -> bool:

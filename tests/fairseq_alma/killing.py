@@ -1,5 +1,6 @@
 """Runs of alma-lm that tests start in a process group of their own, watch, kill and compare."""
 
+import contextlib
 import json
 import os
 import random
@@ -16,8 +17,11 @@ from typing import IO
 
 import pytest
 
+from fairseq_alma import demo
 from fairseq_alma.checkpoints import read_checkpoint
-from tests.commands import ROOT
+from launch.local import Process
+from launch.warm import warm_start
+from tests.commands import MODULES, ROOT
 
 DEADLINE_SECONDS = 900
 """Limit for steps that take a minute on a free machine."""
@@ -63,6 +67,20 @@ def start(
     return process
 
 
+def start_fork(stream: Path, out: Path, settings: Sequence[str]) -> Process:
+    """Start alma-lm as a fork, see `tests.commands.run_command`. When it is killed, its training processes end too."""
+    command = [sys.executable, "-m", MODULES["alma-lm"], f"stream={stream}", f"out={out}", *settings]
+    with open(os.devnull, "w") as nothing, contextlib.chdir(ROOT):
+        return warm_start(demo.SLOW_IMPORTS)(command, nothing.fileno(), os.environ, nothing.fileno())
+
+
+def has_ended(process: Process) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=0)
+        return True
+    return False
+
+
 def end_all() -> None:
     """End all processes that tests have started and that still run."""
     while _started:
@@ -72,10 +90,10 @@ def end_all() -> None:
             process.wait()
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen, seconds: float = DEADLINE_SECONDS) -> None:
+def wait_until(condition: Callable[[], object], process: Process, seconds: float = DEADLINE_SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, "the run ended before it could be killed"
+        assert not has_ended(process), "the run ended before it could be killed"
         assert time.monotonic() < end
         time.sleep(0.01)
 

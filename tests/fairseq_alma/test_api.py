@@ -155,14 +155,14 @@ def greedy_of_fairseq(checkpoints, stream, num_tokens) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_fairseqs_generator_the_command_and_the_api_write_the_same_200_tokens(count, members, stream, capsys):
-    checkpoints, length = members[:count], {"max_tokens": 200, "min_tokens": 200}
-    expected = greedy_of_fairseq(checkpoints, stream, 200)
-    assert len(expected) == 200 and len(set(expected)) > 3
+def test_fairseqs_generator_the_command_and_the_api_write_the_same_100_tokens(count, members, stream, capsys):
+    checkpoints, length = members[:count], {"max_tokens": 100, "min_tokens": 100}
+    expected = greedy_of_fairseq(checkpoints, stream, 100)
+    assert len(expected) == 100 and len(set(expected)) > 3
     predictor = alma.load(checkpoints, stream=stream)
     (found,) = predictor.generate(PROMPT, **length, **GREEDY)
     assert found.ids == expected and found.text == predictor.tokenizer.decode([4, *expected]).removeprefix("w0")
-    options = ["--prompt", PROMPT, "--max-tokens=200", "--min-tokens=200", "--temperature=0", "--json"]
+    options = ["--prompt", PROMPT, "--max-tokens=100", "--min-tokens=100", "--temperature=0", "--json"]
     assert alma_generate([*map(str, checkpoints), "--stream", str(stream), *options]) == 0
     printed = capsys.readouterr().out
     assert json.loads(printed) == {"prompt": PROMPT, "text": found.text, "ids": expected}
@@ -172,10 +172,10 @@ def test_fairseqs_generator_the_command_and_the_api_write_the_same_200_tokens(co
 def test_a_continuation_depends_neither_on_the_other_prompts_nor_on_the_cache(short, both):
     prompts = [PROMPT, "", "w4", " ".join(["w5 w6"] * 40), "w7 w8"]
     for options in (GREEDY, {"seed": 3, "top_k": 9}):
-        together = both.generate(prompts, 60, min_tokens=20, **options)
-        assert together[0] == both.generate(prompts[0], 60, min_tokens=20, **options)[0]
-        assert together[:3] == both.generate(prompts[:3], 60, min_tokens=20, **options)
-    for number, found in enumerate(short.generate(prompts, 80, min_tokens=80, **GREEDY)):
+        together = both.generate(prompts, 30, min_tokens=20, **options)
+        assert together[0] == both.generate(prompts[0], 30, min_tokens=20, **options)[0]
+        assert together[:3] == both.generate(prompts[:3], 30, min_tokens=20, **options)
+    for number, found in enumerate(short.generate(prompts, 50, min_tokens=50, **GREEDY)):
         context = [2, *short.tokenizer.encode(prompts[number])]
         for token in found.ids:  # the context is shortened to its last half whenever it is full
             context = context[-16:] if len(context) > 32 else context
@@ -205,11 +205,11 @@ def test_tokens_are_drawn_with_their_probabilities(one):
 
 
 def test_a_document_ends_where_the_model_ends_it(one):
-    found = one.generate([""] * 40, 200, seed=0)
+    found = one.generate([""] * 40, 100, seed=0)
     lengths = [len(each.ids) for each in found]
     assert len(set(lengths)) > 5 and max(lengths) > 30
-    assert all((each.ids[-1] == 2) == (len(each.ids) < 200) and 2 not in each.ids[:-1] for each in found)
-    assert min(len(each.ids) for each in one.generate([""] * 40, 200, seed=0, min_tokens=30)) > 30
+    assert all((each.ids[-1] == 2) == (len(each.ids) < 100) and 2 not in each.ids[:-1] for each in found)
+    assert min(len(each.ids) for each in one.generate([""] * 40, 100, seed=0, min_tokens=30)) > 30
 
 
 def test_beams_find_what_fairseqs_beams_find_and_never_a_less_probable_text(both, stream, members):
@@ -352,14 +352,14 @@ def test_fairseqs_commands_read_and_write_text(members, stream, tmp_path):
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
     common = (
         stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", ":".join(map(str, members)),
-        "--bpe", "alma_stream", "--beam", 1, "--max-len-b", 40, "--min-len", 40, "--cpu",
+        "--bpe", "alma_stream", "--beam", 1, "--max-len-b", 20, "--min-len", 20, "--cpu",
     )  # fmt: skip
     result = run_command("fairseq-interactive", *common, "--input", tmp_path / "prompts.txt")
     assert result.returncode == 0, result.stderr[-3000:]
     texts = [line.split("\t")[2] for line in result.stdout.splitlines() if line.startswith("D-")]
     predictor = alma.load(members, stream=stream)
     for prompt, text in zip(prompts, texts, strict=True):
-        length = 40 - len(predictor.tokenizer.encode(prompt))
+        length = 20 - len(predictor.tokenizer.encode(prompt))
         assert text == prompt + predictor.generate(prompt, length, min_tokens=length, **GREEDY)[0].text
     result = run_command(
         "fairseq-generate", *common, "--gen-subset", "valid", "--prefix-size", 5, "--batch-size", 4,

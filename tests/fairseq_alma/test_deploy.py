@@ -243,7 +243,8 @@ def test_two_at_once_are_safe(run, tmp_path):
         deploy(run, to)
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path):
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path, kills):
     """Killed after a random time, again and again; then the same command ends the work."""
     to, generator = tmp_path / "to", random.Random(0)
     deploy(run, to, 1)
@@ -251,7 +252,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_predictor(run, tmp_path):
     assert start(run, to, "--stage", 2).wait() == 0
     seconds = time.monotonic() - began
     commands = [(run, to), ("--back", to), (run, to, "--stage", 1), (run, to, "--stage", 3, "--keep", 1)]
-    for number in range(12):
+    for number in range(kills):
         process = start(*commands[number % len(commands)])
         time.sleep(seconds * generator.uniform(0.5, 1.0))
         process.kill()

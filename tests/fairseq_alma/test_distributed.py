@@ -1,9 +1,11 @@
 """Several ranks on the CPU, with gloo: a stage, its validation and its resume, and the same result as on one rank."""
 
+import functools
 import json
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,12 +128,22 @@ def untrained(stream, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def on_one_rank(stream, untrained, tmp_path_factory):
+def trained_in(stream, untrained, tmp_path_factory):
+    """trained_in(name): the log and the folder of 20 updates in a layout. Tests must not change the folder."""
+
+    @functools.cache
+    def train(name: str) -> tuple[str, Path]:
+        folder, (num_ranks, options) = tmp_path_factory.mktemp("layout"), LAYOUTS[name]
+        log = train_on_ranks(stream, folder, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
+        return log, folder
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(trained_in):
     """The log and the folder of 20 updates on one rank."""
-    folder = tmp_path_factory.mktemp("one")
-    num_ranks, options = LAYOUTS["one rank"]
-    log = train_on_ranks(stream, folder, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
-    return log, folder
+    return trained_in("one rank")
 
 
 @pytest.mark.parametrize(
@@ -147,14 +159,13 @@ def on_one_rank(stream, untrained, tmp_path_factory):
         pytest.param("experts over two ranks, recomputed", marks=pytest.mark.slow),
     ],
 )
-def test_twenty_updates_are_the_same_on_any_number_of_ranks(stream, untrained, on_one_rank, tmp_path, name):
-    num_ranks, options = LAYOUTS[name]
-    log = train_on_ranks(stream, tmp_path, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
+def test_twenty_updates_are_the_same_on_any_number_of_ranks(trained_in, on_one_rank, name):
+    log, folder = trained_in(name)
     assert len(losses(log)) == 20
     assert losses(log) == pytest.approx(losses(on_one_rank[0]), abs=1e-5)
-    same_weights(weights(tmp_path), weights(on_one_rank[1]))
+    same_weights(weights(folder), weights(on_one_rank[1]))
     # The 94 sequences of an epoch, in the order of their numbers, are 5 updates of 16 sequences and one of 14.
-    states = [read_checkpoint(folder / "checkpoint_last.pt")["extra_state"] for folder in (tmp_path, on_one_rank[1])]
+    states = [read_checkpoint(folder / "checkpoint_last.pt")["extra_state"] for folder in (folder, on_one_rank[1])]
     for state in states:
         assert (state["train_iterator"]["epoch"], state["train_iterator"]["sequences_in_epoch"]) == (4, 32)
     counts = [state["AlmaLanguageModelingTask"]["processed"]["training"] for state in states]
@@ -200,11 +211,9 @@ def test_larger_batches_give_the_same_gradient_apart_from_capacity_and_balance_l
 
 
 @pytest.mark.parametrize("name", [pytest.param("two ranks", marks=pytest.mark.slow), "experts over two ranks"])
-def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, on_one_rank, tmp_path, name):
-    num_ranks, options = LAYOUTS[name]
-    train_on_ranks(stream, tmp_path, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
+def test_a_model_grown_from_two_ranks_is_that_grown_from_one(trained_in, on_one_rank, tmp_path, name):
     grown = []
-    for folder in (tmp_path, on_one_rank[1]):
+    for _, folder in (trained_in(name), on_one_rank):
         grow_checkpoint(folder / "checkpoint_best.pt", tmp_path / "grown.pt", 2, "copy", 0.01, 7)
         grown.append(read_checkpoint(tmp_path / "grown.pt")["model"])
     assert [v.shape[0] for k, v in grown[0].items() if k.endswith("valid_loss_E")] == [6, 6]
@@ -259,9 +268,8 @@ def test_six_grown_experts_are_trained_on_four_ranks_as_on_one(stream, on_one_ra
     same_weights(found["experts over four ranks"][1], found["one rank"][1])
 
 
-def test_the_log_has_the_load_of_the_ranks_and_the_time_of_the_exchange(stream, untrained, tmp_path):
-    num_ranks, options = LAYOUTS["experts over two ranks"]
-    log = train_on_ranks(stream, tmp_path, num_ranks, 3, *SAME, *options, "--finetune-from-model", untrained)
+def test_the_log_has_the_load_of_the_ranks_and_the_time_of_the_exchange(trained_in):
+    log, _ = trained_in("experts over two ranks")
     records = [json.loads(found) for found in re.findall(r"\| train_inner \| (\{.*\})", log)]
     for record in records:
         assert 1 <= float(record["busiest_rank_load"]) <= 2

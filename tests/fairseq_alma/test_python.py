@@ -11,8 +11,10 @@ import pytest
 import fairseq_alma as alma
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.python import _settings_from
 from tests.commands import RUN, run_command
+from tests.fairseq_alma.lm.test_learners import ForkedProcesses
 
 SMALL = {
     "preset": "quickstart", "precision": "float32", "tokens_per_sample": 32, "sequences_per_update": 8, "batch_size": 8,
@@ -32,6 +34,7 @@ def test_the_settings_are_those_of_the_command(tmp_path):
 
 def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [""])
+    monkeypatch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)
     rng, words = random.Random(0), [f"word{number}" for number in range(50)]
     for name in ("old", "new"):
         texts = [" ".join(rng.choices(words, k=60)) for _ in range(100)]
@@ -39,17 +42,17 @@ def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch
     options = {"workers": 1, "duplicates": "exact"}
     out = tmp_path / "stream"
     stream = alma.prepare(
-        out, [f"text:{tmp_path}/old.jsonl"], mega_batches=2, vocab_size=300, test_words=500, **options
+        out, [f"text:{tmp_path}/old.jsonl"], mega_batches=1, vocab_size=300, test_words=500, **options
     )
-    assert stream.num_mega_batches == 2
+    assert stream.num_mega_batches == 1
     first = alma.run(stream=out, out=tmp_path / "run", **SMALL)
-    assert alma.extend(out, f"text:{tmp_path}/new.jsonl", **options).num_mega_batches == 3
+    assert alma.extend(out, f"text:{tmp_path}/new.jsonl", **options).num_mega_batches == 2
     run = alma.run(stream=out, out=tmp_path / "run", seed=np.int64(0), **SMALL)
-    assert [row.to_json() for row in run.ledger[:3]] == [row.to_json() for row in first.ledger] and len(run.ledger) == 4
+    assert [row.to_json() for row in run.ledger[:2]] == [row.to_json() for row in first.ledger] and len(run.ledger) == 3
     assert (
-        run.curves["perplexity"].shape == (1, 4) and run.curves["perplexity"][0, 3] == run.ledger[3].scores.perplexity
+        run.curves["perplexity"].shape == (1, 3) and run.curves["perplexity"][0, 2] == run.ledger[2].scores.perplexity
     )
-    assert run.summary["final"] == pytest.approx(run.ledger[3].scores.perplexity)
+    assert run.summary["final"] == pytest.approx(run.ledger[2].scores.perplexity)
     assert run.predictor.score("word1 word2")[0].num_bytes == 11 and run.folders == [tmp_path / "run"]
     # A run on other text with the same tokenizer starts from what this one has trained.
     more = alma.prepare(

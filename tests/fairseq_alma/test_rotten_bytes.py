@@ -203,18 +203,35 @@ def test_changed_weights_of_a_language_model_are_neither_trained_on_nor_scored(s
         evaluate(run, stream)
 
 
-def test_a_damaged_configuration_of_a_finished_training_stops_nothing(stream, lm_runs, tmp_path):
+@pytest.fixture(scope="module")
+def continued_run(stream, lm_runs, tmp_path_factory) -> Path:
+    """The run that was stopped, continued to its end."""
+    run = shutil.copytree(lm_runs["stopped"], tmp_path_factory.mktemp("continued") / "run")
+    lm_run(stream, run)
+    return run
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", marks=pytest.mark.slow),
+        pytest.param(bytes(64), marks=pytest.mark.slow),
+        b"\xff",
+        b"optimization:\n  max_update: x\n",
+    ],
+    ids=["empty", "zeros", "no text", "a word instead of a number"],
+)
+def test_a_damaged_configuration_of_a_finished_training_stops_nothing(
+    stream, lm_runs, continued_run, tmp_path, content
+):
     """It is read only to draw curves."""
-    expected = lm_run(stream, shutil.copytree(lm_runs["stopped"], tmp_path / "whole"))
-    for number, content in enumerate((b"", bytes(64), b"\xff", b"optimization:\n  max_update: x\n")):
-        run = shutil.copytree(lm_runs["stopped"], tmp_path / f"run_{number}")
-        (run / "stages/stage_001/member_1/config.yaml").write_bytes(content)
-        assert lm_run(stream, run) == expected
+    run = shutil.copytree(lm_runs["stopped"], tmp_path / "run")
+    (run / "stages/stage_001/member_1/config.yaml").write_bytes(content)
+    assert lm_run(stream, run) == content_of(continued_run)
 
 
-def test_flipped_bytes_of_a_checkpoint_are_noticed(stream, lm_runs, tmp_path):
+def test_flipped_bytes_of_a_checkpoint_are_noticed(stream, lm_runs, continued_run, tmp_path):
     """The stage is continued from the other checkpoint, or repeated if there is none."""
-    lm_run(stream, shutil.copytree(lm_runs["stopped"], tmp_path / "whole"))
     run = shutil.copytree(lm_runs["stopped"], tmp_path / "run")
     path = run / "stages/stage_002/member_1/checkpoint_last.pt"
     content = bytearray(path.read_bytes())
@@ -224,7 +241,7 @@ def test_flipped_bytes_of_a_checkpoint_are_noticed(stream, lm_runs, tmp_path):
     lm_run(stream, run)
     rows, expected = (
         [row.to_json() | {"train_seconds": 0, "score_seconds": 0} for row in Ledger(one / "ledger.jsonl").rows()]
-        for one in (run, tmp_path / "whole")
+        for one in (run, continued_run)
     )
     assert rows == expected
 

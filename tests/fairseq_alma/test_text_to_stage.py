@@ -7,25 +7,23 @@ import pytest
 
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
-from tests.commands import run_command
+from tests.commands import RUN, run_command
 
 
 @pytest.mark.parametrize("tokenizer", ["byte-bpe", pytest.param("sentencepiece", marks=pytest.mark.slow)])
 def test_text_becomes_a_stream_and_a_stage(tmp_path, tokenizer):
     stream, out = tmp_path / "stream", tmp_path / "run"
     text = tmp_path / "topics.txt"  # Python's language reference, which pydoc contains
-    text.write_text("\n".join(line for topic in topics.values() for line in topic.splitlines())[:300_000])
+    text.write_text("\n".join(line for topic in topics.values() for line in topic.splitlines())[:100_000])
     result = run_command(
         "alma-prep", stream, "--source", f"text:{text}", "--mega-batches", 2, "--vocab-size", 600, "--seed", 1,
-        "--valid-words", 1000, "--tokenizer", tokenizer,
+        "--valid-words", 500, "--tokenizer", tokenizer,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     folder = StreamFolder.open(stream)
     folder.verify_bytes()
     assert folder.description["tokenizer"]["kind"] == tokenizer
-    result = run_command(
-        "alma-lm", f"stream={stream}", f"out={out}", "preset=quickstart", "wait=2", "updates=15", "validations=1"
-    )
+    result = run_command("alma-lm", f"stream={stream}", f"out={out}", *RUN, "wait=2", "updates=15", "validations=1")
     assert result.returncode == 0, result.stderr[-3000:]
     untrained, waiting, trained = Ledger(out / "ledger.jsonl").rows()
     # An untrained model is about as good as guessing, and a few updates make it better.

@@ -35,7 +35,7 @@ class Server:
         # With a name of its own, so that no other test uses the same server.
         modules = (*modules, f"no_such_module_{next(NUMBERS)}")
         self.start = warm_start(modules)
-        self._server = warm._server(os.getpid(), modules)
+        self._server = warm._server(modules)
         self.pid = self._server._forkserver_pid
 
     def kill(self):
@@ -309,7 +309,7 @@ from pathlib import Path
 from launch.local import Job, run_processes
 from launch import warm
 start = warm.warm_start(["slow_import"])
-print(warm._server(os.getpid(), ("slow_import",))._forkserver_pid, flush=True)
+print(warm._server(("slow_import",))._forkserver_pid, flush=True)
 jobs = [Job([sys.executable, "-m", name], Path(sys.argv[1]) / name, lambda line: print(line, flush=True),
             start=start) for name in sys.argv[2:]]
 run_processes(jobs, [{}] * len(jobs))
@@ -336,7 +336,7 @@ def test_forks_are_killed_with_their_parent_and_with_the_server(folder, tmp_path
 
 def test_the_server_ends_with_its_parent_also_while_it_imports(folder):
     code = 'from launch import warm; warm.warm_start(["slow_import"]); '
-    code += 'import os; print(warm._server(os.getpid(), ("slow_import",))._forkserver_pid)'
+    code += 'import os; print(warm._server(("slow_import",))._forkserver_pid)'
     server = int(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
     wait_until(lambda: not is_alive(server))
 
@@ -412,7 +412,7 @@ def test_a_fork_starts_its_processes_as_forks_of_its_server(folder, tmp_path):
 def test_the_forks_of_a_fork_end_with_it(folder, tmp_path):
     (folder / "stubborn.py").write_text(STUBBORN)
     (folder / "owner.py").write_text(
-        PARENT.replace('print(warm._server(os.getpid(), ("slow_import",))._forkserver_pid, flush=True)', "")
+        PARENT.replace('print(warm._server(("slow_import",))._forkserver_pid, flush=True)', "")
     )
     server = Server(["slow_import"])
     log = tmp_path / "log"

@@ -24,6 +24,7 @@ from torch import nn
 import vision
 import vision.datasets
 from fairseq_alma.core.errors import RunError, SettingError
+from tests.commands import run_module
 from tests.vision.test_killed import Child
 from tests.vision.tiny_runs import SMALL, as_arguments, ledger, small_settings, summary
 from vision.learners import SingleModel, register_learner
@@ -219,7 +220,7 @@ print(vision.run(dataset=data, backbone=network, mega_batches=2, epochs=1, out=s
         return output_of(run_script, tmp_path)
 
     path.write_text(script)
-    first = subprocess.run([sys.executable, path, tmp_path / "run"], capture_output=True, text=True, check=False)
+    first = run_module("script", tmp_path / "run", folder=tmp_path)
     assert float(first.stdout) > 0
     assert output_of_script(f"# a comment elsewhere\n{script}").out == first.stdout
     changed = output_of_script(script.replace("Flatten(),", "Flatten(), nn.Linear(64, 64),"))

@@ -134,7 +134,7 @@ def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings
     monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0.02)
     # Growth imports modules of torch that take seconds. Import them before the forks, and not in each of them.
     small_run(tmp_path / "warm", **settings, arrivals=2)
-    kill_at_random_moments(lambda out: Child(lambda: small_run(out, **settings, epochs=10)), tmp_path, random.Random(0))
+    kill_at_random_moments(lambda out: Child(lambda: small_run(out, **settings, epochs=5)), tmp_path, random.Random(0))
 
 
 def kill_at_random_moments(start: Callable[[Path], "Child | Command"], folder: Path, chance: random.Random) -> None:
@@ -211,17 +211,21 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
     return executioner.num_moments
 
 
+@pytest.mark.parametrize("moments", [5, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
 @pytest.mark.parametrize(
     "settings",
     [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow), AUTO],
     ids=["gens", "gmoe", "ff", "auto"],
 )
-def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings, save_seconds):
+def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(
+    tmp_path, monkeypatch, settings, save_seconds, moments
+):
+    """At about this many moments all over the run."""
     monkeypatch.setattr(vision.runs, "SAVE_SECONDS", save_seconds)
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
     assert num_moments > 30
-    for kill_at in range(1, num_moments + 1, max(8, num_moments // 12)):  # about 12 moments all over the run
+    for kill_at in range(1, num_moments + 1, max(8, num_moments // moments)):
         out = tmp_path / f"killed_at_{kill_at}"
         attempt(out, monkeypatch, settings, kill_at)
         attempt(out, monkeypatch, settings)
@@ -258,7 +262,7 @@ def finished(out: Path) -> dict[Path, tuple]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in ledgers}
 
 
-@pytest.mark.parametrize(("num_runs", "num_finished"), [(5, 2), pytest.param(20, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_runs", "num_finished"), [(3, 1), pytest.param(20, 10, marks=pytest.mark.slow)])
 def test_a_sweep_killed_in_its_middle_goes_on_with_those_that_are_left(tmp_path, num_runs, num_finished):
     out, before = tmp_path / "sweep", {}
     child = Child(lambda: sweep(out, num_runs))

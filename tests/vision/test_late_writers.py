@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="audit events an
 SETTINGS = {"gens": GENS, "gmoe": GMOE, "ff": {**FF, "candidates": 5}}
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 40])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_process_that_wakes_up_late_changes_nothing(tmp_path, monkeypatch, name, every):
     monkeypatch.setattr(vision.runs, "SAVE_SECONDS", 0)

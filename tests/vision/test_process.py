@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from tests.commands import run_module
 from vision.runs import _process_settings
 
 
@@ -53,7 +54,8 @@ with _process_settings(tf32=False):
         assert count_flops(torch.nn.Conv2d(1, 1, 3), (1, 3, 3)).forward == 2 * 9
 assert [one.fp32_precision for one in switches] == before
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    (tmp_path / "switches.py").write_text(script)
+    done = run_module("switches", folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -220,7 +220,7 @@ def test_periods_that_cannot_be_made_are_refused(tmp_path, capsys):
 def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
     """Two runs that grow and choose their waits, on streams that differ from the third month on."""
     runs = []
-    for name, later in (("a", [month(3), month(4)]), ("b", [month(3, seed=1), month(4, seed=2), month(5)])):
+    for name, later in (("a", [month(3)]), ("b", [month(3, seed=1), month(4, seed=2)])):
         # The paths are equal while a stream is made and trained on, because checkpoints record them.
         source = write_months(tmp_path / "months", [month(1), month(2), *later])
         stream = prepare(tmp_path / "stream", f"text:{source}")
@@ -233,7 +233,7 @@ def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
         for path in (source, stream):
             path.rename(folder / path.name)
     rows = [rows_without_seconds(run) for run in runs]
-    assert [len(each) for each in rows] == [5, 6]
+    assert [len(each) for each in rows] == [4, 5]
     for t in range(3):
         # Scores on the test text of later periods look ahead by their nature, and decide nothing.
         of_later = [row[t].pop("period_perplexities") or [] for row in rows]

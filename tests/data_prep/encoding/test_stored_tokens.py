@@ -20,8 +20,10 @@ def corpus(tmp_path) -> str:
     return f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}"
 
 
-def entries(cache: Path) -> dict[Path, int]:
-    return {path.parent: path.stat().st_ino for path in cache.glob("tokens/*/*/entry.json")}
+def entries(cache: Path) -> dict[Path, tuple[int, int]]:
+    """What shows whether an entry was written anew: its inode, which may be that of a removed file, and its time."""
+    found = {path.parent: path.stat() for path in cache.glob("tokens/*/*/entry.json")}
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
 
 
 def splits(out: Path) -> dict:

@@ -26,7 +26,7 @@ def run(tmp_path_factory) -> Path:
     """A run of two stages of an ensemble of two, on Python's language reference."""
     folder = tmp_path_factory.mktemp("harness")
     lines = [line for topic in topics.values() for line in topic.splitlines()]
-    (folder / "topics.txt").write_text("\n".join(lines)[:100_000])
+    (folder / "topics.txt").write_text("\n".join(lines)[:60_000])
     result = run_command(
         "alma-prep", folder / "stream", "--source", f"text:{folder / 'topics.txt'}", "--mega-batches", 2,
         "--vocab-size", 400, "--valid-words", 300,
@@ -34,7 +34,7 @@ def run(tmp_path_factory) -> Path:
     assert result.returncode == 0, result.stderr
     result = run_command(
         "alma-lm", f"stream={folder / 'stream'}", f"out={folder / 'run'}", *RUN, "learner=ens", "members=2",
-        "updates=30", "validations=1",
+        "updates=15", "validations=1",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     return folder / "run"

@@ -35,9 +35,9 @@ def streams(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(streams):
-    """A run of an ensemble of two on the first two months."""
+    """A run of an ensemble of two on the first two months, in one stage."""
     out = streams[0].parent / "run"
-    words = (f"stream={streams[0]}", f"out={out}", *SMALL, "mega_batches=2", "learner=ens", "members=2")
+    words = (f"stream={streams[0]}", f"out={out}", *SMALL, "mega_batches=2", "wait=2", "learner=ens", "members=2")
     result = run_command("alma-lm", *words)
     assert result.returncode == 0, result.stderr
     return out
@@ -74,7 +74,7 @@ def test_the_embedding_of_a_new_symbol_is_the_mean_of_its_pieces(tmp_path):
 
 def test_a_run_continues_on_the_grown_stream(streams, run):
     _, new = streams
-    member = RunFolder(run).member(2, 2) / "checkpoint_best.pt"
+    member = RunFolder(run).member(1, 2) / "checkpoint_best.pt"
     command = (f"stream={new}", f"out={run.parent / 'further'}", *SMALL, "known_mega_batches=2", "replay=0.5")
     result = run_command("alma-lm", *command, f"init_from={run}")
     assert result.returncode == 2 and "is an ensemble: give the checkpoint of one member" in result.stderr
@@ -113,7 +113,7 @@ def test_another_vocabulary_is_refused(streams, run, tmp_path):
     write_month(tmp_path / "texts", 1, month(7))
     words = [str(tmp_path / "other"), "--source", f"text:{tmp_path / 'texts'}", "--mega-batches", "1"]
     assert alma_prep([*words, "--vocab-size", "300", "--workers", "1"]) == 0
-    member = RunFolder(run).member(2, 1) / "checkpoint_best.pt"
+    member = RunFolder(run).member(1, 1) / "checkpoint_best.pt"
     command = (f"stream={tmp_path / 'other'}", f"out={tmp_path / 'out'}", *SMALL, f"init_from={member}")
     result = run_command("alma-lm", *command)
     assert result.returncode == 2 and "was trained with another dictionary" in result.stderr

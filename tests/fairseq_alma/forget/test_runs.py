@@ -40,9 +40,18 @@ def make_stream(folder: Path, months: int, t: int) -> Path:
     out = folder / "stream"
     assert prep(out, folder / "texts" / "2020-01.jsonl", "--mega-batches", "1", *options) == 0
     for number in range(2, months + 1):
-        again = ("--extend", "--passage-words", "24", "--duplicates", "keep")
-        assert prep(out, folder / "texts" / f"2020-{number:02d}.jsonl", *again) == 0
+        extend(out, folder / "texts" / f"2020-{number:02d}.jsonl")
     return out
+
+
+def extend(stream: Path, source: Path) -> None:
+    assert prep(stream, source, "--extend", "--passage-words", "24", "--duplicates", "keep") == 0
+
+
+@pytest.fixture(scope="module")
+def two_months(tmp_path_factory) -> Path:
+    """A stream of two months with canaries in the second. Tests must not change it."""
+    return make_stream(tmp_path_factory.mktemp("two"), months=2, t=2)
 
 
 def lm(stream: Path, out: Path, *settings: str) -> None:
@@ -84,28 +93,29 @@ def predicted(stream: Path, run: Path) -> int:
     return certificates(stream)[-1]["runs"][str(run)]["predicted_train_flops"]
 
 
-def test_a_run_ends_as_if_the_text_had_been_masked_from_the_start(tmp_path):
+def test_a_run_ends_as_if_the_text_had_been_masked_from_the_start(two_months, tmp_path):
     """Also with a mega-batch that came later, which the run has not seen, and does not see now."""
-    stream = make_stream(tmp_path, months=4, t=3)
-    settings = ("updates=20", "validations=1", "experts=2", "mega_batches=3")
+    stream = shutil.copytree(two_months, tmp_path / "stream")
+    extend(stream, write_month(tmp_path / "texts", 3, month(3, 120)))
+    settings = ("updates=20", "validations=1", "experts=2", "mega_batches=2")
     masked = shutil.copytree(stream, tmp_path / "masked")
     lm(stream, tmp_path / "run", *settings)
     assert known_by(tmp_path / "run") > 4
-    before, rows = files_of(tmp_path / "run", [0, 1, 2]), rows_without_seconds(tmp_path / "run")
+    before, rows = files_of(tmp_path / "run", [0, 1]), rows_without_seconds(tmp_path / "run")
     out = forget(stream, "--runs", tmp_path / "run")
-    assert "one stage is trained again from stage 2" in out and "nothing was changed" in out
+    assert "one stage is trained again from stage 1" in out and "nothing was changed" in out
     assert (rows_without_seconds(tmp_path / "run"), CANARY in text_of(stream)) == (rows, True)
     deployed, other = tmp_path / "deployed", tmp_path / "other"
-    for stage in (2, 3):
-        deploy(tmp_path / "run", deployed, stage), deploy(tmp_path / "run", other, 5 - stage)
+    for stage in (1, 2):
+        deploy(tmp_path / "run", deployed, stage), deploy(tmp_path / "run", other, 3 - stage)
     out = forget(stream, "--runs", tmp_path / "run", "--yes", "--purge")
-    assert f"still remembers: deployed model {deployed}/stage_003: it has learned from the text and is in use" in out
+    assert f"still remembers: deployed model {deployed}/stage_002: it has learned from the text and is in use" in out
     assert [line for line in out.splitlines() if "remembers: source" in line] == [
-        f"still remembers: source text:{tmp_path}/texts/2020-03.jsonl: the input files of alma-prep are not changed: "
-        f"remove the text there, too"
+        f"still remembers: source text:{two_months.parent}/texts/2020-02.jsonl: the input files of alma-prep are not "
+        f"changed: remove the text there, too"
     ]
-    assert not (other / "stage_003").exists() and (other / "stage_002").exists()
-    assert files_of(tmp_path / "run", [0, 1, 2]) == before
+    assert not (other / "stage_002").exists() and (other / "stage_001").exists()
+    assert files_of(tmp_path / "run", [0, 1]) == before
     assert not list(tmp_path.glob("run/set_aside/*"))
     forget(masked, "--no-runs", "--yes")
     lm(masked, tmp_path / "reference", *settings)
@@ -115,10 +125,10 @@ def test_a_run_ends_as_if_the_text_had_been_masked_from_the_start(tmp_path):
     (certificate,) = certificates(stream)
     (entry,) = certificate["runs"].values()
     assert entry["kept_unchanged"] and entry["train_flops"] == entry["predicted_train_flops"] > 0
-    assert certificate["removed"] == [str(tmp_path / "run/set_aside/1"), str(other / "stage_003")]
+    assert certificate["removed"] == [str(tmp_path / "run/set_aside/1"), str(other / "stage_002")]
     assert json.loads(run_command("alma-lm", "status", tmp_path / "run", "--json").stdout)["rollbacks"] == 0
-    assert deploy(tmp_path / "run", deployed)[0].name == "stage_003_2"
-    assert [path.name for path in sorted(deployed.iterdir())] == ["current", "stage_002", "stage_003_2"]
+    assert deploy(tmp_path / "run", deployed)[0].name == "stage_002_2"
+    assert [path.name for path in sorted(deployed.iterdir())] == ["current", "stage_001", "stage_002_2"]
     # The run's own command agrees.
     lm(stream, tmp_path / "run", *settings)
     assert rows_without_seconds(tmp_path / "run") == rows_without_seconds(tmp_path / "reference")
@@ -214,9 +224,9 @@ def test_kills_at_any_moment_change_nothing(eight, tmp_path):
 
 
 @pytest.mark.slow
-def test_text_of_the_held_out_sets(tmp_path):
+def test_text_of_the_held_out_sets(two_months, tmp_path):
     """Of the validation set: the run begins anew. Of the test set only: nothing is trained again."""
-    stream = make_stream(tmp_path, months=2, t=2)
+    stream = shutil.copytree(two_months, tmp_path / "stream")
     settings = ("updates=5", "validations=1", "experts=2")
     lm(stream, tmp_path / "run", *settings)
     import pyarrow.parquet
@@ -239,9 +249,9 @@ def test_text_of_the_held_out_sets(tmp_path):
     assert rows_without_seconds(tmp_path / "run") == rows_without_seconds(tmp_path / "reference")
 
 
-def test_a_deployed_model_that_was_set_aside_is_found_and_one_from_before_the_text_stays(tmp_path):
+def test_a_deployed_model_that_was_set_aside_is_found_and_one_from_before_the_text_stays(two_months, tmp_path):
     """Stage 2 has read the text, was taken back, and is trained again with another learning rate."""
-    stream, run, to = make_stream(tmp_path, months=2, t=2), tmp_path / "run", tmp_path / "to"
+    stream, run, to = shutil.copytree(two_months, tmp_path / "stream"), tmp_path / "run", tmp_path / "to"
     settings = ("updates=1", "validations=1", "experts=2")
     lm(stream, run, *settings)
     deploy(run, to, 1), deploy(run, to)
@@ -256,8 +266,8 @@ def test_a_deployed_model_that_was_set_aside_is_found_and_one_from_before_the_te
 
 
 @pytest.mark.slow
-def test_only_runs_that_have_used_the_text_are_trained_again(tmp_path):
-    stream = make_stream(tmp_path, months=2, t=2)
+def test_only_runs_that_have_used_the_text_are_trained_again(two_months, tmp_path):
+    stream = shutil.copytree(two_months, tmp_path / "stream")
     lm(stream, tmp_path / "runs/early", "updates=1", "validations=1", "experts=2", "mega_batches=1")
     assert "trained again from" not in forget(stream, "--runs", tmp_path / "runs", "--yes")
     assert certificates(stream)[-1]["runs"] == {}
@@ -273,8 +283,8 @@ def test_only_runs_that_have_used_the_text_are_trained_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_shared_members_that_have_read_the_text_are_removed(tmp_path):
-    stream, shared = make_stream(tmp_path, months=2, t=2), tmp_path / "shared"
+def test_shared_members_that_have_read_the_text_are_removed(two_months, tmp_path):
+    stream, shared = shutil.copytree(two_months, tmp_path / "stream"), tmp_path / "shared"
     settings = ("updates=1", "validations=1", "experts=2", f"reuse_from={shared}")
     lm(stream, tmp_path / "run", *settings)
     before = {path.name for path in (shared / "trained").iterdir()}

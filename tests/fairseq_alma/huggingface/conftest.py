@@ -75,7 +75,7 @@ def run(stream, tmp_path_factory) -> Path:
     """A run of an ensemble of two members with two stages."""
     out = tmp_path_factory.mktemp("runs") / "ens"
     done = run_command("alma-lm", f"stream={stream}", f"out={out}", *RUN, "learner=ens", "members=2", "experts=2",
-                       "updates_per_mega_batch=10", "validations=1")  # fmt: skip
+                       "updates_per_mega_batch=4", "validations=1")  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 

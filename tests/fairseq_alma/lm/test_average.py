@@ -17,7 +17,8 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, same_run
 
-SHORT = (*RUN, "dropout=0.1", "validations=3", "updates=12")
+UPDATES = 6
+SHORT = (*RUN, "dropout=0.1", "validations=3", f"updates={UPDATES}")
 EMA = ("average=decay:0.8",)
 
 
@@ -51,7 +52,7 @@ def rates_in_log(out: Path, k: int) -> list[float]:
 def test_the_predictor_is_the_mean_of_the_models_after_each_update(stream, tmp_path):
     trained = train_two_stages(stream, tmp_path, *SHORT, "average=power:0", "replay=uniform")
     average = trained[1]["extra_state"][AVERAGE]
-    assert average["count"] == 24
+    assert average["count"] == 2 * UPDATES
     predictor, name = checkpoint(tmp_path, 2, BEST)["model"], "decoder.embed_tokens.weight"
     assert torch.equal(predictor[name], average["model"][name])
     assert not torch.equal(predictor[name], trained[1]["model"][name])
@@ -67,9 +68,9 @@ def test_the_predictor_is_the_mean_of_the_models_after_each_update(stream, tmp_p
 def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp_path):
     more = (*EMA, "optimizer_state=keep", "schedule=constant", "replay=0.5")
     first, second = train_two_stages(stream, tmp_path, *SHORT, *more)
-    assert [one["extra_state"][AVERAGE]["count"] for one in (first, second)] == [12, 24]
+    assert [one["extra_state"][AVERAGE]["count"] for one in (first, second)] == [UPDATES, 2 * UPDATES]
     steps = [{int(state["step"]) for state in one["last_optimizer_state"]["state"].values()} for one in (first, second)]
-    assert steps == [{12}, {24}]
+    assert steps == [{UPDATES}, {2 * UPDATES}]
     predictor = checkpoint(tmp_path, 2, BEST)
     assert AVERAGE not in predictor["extra_state"]
     average = second["extra_state"][AVERAGE]["model"]
@@ -91,7 +92,7 @@ def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp
     ],
 )
 def test_a_killed_run_has_the_same_average(stream, tmp_path, more):
-    settings = (*SHORT, "mega_batches=2", *more)
+    settings = (*SHORT, "updates=12", "mega_batches=2", *more)
     try:
         reference = Reference.of(stream, tmp_path / "whole", settings)
         run = KilledRun(stream, tmp_path / "run", (*settings, "checkpoint_minutes=0.001"))

@@ -104,11 +104,19 @@ def test_the_gate_compares_with_the_predictor_that_is_in_use(months, tmp_path):
     assert status_of(out)["deployed"] == 1
 
 
-def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):
-    out, alarm, text = tmp_path / "run", tmp_path / "alarm.jsonl", tmp_path / "mine.txt"
-    text.write_text("w1 w2 w3\nw4 w5")
-    gated = ("gate=0.02", f"gate_text={text}", f"gate_command=cat >> {alarm}")
-    assert lm(months, out, *gated, "mega_batches=2").returncode == 0
+@pytest.fixture(scope="module")
+def gated_run(months, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
+    """A run on the first two months whose gate also scores a text of the user, and its settings."""
+    folder = tmp_path_factory.mktemp("gated")
+    (folder / "mine.txt").write_text("w1 w2 w3\nw4 w5")
+    gated = ("gate=0.02", f"gate_text={folder / 'mine.txt'}", f"gate_command=cat >> {folder / 'alarm.jsonl'}")
+    assert lm(months, folder / "run", *gated, "mega_batches=2").returncode == 0
+    return folder / "run", gated
+
+
+def test_a_garbage_month_is_reported_refused_and_taken_back(months, gated_run, tmp_path):
+    folder, gated = gated_run[0].parent, gated_run[1]
+    out, alarm, text = shutil.copytree(gated_run[0], tmp_path / "run"), folder / "alarm.jsonl", folder / "mine.txt"
     good = (out / "predictor.json").read_bytes()
     result = lm(months, out, *gated, "mega_batches=3")
     assert result.returncode == 3, result.stderr[-3000:]
@@ -156,9 +164,8 @@ def test_a_garbage_month_is_reported_refused_and_taken_back(months, tmp_path):
     assert all(row.scores.score_seconds > 0 for row in rows)
 
 
-def test_a_process_that_was_killed_before_its_row_decides_again_in_the_same_way(months, tmp_path):
-    out = tmp_path / "run"
-    assert lm(months, out, "gate=0.02", "mega_batches=2").returncode == 0
+def test_a_process_that_was_killed_before_its_row_decides_again_in_the_same_way(months, gated_run, tmp_path):
+    out = shutil.copytree(gated_run[0], tmp_path / "run")
     row = (out / "ledger.jsonl").read_text().splitlines()[2]
     lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
     (out / "ledger.jsonl").write_text("".join(lines[:2]))
@@ -169,7 +176,7 @@ def test_a_process_that_was_killed_before_its_row_decides_again_in_the_same_way(
     assert state["new_text_perplexity"] == pytest.approx(math.exp(json.loads(row)["prequential_loss"]))
     deploy(out, tmp_path / "to", stage=2)  # it is trained, but not scored yet
     assert status_of(out)["deployed"] == 1 and run_command("alma-lm", "status", out).returncode == 0
-    assert lm(months, out, "gate=0.02", "mega_batches=2").returncode == 0
+    assert lm(months, out, *gated_run[1], "mega_batches=2").returncode == 0
     assert json.loads((out / "ledger.jsonl").read_text().splitlines()[2])["gate"] == json.loads(row)["gate"]
 
 

@@ -13,6 +13,7 @@ from fairseq_alma.lm import train_member
 from fairseq_alma.lm.member_config import CONFIG
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.killing import same_run
+from tests.fairseq_alma.lm.test_learners import ForkedProcesses
 from tests.late_writers import late_writers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="audit events and process states as on Linux")
@@ -22,6 +23,16 @@ SETTINGS = {
     "arch": "switch_lm_tiny",
     "learner": "gmoe", "experts": 2, "grow_experts": [1], "updates": 4, "mega_batches": 2,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(stream, tmp_path_factory):
+    """A finished run. Tests must not change it."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)
+        alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(out)}))
+    return out
 
 
 @pytest.mark.slow
@@ -36,10 +47,8 @@ def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 40])
-def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
-    whole = tmp_path / "run"
-    alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(whole)}))
-    config = OmegaConf.load(next(whole.glob(f"stages/stage_001/member_1/{CONFIG}")))
+def test_a_training_that_wakes_up_late_changes_nothing(finished, tmp_path, every):
+    config = OmegaConf.load(next(finished.glob(f"stages/stage_001/member_1/{CONFIG}")))
 
     def train(out):
         config.checkpoint.save_dir = str(out)
@@ -60,10 +69,9 @@ def test_a_training_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     assert statuses.total() > (5 if every == 1 else 0)
 
 
-def test_a_training_that_starts_after_its_run_was_taken_over_changes_nothing(stream, tmp_path, capfd):
+def test_a_training_that_starts_after_its_run_was_taken_over_changes_nothing(finished, capfd):
     """Its driver slept just before it started the training, and another one has finished the run since then."""
-    run = tmp_path / "run"
-    alma_lm.run(LanguageModelSettings.from_mapping({**SETTINGS, "stream": str(stream), "out": str(run)}))
+    run = finished
     before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
     (config,) = run.glob(f"stages/stage_002/member_1/{CONFIG}")
     assert train_member.main([str(config), "--run-fence", str(run / ".lease.0123456789abcdef")]) == 2

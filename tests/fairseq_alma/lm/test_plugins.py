@@ -30,15 +30,15 @@ def alma_lm(stream, out, *settings, folder=ROOT):
 
 @pytest.fixture(scope="module")
 def transformer(stream, tmp_path_factory):
-    """A run of two of fairseq's transformers."""
+    """A run of two of fairseq's transformers, in one stage."""
     out = tmp_path_factory.mktemp("runs") / "transformer"
-    result = alma_lm(stream, out, "arch=transformer_lm_gpt", "learner=ens", "members=2", f"fairseq={SMALL}")
+    result = alma_lm(stream, out, "arch=transformer_lm_gpt", "learner=ens", "members=2", "wait=2", f"fairseq={SMALL}")
     assert result.returncode == 0, result.stderr[-3000:]
     return out
 
 
 def test_a_network_of_fairseq_is_scored_as_fairseq_scores_it(transformer, stream):
-    (checkpoint, _) = sorted(transformer.glob("stages/stage_002/*/checkpoint_best.pt"))
+    (checkpoint, _) = sorted(transformer.glob("stages/stage_001/*/checkpoint_best.pt"))
     ours = run_command("alma-eval", checkpoint, "--stream", stream, "--arch", "transformer_lm_gpt", "--json")
     assert ours.returncode == 0, ours.stderr
     result = run_command(
@@ -51,7 +51,7 @@ def test_a_network_of_fairseq_is_scored_as_fairseq_scores_it(transformer, stream
 
 def test_the_cost_of_a_network_of_fairseq_is_counted(transformer, stream):
     row = json.loads((transformer / "ledger.jsonl").read_text().splitlines()[2])
-    (checkpoint, _) = sorted(transformer.glob("stages/stage_002/*/checkpoint_best.pt"))
+    (checkpoint, _) = sorted(transformer.glob("stages/stage_001/*/checkpoint_best.pt"))
     model, _ = load_member(checkpoint, StreamFolder.open(stream), CPU, "transformer_lm_gpt")
     processed = require_checkpoint(checkpoint)["extra_state"]["AlmaLanguageModelingTask"]["processed"]["training"]
     flops = count_training_flops(model).total(processed["tokens"], processed["token_pairs"])
@@ -60,7 +60,7 @@ def test_the_cost_of_a_network_of_fairseq_is_counted(transformer, stream):
 
 
 def test_the_score_of_a_network_of_fairseq_does_not_depend_on_the_batch(transformer, stream):
-    (checkpoint, _) = sorted(transformer.glob("stages/stage_002/*/checkpoint_best.pt"))
+    (checkpoint, _) = sorted(transformer.glob("stages/stage_001/*/checkpoint_best.pt"))
     model, task = load_member(checkpoint, StreamFolder.open(stream), CPU, "transformer_lm_gpt")
     few, many = (score_tokens(model, task, "test", tokens_per_batch=n).log_probability_T for n in (32, 2048))
     torch.testing.assert_close(torch.tensor(few), torch.tensor(many), atol=1e-5, rtol=1e-5)
@@ -93,7 +93,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known(stream, tm
 
 
 def test_a_checkpoint_of_another_network_is_not_scored_unless_it_is_named(transformer, stream):
-    (checkpoint, _) = sorted(transformer.glob("stages/stage_002/*/checkpoint_best.pt"))
+    (checkpoint, _) = sorted(transformer.glob("stages/stage_001/*/checkpoint_best.pt"))
     result = run_command("alma-eval", checkpoint, "--stream", stream)
     assert result.returncode == 2
     assert "give --arch transformer_lm_gpt if you expect it" in result.stderr
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_another_network_is_not_scored_unless_it_is_named(transf
 def test_options_of_another_network_that_are_code_are_refused(transformer, name, value):
     from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
-    state = require_checkpoint(next(transformer.glob("stages/stage_002/member_1/checkpoint_best.pt")))
+    state = require_checkpoint(next(transformer.glob("stages/stage_001/member_1/checkpoint_best.pt")))
     stored_options(state, transformer, TransformerLanguageModelConfig)
     state["cfg"]["model"][name] = value
     with pytest.raises(SettingError, match=f"has {name}="):
@@ -119,7 +119,7 @@ def test_options_of_another_network_that_are_code_are_refused(transformer, name,
 
 
 def test_sizes_of_another_network_that_are_not_those_of_its_weights_are_refused(transformer, stream, tmp_path):
-    state = require_checkpoint(next(transformer.glob("stages/stage_002/member_1/checkpoint_best.pt")))
+    state = require_checkpoint(next(transformer.glob("stages/stage_001/member_1/checkpoint_best.pt")))
     state["cfg"]["model"]["decoder_ffn_embed_dim"] = 10**12
     torch.save(state, tmp_path / "huge.pt")
     with pytest.raises(SettingError, match="do not have the shape"):

@@ -3,9 +3,7 @@
 import gc
 import io
 import json
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -28,7 +26,8 @@ from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.app.test_scalars import scalars_in
-from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until
+from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start_fork, wait_until
+from tests.fairseq_alma.lm.test_learners import ForkedProcesses
 from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
 from tests.fairseq_alma.test_fairseq_commands import records
@@ -266,23 +265,23 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
     for attempt in range(3):  # on a busy machine the stage may end before the kill; then another run is killed
         out = tmp_path / f"killed_{attempt}"
         stage_1, stage_2 = (out / "stages" / f"stage_00{k}" for k in (1, 2))
-        process = start(stream, out, SETTINGS)
+        process = start_fork(stream, out, SETTINGS)
         wait_until(lambda: list((stage_1 / "member_1").glob("checkpoint_last.pt")), process)  # noqa: B023
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # only the driver: its fairseq-train, if there is one, must end with it
         process.wait()
         if not (stage_1 / "member_1/done.json").exists():
             break
     assert not (stage_1 / "member_1/done.json").exists()  # killed inside stage 1
 
-    process = start(stream, out, SETTINGS)
+    process = start_fork(stream, out, SETTINGS)
     wait_until((stage_1 / "train.done.json").exists, process)  # between training and its evaluation
-    process.kill()  # only the driver: its fairseq-train, if there is one, must end with it
+    process.kill()
     process.wait()
     assert "Loaded checkpoint" in (stage_1 / "member_1/log.txt").read_text()  # it continued and did not start again
 
-    process = start(stream, out, SETTINGS)
+    process = start_fork(stream, out, SETTINGS)
     wait_until((stage_2 / "member_1/log.txt").exists, process)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
 
     result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
@@ -330,14 +329,14 @@ def test_a_run_whose_loss_is_not_finite_continues_with_another_learning_rate(str
 def test_a_run_in_use_is_not_entered(run, stream, tmp_path):
     out = tmp_path / "busy"
     settings = (*SETTINGS, "updates=100000")  # so that it still runs when the second command starts
-    process = start(stream, out, settings)
+    process = start_fork(stream, out, settings)
     try:
         wait_until((out / "settings.json").exists, process)
         result = run_command("alma-lm", f"stream={stream}", f"out={out}", *settings)
         assert result.returncode == 2
         assert f"in use by process {process.pid}" in result.stderr
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
 
 
@@ -356,6 +355,7 @@ def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
 
 def test_the_untrained_learner_is_scored_on_a_sample_which_no_metric_uses(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(alma_lm, "UNTRAINED_TOKENS", 96)
+    monkeypatch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)
     given = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in RUN)}
     given |= {"stream": str(stream), "out": f"{tmp_path}/out", "mega_batches": 1, "updates": 3, "validations": 1}
     alma_lm.run(LanguageModelSettings.from_mapping(given))

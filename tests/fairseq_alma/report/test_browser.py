@@ -247,10 +247,12 @@ def test_the_chosen_run_is_found_again_in_a_report_with_more_runs(tab, tmp_path)
 @pytest.mark.parametrize(
     "state",
     [
-        '{"only":{"learner":5}}', '{"comp":[],"x":"toString"}', '{"c":"length","chosen":9}',
-        '{"only":null,"objective":"x","sort":"none"}',
+        '{"only":{"learner":5}}',
+        '{"comp":[],"x":"toString"}',
+        pytest.param('{"c":"length","chosen":9}', marks=pytest.mark.slow),
+        pytest.param('{"only":null,"objective":"x","sort":"none"}', marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_an_address_with_an_invalid_state_opens_the_page_without_it(tab, report, state):
     with PageView(tab, report[0], state=quote(state)) as view:
         assert len(view.rows()) == 40

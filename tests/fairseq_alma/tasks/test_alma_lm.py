@@ -1,24 +1,28 @@
+import functools
 import json
 import re
+from copy import deepcopy
 
 import numpy as np
 import pytest
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import tasks
+from omegaconf import DictConfig
 
-import fairseq_alma
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from tests.commands import STAGE
+from tests.fairseq_alma.configs import config_of
+
+
+@functools.cache
+def _task_config(*words: str) -> DictConfig:
+    """Return the configuration of the task. fairseq needs half a second for it."""
+    return config_of(words).task
 
 
 def make_task(stream, *extra):
-    fairseq_alma.register()
-    from fairseq import tasks
-
-    words = [str(stream), *map(str, STAGE[2:]), *map(str, extra)]  # without --user-dir: it is registered
-    arguments = options.parse_args_and_arch(options.get_training_parser(), words)
-    return tasks.setup_task(convert_namespace_to_omegaconf(arguments).task)
+    config = _task_config(str(stream), *map(str, (*STAGE[2:], *extra)))  # without --user-dir: it is registered
+    return tasks.setup_task(deepcopy(config))
 
 
 def batches(task, split, epoch=1, seed=0, **kwargs):

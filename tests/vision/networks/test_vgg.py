@@ -102,15 +102,16 @@ def test_gradients_equal_those_of_autograd(kind, groups, double):
     [("torch", "vgg", True), ("torch", "grown", False), ("narrow", "vgg", False), ("narrow", "grown", True)],
     indirect=["backend"],
 )
-def test_50_updates_equal_those_torch_x(backend, kind, nesterov, double):
+@pytest.mark.parametrize("num_updates", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_updates_equal_those_torch_x(backend, kind, nesterov, num_updates, double):
     """Parameters and running statistics agree to 1e-9 after every update, and so do predictions at the end."""
     stack = KINDS[kind]()
     recipe = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": nesterov}
     modules = [stack.to_module(number).train() for number in range(2)]
     optimizers = [torch.optim.SGD(network.parameters(), **recipe) for network in modules]
     began, loss, optimizer = stack.parameters.flat.clone(), OwnLoss(2, 1), SGD(stack.parameters.flat, **recipe)
-    for update in range(50):
-        x, torch_x = images(2, num_examples=5 if update == 49 else 8, seed=update)
+    for update in range(num_updates):
+        x, torch_x = images(2, num_examples=5 if update == num_updates - 1 else 8, seed=update)
         y = (x.mean((2, 3, 4)) * 1000).long() % 10
         stack.backward(loss.gradient(stack.logits(x, training=True), F.one_hot(y, 10).double()))
         optimizer.step(stack.gradient.flat)
