@@ -20,16 +20,18 @@ INTERVAL_SECONDS = 1.0
 """Usual time between two checks of whether the task has made progress, in seconds."""
 _MIN_CPU_SHARE = 0.1
 """A worker process counts as busy since the last check if it used more than this fraction of one CPU core. The
-thread that writes the heartbeat file uses far less."""
+thread that writes the heartbeat file uses far less. A process that other processes leave less than this is not hung if
+it waits for a core in the rest of the time."""
 
 
 class Heartbeat:
     """A context manager that rewrites a file while a task makes progress, and removes the file at the end.
 
     Every second, a thread rewrites the file if `beat` was called since the last check. Inside `with computing()`, the
-    thread also rewrites the file if the process has used the CPU since the last check. If the file does not change for
-    a long time, the worker counts as hung. If the task raises an exception, the file is kept, because it names the
-    input.
+    thread also rewrites the file if the process has used the CPU since the last check. It rewrites the file, too, if
+    the process has waited for a core since the last check, because other processes use all cores. If the file does not
+    change for a long time, the worker counts as hung. If the task raises an exception, the file is kept, because it
+    names the input.
 
     Args:
         path: the heartbeat file. It contains the process id, the host, and what the task is working on, such as a file
@@ -86,15 +88,31 @@ class Heartbeat:
     def _watch(self) -> None:
         """Rewrite the heartbeat file as long as the task makes progress. This method runs in the heartbeat thread."""
         num_beats, cpu_seconds = self._num_beats, time.process_time()
+        now, waited = time.monotonic(), _seconds_without_core()
         while not self._ended.wait(self._interval_seconds):
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
+            later, waited_now = time.monotonic(), _seconds_without_core()
             used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * self._interval_seconds
-            if num_beats_now != num_beats or (self._is_computing and used_cpu):
+            longest_wait = max(
+                (seconds - waited.get(thread, 0.0) for thread, seconds in waited_now.items()), default=0.0
+            )
+            is_starved = longest_wait > (1 - _MIN_CPU_SHARE) * (later - now)
+            if num_beats_now != num_beats or (self._is_computing and used_cpu) or is_starved:
                 # Ignore errors such as a full disk. The task writes to the same disk, so it fails too and reports the
                 # error.
                 with suppress(OSError):
                     self._write()
-            num_beats, cpu_seconds = num_beats_now, cpu_seconds_now
+            num_beats, cpu_seconds, now, waited = num_beats_now, cpu_seconds_now, later, waited_now
+
+
+def _seconds_without_core() -> dict[str, float]:
+    """Return for each other thread of this process how long it could have run but had no core; {} if not on Linux."""
+    found = {}
+    for folder in Path("/proc/self/task").glob("*"):
+        if folder.name != str(threading.get_native_id()):
+            with suppress(OSError):  # the thread has ended
+                found[folder.name] = int((folder / "schedstat").read_text().split()[1]) / 1e9
+    return found
 
 
 class StallWatch:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 
 import pytest
@@ -43,6 +44,43 @@ def test_a_pause_of_the_command_itself_does_not_make_its_workers_hang(tmp_path):
     assert watch.idle_seconds(path) == 0.0
     time.sleep(0.15)
     assert watch.idle_seconds(path) > watch.stall_seconds
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no idle priority")
+def test_a_worker_to_which_other_processes_leave_no_core_is_not_hung(tmp_path):
+    """It runs only while nothing else does, and another process uses its core all the time."""
+    core = min(os.sched_getaffinity(0))
+    starved, worker = os.pipe()
+    children = []
+    for starts in (keep_core_busy, lambda: compute_at_idle_priority(tmp_path / "000000.alive", worker)):
+        if (child := os.fork()) == 0:
+            os.sched_setaffinity(0, {core})
+            starts()
+        children.append(child)
+    try:
+        assert os.read(starved, 1) == b"!"
+        watch, deadline = StallWatch(1000), time.monotonic() + 60
+        changes = 0
+        while changes < 3 and time.monotonic() < deadline:
+            changes += watch.idle_seconds(tmp_path / "000000.alive") == 0.0
+            time.sleep(0.1)
+        assert changes == 3
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def keep_core_busy():
+    while True:
+        pass
+
+
+def compute_at_idle_priority(path, pipe):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with Heartbeat(path, interval_seconds=0.2):
+        os.write(pipe, b"!")
+        keep_core_busy()
 
 
 def test_a_task_that_raises_an_exception_leaves_the_name_of_its_input(tmp_path):
