@@ -82,7 +82,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             learner, every n-th stage and the last arrival. By default, all arrivals are shown.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
-    # Streams of earlier versions do not say how many bytes their text has.
+    # Scores on a sample of the test set have none.
     bits = ["bits/byte"] if any(row.scores.bits_per_byte is not None for row in rows) else []
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", *bits, "validation"]
     caption = "* untrained" if any(row.stage == 0 for row in rows) else None
