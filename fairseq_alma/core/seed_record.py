@@ -113,7 +113,7 @@ class SeedRecord:
         return self._measured[t]
 
     def is_skipped(self, t: int, wanted: bool) -> bool:
-        """Return whether no stage trains on mega-batch t. See `protocol.Record`."""
+        """Return whether no stage trains on mega-batch t. See `RunRecord`."""
         decision = self._arrivals.decision(t)
         if decision is None:
             return wanted
@@ -126,7 +126,7 @@ class SeedRecord:
         return decision.is_skipped
 
     def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, with the prequential score, and return it. See `protocol.Record`.
+        """Store whether a stage starts at arrival t, with the prequential score, and return it. See `RunRecord`.
 
         If a decision to wait is replaced, the row of this arrival is removed from the ledger.
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,6 +20,10 @@ from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
 from fairseq_alma.evaluation.vocabulary import EMBEDDINGS, earlier_vocabularies, with_new_symbols
+from fairseq_alma.stream_tokenizer import StreamTokenizer
+
+Dictionary = StreamFolder | TrainingView | StreamTokenizer
+"""A folder with a dict.txt: a stream, or the tokenizer of a stream."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +100,6 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
     if stream is None:
         raise StreamError("give --stream STREAM, the stream folder with which the checkpoints were trained")
     return Members(list(paths), stream)
-
-
-class Dictionary(Protocol):
-    """A folder with a dict.txt: a stream, or the tokenizer of a stream."""
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-
-    @property
-    def dictionary_size(self) -> int:
-        """Number of entries of the fairseq dictionary, V."""
-
-    @property
-    def dictionary_digest(self) -> str:
-        """SHA-256 digest of dict.txt."""
 
 
 def load_model(checkpoint: Path, stream: Dictionary, device: torch.device, arch: str | None = None) -> tuple[Any, int]:

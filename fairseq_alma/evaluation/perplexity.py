@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.stream_description import ADVICE
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder, split_entry
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def read_documents(
 
     path = stream.path / "documents" / f"{split}.parquet"
     if not path.is_file():
-        raise StreamError(f"{path} is missing, so it is not known where the text is from: {ADVICE}")
+        raise StreamError(f"{path} is missing, so it is not known where the text is from: make the stream again")
     table = pyarrow.parquet.read_table(path, columns=columns)
     index, num_sequences = stream.prefix(split).with_suffix(".idx"), stream.counts(split)["sequences"]
     if len(table) != num_sequences:

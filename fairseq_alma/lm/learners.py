@@ -31,9 +31,10 @@ from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed, write_with_new_weights
 from fairseq_alma.lm.average import remove_old_continuations
 from fairseq_alma.lm.fairseq_config import Member
-from fairseq_alma.lm.member import MemberTraining, Processes
+from fairseq_alma.lm.member import MemberTraining
 from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.stage_processes import LocalProcesses
 
 __all__ = ["LanguageModelLearner", "LearnerSettings", "SingleModel", "register_learner"]
 
@@ -52,7 +53,7 @@ class LanguageModelLearner:
         processes: starts the processes that train the members.
     """
 
-    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
+    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: LocalProcesses):
         self.settings = settings
         self.run_folder = Path(settings.out)
         self._stream = stream
@@ -281,7 +282,7 @@ class GrowingMixture(LanguageModelLearner):
     Raises SettingError if a growth would add more layers than it can copy.
     """
 
-    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
+    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: LocalProcesses):
         super().__init__(settings, stream, processes)
         self._own.check_num_layers(self._training.num_layers(self._member(1, stage_index=1)))
 
@@ -344,6 +345,8 @@ def register_learner(name: str, **options: Any) -> Callable[[type[LanguageModelL
     return catalogue.register_learner("language model", LEARNERS, name, **options)
 
 
-def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
+def make_learner(
+    settings: LanguageModelSettings, stream: TrainingView, processes: LocalProcesses
+) -> LanguageModelLearner:
     """Return a new learner. Its class is the one that the setting `learner` selects in LEARNERS."""
     return LEARNERS[settings.learner](with_known_precision(settings), stream, processes)

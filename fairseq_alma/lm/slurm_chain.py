@@ -45,7 +45,7 @@ SEEDS = "seeds.json"
 
 
 class SlurmProcesses(LocalProcesses):
-    """Trains the members of a stage in Slurm jobs, which ask for `slurm`. Implements `Processes` of member.py."""
+    """Trains the members of a stage in Slurm jobs, which ask for `slurm`."""
 
     def __init__(self, run: str, slurm: SlurmSettings, num_mega_batches: int, scalars: RunScalars | None = None):
         super().__init__(num_mega_batches, scalars=scalars)
@@ -61,7 +61,7 @@ class SlurmProcesses(LocalProcesses):
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
     ) -> dict[int, int | None]:
-        """Train the only member of a stage here, or submit jobs that train the members. See member.Processes.run.
+        """Train the only member of a stage here, or submit jobs that train the members. See LocalProcesses.run.
 
         Raises:
             HandedOver: if other jobs train the members and continue the run.
