@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from fairseq_alma.core.arrivals import Decision
 from fairseq_alma.core.error_curve import ErrorCurve, auto_ratio, known_error
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.run_record import RunRecord, SavedLearner
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from fairseq_alma.core.waiting import Due, Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
+from fairseq_alma.core.waiting import Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
 
 Replay = Literal[False, "all", "uniform"] | float
 """Type of the setting `replay`: False, "all", "uniform" or a fraction. `StreamSettings.replay` describes the
@@ -153,7 +154,7 @@ def stage_is_due(
     settings: StreamSettings,
     stream_ends: bool,
     curve: ErrorCurve,
-) -> Due:
+) -> Decision:
     """Return whether a stage must start now, or the learner waits for more mega-batches.
 
     A stage starts when w mega-batches have been gathered; w is the wait (see `group_is_complete`). With
@@ -171,8 +172,8 @@ def stage_is_due(
     ratio, reason = settings.ratio(curve)
     is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio)
     if stream_ends and settings.last_group == "train" and not is_complete:
-        return Due(True, reason and "the stream ends")
-    return Due(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")
+        return Decision(True, reason and "the stream ends")
+    return Decision(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")
 
 
 def run_stream(
@@ -217,7 +218,7 @@ def run_stream(
         # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
         curve.add(len(past), known_error(prequential_scores, scores))
         stream_ends = mega_batch.t == len(stream)
-        decided = stage_is_due(gathered, past, settings, stream_ends, curve) if gathered else Due(False)
+        decided = stage_is_due(gathered, past, settings, stream_ends, curve) if gathered else Decision(False)
         due = record.decision(mega_batch.t, replace(decided, is_skipped=is_skipped)).due
         spent: list[list[Spent]] = []
         if due:

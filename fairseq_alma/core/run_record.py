@@ -22,14 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, cast
 
-from fairseq_alma.core.arrivals import decision_of
+from fairseq_alma.core.arrivals import Decision, decision_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync_unsynced, write_json
 from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.core.run_folder import index_of_stage
 from fairseq_alma.core.seed_record import SeedRecord
-from fairseq_alma.core.waiting import Due
 
 _OF_RECORDS = ("ledger.jsonl", "decisions.jsonl", "summary.json")
 """The files that the records of the seeds write. The next done mark vouches for them."""
@@ -242,7 +241,7 @@ class RunRecord:
         """
         return self.seeds[0].is_skipped(t, wanted)
 
-    def decision(self, t: int, due: Due) -> Due:
+    def decision(self, t: int, decision: Decision) -> Decision:
         """Store whether a stage starts at arrival t, with the reason if there is one, for all seeds, and return it.
 
         If a decision for t is stored already, return that instead. So a continued run starts its stages at the same
@@ -253,9 +252,9 @@ class RunRecord:
         A killed process may have stored the decision only for the first seeds. Then store it for the others.
         """
         for record in self.seeds:
-            due = record.decision(t, due)
+            decision = record.decision(t, decision)
         self._write()
-        return due
+        return decision
 
     def arrival(
         self,
