@@ -31,11 +31,12 @@ from fairseq_alma.app.arguments import (
     job_arguments,
     missing_folders,
     name_and_value,
+    plugin_named_by,
     remove_empty,
     values_in,
 )
 from fairseq_alma.app.help import help_text
-from fairseq_alma.app.plugins import load_plugin, plugin_named_by
+from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.run_commands import cancel_runs, follow_logs, status
 from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.app.slurm_jobs import in_job

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.fence import fence_of, held_fences
 from fairseq_alma.core.json_types import value_of
 
@@ -215,6 +215,14 @@ def read_json(path: str | Path, kind: Any = Any, *, advice: str = "restore the f
         return value_of(value, kind)
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}): {advice}") from error
+
+
+def read_text(path: Path, setting: str) -> str:
+    """Return the text in a file that `setting` names. Raise SettingError if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{setting} is not text in UTF-8 ({error}): convert it") from error
 
 
 def sha256_of(path: str | Path) -> str:

@@ -14,7 +14,6 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
@@ -48,7 +47,7 @@ from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
-from fairseq_alma.core.printing import log_to_stderr, say
+from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
@@ -280,19 +279,6 @@ def hydra_main(config: DictConfig) -> float:
         return math.nan  # the result is not known yet
 
     return COMMAND.run_job(config, run)
-
-
-def hide_messages_of_libraries(force: bool = True) -> None:
-    """Configure logging and warnings, so that messages of libraries that users cannot act on are not printed.
-
-    With `force`, an existing configuration of logging is replaced.
-    """
-    log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper(), force)
-    if "PYTHONWARNINGS" not in os.environ:
-        # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
-        # alma-lm cannot change the code of fairseq and fairscale.
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
 
 
 def main() -> None:
