@@ -12,8 +12,7 @@ import numpy as np
 from fairseq_alma.app.finished_run import FinishedRun
 from fairseq_alma.app.plugins import function_name
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import write_json
-from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
+from fairseq_alma.core.metrics import write_mean
 from vision.dataset_names import GIVEN, kind_of
 from vision.datasets import Dataset
 from vision.predictor import Predictor, load
@@ -91,8 +90,7 @@ def run(
     ledgers = run_learner(settings, given)
     result = Run(settings, folder, ledgers)
     if len(ledgers) > 1:
-        summaries = [read_summary(folder) for folder in result.folders]
-        write_json(result.folder / "summary.json", mean_and_standard_error(summaries))
+        write_mean(result.folder, result.folders)
     return result
 
 

@@ -26,8 +26,7 @@ class FinishedRun:
     @property
     def folders(self) -> list[Path]:
         """The run folder of each seed. With one seed, it is `folder`."""
-        seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)
-        return [self.folder] if len(seeds) == 1 else [RunFolder(self.folder).of_seed(seed).path for seed in seeds]
+        return RunFolder(self.folder).of_each_seed(self.settings.seed, self.settings.seeds)
 
     @property
     def ledger(self) -> list[LedgerRow]:

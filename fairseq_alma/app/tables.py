@@ -1,6 +1,5 @@
 """Format a ledger as a table, and create the console that prints tables on the terminal."""
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp
@@ -16,7 +15,7 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, depl
 from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import perplexity_text, printable
-from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.waiting import Wait, num_missing
 
 NOTHING_TO_DO = "nothing was left to do: the run had been finished before"
@@ -58,7 +57,7 @@ def title_of(folder: Path | str, settings: Mapping[str, Any]) -> str:
 
 def seed_text(run: Path) -> str:
     """Return "seed N  " for the run folder of one of several seeds, otherwise "", for the start of a progress line."""
-    return f"seed {run.name[5:]}  " if re.fullmatch(r"seed_\d+", run.name) else ""
+    return f"seed {run.name[5:]}  " if RunFolder(run).is_of_one_of_several_seeds else ""
 
 
 def rows_in(out: Path) -> dict[Path, list[LedgerRow]]:

@@ -19,6 +19,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import Fence, hold, let_go, places_in
 from fairseq_alma.core.files import sync_unsynced, write_json, written_aside
 from fairseq_alma.core.holder import Holder
+from fairseq_alma.core.run_folder import RunFolder
 
 HEARTBEAT_SECONDS = 15.0
 """Time in seconds between two renewals of a lease. A renewal rewrites the lease file."""
@@ -267,7 +268,7 @@ def holder_of_run(run: Path, ask_slurm: bool = False) -> Holder | None:
     A process that trains several seeds together holds only the lease of the folder that contains their runs, `seed_*`.
     """
     holder = holder_of(run, ask_slurm)
-    return holder_of(run.parent, ask_slurm) if holder is None and run.name.startswith("seed_") else holder
+    return holder_of(run.parent, ask_slurm) if holder is None and RunFolder(run).is_of_one_of_several_seeds else holder
 
 
 def holder_of(folder: str | Path, ask_slurm: bool = False) -> Holder | None:
