@@ -204,12 +204,11 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
     out = Path(settings.out)
     folders = RunFolder(out).of_each_seed(settings.seed, settings.seeds)
     with Lease(out):
-        for number, folder in enumerate(folders):
-            seed = settings.seed + number
-            say(f"seed {seed}, {number + 1} of {settings.seeds}", sys.stderr)
+        for seed, folder in enumerate(folders, settings.seed):
+            say(f"seed {seed}, {seed - settings.seed + 1} of {settings.seeds}", sys.stderr)
             one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(folder)}
             run_seeds(LanguageModelSettings.from_mapping(one))
-            write_mean(out, folders[: number + 1])
+            write_mean(out, folders[: seed - settings.seed + 1])
     found = read_summary(out)
     for key in SHOWN_MEANS:
         console.print(f"{key}: {found['mean'][key]:.4f} ± {found['stderr'][key]:.4f} (mean of {settings.seeds} seeds)")
