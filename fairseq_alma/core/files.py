@@ -225,12 +225,16 @@ def read_text(path: Path, setting: str) -> str:
         raise SettingError(f"{setting} is not text in UTF-8 ({error}): convert it") from error
 
 
-def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file is read in blocks to save memory."""
+def sha256_of(path: str | Path, on_block: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file is read in blocks to save memory.
+
+    `on_block` is called after each block, because a large file takes minutes.
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+            on_block()
     return digest.hexdigest()
 
 
