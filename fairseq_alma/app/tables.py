@@ -1,4 +1,4 @@
-"""Format a ledger as a table, and create the console that prints tables on the terminal."""
+"""Format a ledger as a table, and create the console that prints tables and progress on the terminal."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 
@@ -42,6 +43,16 @@ def wide_console(stream: TextIO | None = None) -> Console:
     output = stream or sys.stdout
     is_terminal = Console(file=output).is_terminal
     return SafeConsole(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
+
+
+def progress_bar(text: str, console: Console | None = None) -> Progress:
+    """Return a progress bar, by default on standard error. It disappears at the end, and is shown only on a terminal.
+
+    `text`, which follows the bar, is a format with fields of a task, such as "{task.completed}/{task.total}".
+    """
+    console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn(text), TimeRemainingColumn()
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 def title_of(folder: Path | str, settings: Mapping[str, Any]) -> str:
