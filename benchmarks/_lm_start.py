@@ -31,7 +31,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
     from fairseq_alma.core.stream_folder import StreamFolder
     from fairseq_alma.lm.learners import make_learner
     from fairseq_alma.lm.settings import LanguageModelSettings
-    from fairseq_alma.lm.stage_processes import IMPORTED
+    from fairseq_alma.lm.stage_processes import IMPORTED, LocalProcesses
     from launch.local import Job, Start, run_processes, start_process
     from launch.warm import warm_start
 
@@ -57,13 +57,9 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
 
         return run_processes([Job(command, log, on_line, start=starts[name])])[0]
 
-    class OneProcess:
-        kind = "cpu"
-        memory: int | None = None
-        num_nodes = 1
-
-        def check_free(self, stage: Stage) -> None:
-            pass
+    class OneProcess(LocalProcesses):
+        def __init__(self) -> None:
+            self.kind, self.memory = "cpu", None
 
         def num_devices(self, num_jobs: int) -> int:
             return 1

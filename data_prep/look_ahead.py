@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_prep.copies.candidates import SURE_IN_STREAM
-from data_prep.encoding.passages import passages_of
+from data_prep.encoding.passages import texts_of
 from data_prep.errors import PrepError
 from data_prep.reading.index import sortable
 from data_prep.reading.provenance import versions
 from data_prep.reading.signatures import SignatureFiles, estimate_similarity
 from data_prep.running.stream_folder import check_bytes, num_dedup_files, read_manifest, read_stream
 from data_prep.sources.dates import date_text, parse_date, period_of
-from data_prep.tokenization.tokenizers import NUM_SPECIAL, TOKENIZERS, ByteBPE, load_tokenizer
+from data_prep.tokenization.tokenizers import TOKENIZERS, ByteBPE, load_tokenizer
 from data_prep.tokenization.word_counts import count_words
 from fairseq_alma.core.stream_folder import StreamFolder
 
@@ -225,13 +225,6 @@ def _copies(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
         yield Finding("ok", "near copies", why)
 
 
-def _texts(stream: StreamFolder, split: str) -> Iterator[str]:
-    """Decode the passages of a split, in its order."""
-    tokenizer = load_tokenizer(stream.path / stream.description["tokenizer"]["file"])
-    for passages in passages_of(stream, split):
-        yield from tokenizer.decode_all([(ids - NUM_SPECIAL).tolist() for ids in passages])
-
-
 def _tokenizer(stream: StreamFolder) -> Finding:
     """Train the tokenizer again on the first mega-batch, and compare its file."""
     description, quantity = stream.description, "tokenizer"
@@ -249,7 +242,7 @@ def _tokenizer(stream: StreamFolder) -> Finding:
     if stream.counts("mega_batch_1")["words"] > most:
         why = f"trained on a sample of {most:,} words, which is not repeated here"
         return Finding("unknown" if settings.get("causal") else "looks ahead", quantity, why)
-    texts = _texts(stream, "mega_batch_1")
+    texts = texts_of(stream, "mega_batch_1", load_tokenizer(file))
     if tokenizer is ByteBPE:
         content = ByteBPE.train_on_counts(iter(sorted(count_words(texts).items())), settings["vocab_size"])
     else:

@@ -359,7 +359,7 @@ def load(
 
     Raises:
         StreamError: if a file is missing or damaged, or if the models were trained with another dictionary.
-        RunError: if a checkpoint has changed since the run wrote it.
+        RunError: if the folder is not a run with a finished stage, or a checkpoint has changed since the run wrote it.
         SettingError: if a checkpoint is not that of a switch_lm model, or if there is no such device.
     """
     paths = [run] if isinstance(run, str | Path) else run

@@ -27,7 +27,7 @@ from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageErr
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
+from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.recorded_settings import read_settings
@@ -267,15 +267,7 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
     run = RunFolder(source)
     if (source / CURRENT).is_symlink():
         raise SettingError(f"{source} contains deployed predictors: give the run first, alma-deploy RUN {source}")
-    if not run.predictor().is_file():
-        several = sorted(str(path.parent) for path in source.glob("*/predictor.json"))
-        raise RunError(
-            f"{source} has no predictor.json, so it is neither a run with a finished stage nor a folder of alma-export"
-            + (f": give one of its runs, {', '.join(several)}" if several else ": give another folder")
-        )
-    if not run.predictor(stage).is_file():
-        raise RunError(f"{source} has no predictor of stage {stage}: {stages_with_predictor(source)}")
-    settings, description = read_settings(source), read_predictor(source, stage)
+    description, settings = read_predictor(source, stage), read_settings(source)
     files, entries = {"settings.json": (run.settings, sha256_of(run.settings))}, []
     for number, entry in enumerate(description["checkpoints"], start=1):
         path, name = checked_file(source, entry), f"member_{number}{Path(entry['path']).suffix}"

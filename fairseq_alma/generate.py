@@ -8,16 +8,15 @@ Without --prompt and --prompts, each line of the standard input is a prompt.
 
 import argparse
 import json
-import logging
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fairseq_alma.api import Choice, LanguagePredictor, load
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.printing import say
-from fairseq_alma.core.program import Parser, command
+from fairseq_alma.core.files import read_text
+from fairseq_alma.core.printing import hide_messages_of_libraries, say
+from fairseq_alma.core.program import Parser, add_models, command
 
 _DEFAULT = Choice()
 
@@ -26,16 +25,10 @@ _DEFAULT = Choice()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-generate and return its exit status. It prints texts, or JSON with --json."""
     parser = Parser(prog="alma-generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
-    )
-    parser.add_argument("--stage", type=int, metavar="K", help="use RUN after stage K (default: the last stage)")
-    parser.add_argument(
-        "--stream",
-        type=Path,
-        help="the stream folder, or another folder with its dict.txt and the file of its tokenizer (default: the "
-        "stream of the run)",
-    )
+    add_models(
+        parser, "use", "the stream folder, or another folder with its dict.txt and the file of its tokenizer (default: "
+        "the stream of the run)",
+    )  # fmt: skip
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be repeated")
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help="a file with a prompt in each line; empty lines are skipped"
@@ -58,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each continuation instead of text")
     arguments = parser.parse_args(argv)
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    hide_messages_of_libraries()
     try:
         if arguments.num < 1:
             raise SettingError(f"--num {arguments.num}: give a number that is 1 or more")
@@ -89,10 +80,7 @@ def _given_prompts(texts: list[str] | None, file: Path | None) -> list[str] | No
         return texts
     if not file.is_file():
         raise SettingError(f"there is no file {file}: give --prompts a file with a prompt in each line")
-    try:
-        return [*(texts or []), *_lines(file.read_text(encoding="utf-8").split("\n"))]
-    except UnicodeDecodeError as error:
-        raise SettingError(f"--prompts {file} is not text in UTF-8 ({error}): convert it") from error
+    return [*(texts or []), *_lines(read_text(file, f"--prompts {file}").split("\n"))]
 
 
 def _lines(lines: Iterable[str]) -> list[str]:

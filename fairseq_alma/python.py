@@ -13,11 +13,8 @@ if __name__ == "__main__":
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data_prep.prepare import prepare as prepare_stream
 from data_prep.settings import PrepSettings
@@ -25,7 +22,7 @@ from data_prep.settings.options import options_of
 from data_prep.sources import Source
 from fairseq_alma.api import LanguagePredictor, load
 from fairseq_alma.app.command import composed, setting_values
-from fairseq_alma.app.finished_run import FinishedRun
+from fairseq_alma.app.finished_run import FinishedRun, chosen_settings
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import Ledger
@@ -99,13 +96,7 @@ def run(settings: LanguageModelSettings | None = None, /, **values: Any) -> Run:
         AlmaError: if the settings are invalid, if the stream is missing or damaged, if a stage fails, or if `out`
             contains a run with other settings.
     """
-    if settings is None:
-        settings = _settings_from({name: _plain(value) for name, value in values.items()})
-    elif values:
-        raise SettingError(
-            f"run() got a settings object and also {', '.join(values)}: give all settings by name, or change the "
-            f"settings object with dataclasses.replace"
-        )
+    settings = chosen_settings(settings, values, _settings_from)
     refuse_other_layout(settings)
     run_seeds(settings)
     result = Run(settings, Path(settings.out).absolute(), [])
@@ -129,10 +120,3 @@ def _settings_from(given: Mapping[str, Any]) -> LanguageModelSettings:
         if not values[name]:
             raise SettingError(f"{name}= is missing: give a folder")
     return LanguageModelSettings.from_mapping({**values, "out": str(Path(values["out"]).absolute())}, given)
-
-
-def _plain(value: Any) -> Any:
-    """Return a path as a string, and a NumPy number as a Python number."""
-    if isinstance(value, PathLike):
-        return fspath(value)
-    return value.item() if isinstance(value, np.generic) else value

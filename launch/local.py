@@ -133,17 +133,16 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
     return statuses
 
 
-def share_of_machine(
-    num_jobs: int, num_gpus: int, at_once: int | None = None, environment: Mapping[str, str] = os.environ
-) -> list[dict[str, str]]:
+def share_of_machine(num_jobs: int, num_gpus: int, at_once: int | None = None) -> list[dict[str, str]]:
     """Divide the GPUs equally among jobs that run in parallel. If there is no GPU, divide the CPU cores.
+
+    If the environment has CUDA_VISIBLE_DEVICES, only the GPUs in it are used. If it has OMP_NUM_THREADS, it is not
+    changed.
 
     Args:
         num_jobs: number of jobs.
         num_gpus: number of GPUs that this process sees.
         at_once: number of jobs that run at the same time. The default is the number of GPUs or, without GPUs, of cores.
-        environment: environment variables of this process. If CUDA_VISIBLE_DEVICES is set, only the GPUs in it are
-            used. If OMP_NUM_THREADS is set, it is not changed.
 
     Returns:
         The argument `slots` of `run_processes`: for each slot, the environment variables that assign GPUs or cores to
@@ -154,7 +153,7 @@ def share_of_machine(
     if at_once == 1:
         return [{}]
     if num_gpus:
-        visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").strip(", ").split(",")]
+        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").strip(", ").split(",")]
         # CUDA uses the names up to the first one that it does not know, and one slice of a GPU (MIG) at most.
         names = visible[:num_gpus]
         if len(names) < num_gpus or not all(names):
@@ -162,7 +161,7 @@ def share_of_machine(
         each = max(1, num_gpus // at_once)
         shares = [[names[(slot * each + i) % num_gpus] for i in range(each)] for slot in range(at_once)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
-    if "OMP_NUM_THREADS" in environment:
+    if "OMP_NUM_THREADS" in os.environ:
         return [{}] * at_once
     return [{"OMP_NUM_THREADS": str(max(1, cores // at_once))}] * at_once
 

@@ -3,17 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fairseq_alma.app.finished_run import FinishedRun
+from fairseq_alma.app.finished_run import FinishedRun, chosen_settings
 from fairseq_alma.app.plugins import function_name
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import write_json
-from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
+from fairseq_alma.core.metrics import write_mean
 from vision.dataset_names import GIVEN, kind_of
 from vision.datasets import Dataset
 from vision.predictor import Predictor, load
@@ -68,7 +65,7 @@ def run(
     given = None
     if isinstance(dataset, Dataset):
         given = _named(dataset)
-        dataset = given.name
+        dataset = given.name if settings is None else None
     elif callable(dataset):
         dataset = function_name("dataset", dataset)
     elif not isinstance(dataset, str | PathLike | None):
@@ -79,28 +76,13 @@ def run(
     if backbone is not None and not isinstance(backbone, str):
         backbone = function_name("backbone", backbone)
     named = {name: value for name, value in (("dataset", dataset), ("backbone", backbone)) if value is not None}
-    if settings is None:
-        settings = settings_from({name: _plain(value) for name, value in {**named, **values}.items()})
-    else:
-        if more := {**values, **({} if given is not None else named)}:
-            raise SettingError(
-                f"run() got a settings object and also {', '.join(more)}: give all settings by name, or change the "
-                f"settings object with dataclasses.replace"
-            )
+    settings = chosen_settings(settings, {**values, **named}, settings_from)
     folder = Path(settings.out).absolute()
     ledgers = run_learner(settings, given)
     result = Run(settings, folder, ledgers)
     if len(ledgers) > 1:
-        summaries = [read_summary(folder) for folder in result.folders]
-        write_json(result.folder / "summary.json", mean_and_standard_error(summaries))
+        write_mean(result.folder, result.folders)
     return result
-
-
-def _plain(value: Any) -> Any:
-    """Return a path as a text, and a number of numpy as a number of Python."""
-    if isinstance(value, PathLike):
-        return fspath(value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _named(dataset: Dataset) -> Dataset:

@@ -13,7 +13,6 @@ alma-vision --help                                                 every setting
 import math
 import os
 import sys
-import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.printing import log_to_stderr
+from fairseq_alma.core.printing import hide_messages_of_libraries
 from fairseq_alma.core.program import stopped
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
 from fairseq_alma.core.run_folder import RunFolder
@@ -128,9 +127,7 @@ def hydra_main(config: DictConfig) -> float:
 
 def main() -> None:
     """Entry point of the command alma-vision."""
-    log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper())
-    if "PYTHONWARNINGS" not in os.environ:
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch")
+    hide_messages_of_libraries()
     if len(sys.argv) == 1:
         with print_errors("alma-vision"):
             try:

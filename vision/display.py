@@ -4,17 +4,15 @@ On a terminal, one line shows the progress and is updated in place. If the outpu
 file, a new line is printed every few seconds.
 """
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from fairseq_alma.app.scalars import RunScalars
-from fairseq_alma.app.tables import SafeConsole
+from fairseq_alma.app.tables import progress_bar
 from vision.training import Watcher
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -48,7 +46,6 @@ class RunDisplay(Watcher):
         scalars: Sequence[RunScalars] = (),
     ):
         self._scalars, self._next_scalars = scalars, 0.0
-        self._console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
         self._title, self._num_mega_batches, self._epochs, self._is_exact = title, num_mega_batches, epochs, is_exact
         self._index = self._arrival = self._num_epochs = 0
         """Stage that is trained now, the arrival at which it is trained, and its number of epochs."""
@@ -56,15 +53,8 @@ class RunDisplay(Watcher):
         """Number of epochs before each stage, and of all stages."""
         self._stage, self._first_epoch, self._began = 0, 0, time.monotonic()
         self._next = self._began + SECONDS_BETWEEN_REFRESHES
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
+        self._progress = progress_bar("{task.fields[state]}", console)
+        self._console = self._progress.console
         self._task = self._progress.add_task(title, total=self._epochs_before[-1], state="")
 
     def __enter__(self) -> "RunDisplay":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.app.plugins import function_name, source_digest
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.predictors import VisionPredictor, checked_file, read_predictor, stages_with_predictor
+from fairseq_alma.core.predictors import VisionPredictor, checked_file, read_predictor
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from vision.checkpoints import read_checkpoint
@@ -111,7 +111,7 @@ def load(
     """
     # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
     folder = Path(folder).resolve() if Path(folder).is_symlink() else Path(folder)
-    description = _description(folder, stage)
+    description = read_predictor(folder, stage, VisionPredictor)
     settings, image_format = read_settings(folder), ImageFormat.read(folder)
     if backbone is not None and not isinstance(backbone, str):
         backbone = function_name("backbone", backbone)
@@ -156,21 +156,3 @@ def _check_backbone(settings: Mapping[str, Any], folder: Path, given: str | None
             f"the source code of backbone={recorded} has changed since {folder} was written, so the networks may "
             f"compute something else now: restore the old code, or train a new run"
         )
-
-
-def _description(folder: Path, stage: int | None) -> VisionPredictor:
-    """Return the content of predictor.json, or of that of a stage. For the errors, see `load`."""
-    path = RunFolder(folder).predictor(stage)
-    if path.exists():
-        return read_predictor(folder, stage, VisionPredictor)
-    if stage is not None and RunFolder(folder).predictor().exists():
-        raise RunError(
-            f"{folder} has no predictor of stage {stage}: {stages_with_predictor(folder)}. alma-vision keeps the "
-            f"networks of all stages with keep_stages=true"
-        )
-    if of_seeds := sorted(folder.glob("seed_*/predictor.json")):
-        raise RunError(
-            f"{folder} contains the runs of several seeds: give the folder of one seed, for example "
-            f"{of_seeds[0].parent}"
-        )
-    raise RunError(f"{path} does not exist: {folder} is not a run of alma-vision with a finished stage")

@@ -267,14 +267,8 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
 
 def _refuse_other_seeds(settings: VisionSettings) -> None:
     """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now."""
-    out, folders = Path(settings.out), settings.seed_folders
-    found = [run.path for run in (RunFolder(out), *RunFolder(out).of_seeds()) if run.settings.exists()]
-    if others := [folder for folder in found if folder not in folders]:
-        raise RunError(
-            f"{out} contains a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
-            f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, set "
-            f"out= to a different folder."
-        )
+    out = RunFolder(Path(settings.out))
+    out.refuse_runs_in(run for run in (out, *out.of_seeds()) if run.path not in settings.seed_folders)
 
 
 def _device(name: str) -> torch.device:

@@ -264,9 +264,7 @@ class VisionSettings(RunSettings):
     @property
     def seed_folders(self) -> list[Path]:
         """The run folder of each seed: `out`, or with several seeds its subfolders seed_SEED."""
-        seeds = range(self.seed, self.seed + self.seeds)
-        out = RunFolder(Path(self.out))
-        return [out.path] if self.seeds == 1 else [out.of_seed(seed).path for seed in seeds]
+        return RunFolder(Path(self.out)).of_each_seed(self.seed, self.seeds)
 
     def of_one_seed(self, number: int) -> "VisionSettings":
         """Return a copy of these settings for a run of only the seed with this index, in its own run folder."""

@@ -9,14 +9,14 @@ one ledger.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
-from data_prep.encoding.passages import passages_of
+from data_prep.encoding.passages import passages_of, texts_of
 from data_prep.encoding.stream_tokenizer import write_dictionary
 from data_prep.errors import NothingNew, PrepError
 from data_prep.running.progress import Bar, note
@@ -98,7 +98,8 @@ def _grow(source: Path, target: Path, num_symbols: int, learn_from: Sequence[int
         return _checked_copy(target, stream, grown_from)
     check_bytes(source)
     with full_disk_reported(target), unfinished_copy(target) as work:
-        words = words_as_symbols(file.read_bytes(), count_words(_texts(stream, tokenizer, learn_from)))
+        texts = (text for t in learn_from for text in texts_of(stream, f"mega_batch_{t}", tokenizer))
+        words = words_as_symbols(file.read_bytes(), count_words(texts))
         (work.stream / file.name).write_bytes(with_more_symbols(file.read_bytes(), words, num_symbols))
         grown = ByteBPE(work.stream / file.name)
         num_new = len(grown.symbols()) - grown_from["num_symbols"]
@@ -215,10 +216,3 @@ def _leave_out_rows(path: Path, before: Sequence[int], after: Sequence[int]) -> 
     kept = np.concatenate([np.arange(start, start + number) for start, number in zip(starts, after, strict=True)])
     table = pyarrow.parquet.read_table(path).take(pyarrow.array(kept))
     pyarrow.parquet.write_table(table, path, compression="zstd")
-
-
-def _texts(stream: StreamFolder, tokenizer: Tokenizer, mega_batches: Sequence[int]) -> Iterator[str]:
-    """Yield the text of the passages of some mega-batches. Masked text is left out."""
-    for t in mega_batches:
-        for passages in passages_of(stream, f"mega_batch_{t}"):
-            yield from tokenizer.decode_all([(ids[ids != PAD] - NUM_SPECIAL).tolist() for ids in passages])

@@ -5,17 +5,14 @@ module is faster, because it writes NumPy arrays of many sequences, and never co
 """
 
 import contextlib
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-# Constants of fairseq's format: the first bytes of every .idx file, the format version, and codes of integer types.
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-DTYPE_CODES = {"uint16": 8, "uint32": 9}
+from fairseq_alma.core.stream_folder import idx_header
+
 MAX_SEQUENCE_TOKENS = 65_535
 """Maximum sequence length, in tokens. fairseq's TokenBlockDataset stores token counts in 16 bits, which can overflow if
 a sequence is longer."""
@@ -88,7 +85,7 @@ class MMapWriter:
 
     def _write_index(self, sizes: np.ndarray) -> None:
         with open(f"{self._prefix}.idx", "wb") as file:
-            file.write(MAGIC + struct.pack("<QBQ", VERSION, DTYPE_CODES[self._dtype.name], len(sizes)))
+            file.write(idx_header(self._dtype.name, len(sizes)))
             file.write(sizes.data)
             # Byte positions in PREFIX.bin. Use 64 bits, because a mega-batch can have more than 2^32 bytes.
             position = 0

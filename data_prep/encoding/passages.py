@@ -7,7 +7,7 @@ import numpy as np
 
 from data_prep.encoding.mmap_writer import best_dtype
 from data_prep.errors import PrepError
-from data_prep.tokenization.tokenizers import EOS
+from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, Tokenizer
 from fairseq_alma.core.stream_folder import StreamFolder
 
 _BATCH_TOKENS = 1 << 20
@@ -29,3 +29,9 @@ def passages_of(stream: StreamFolder, split: str) -> Iterator[list[np.ndarray]]:
         bounds = itertools.pairwise([start - 1, *ends.tolist()])
         yield [tokens[first + 1 : last].astype(np.int64) for first, last in bounds]
         start = int(ends[-1]) + 1
+
+
+def texts_of(stream: StreamFolder, split: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the text of the passages of a split, in its order. Masked tokens have no text."""
+    for passages in passages_of(stream, split):
+        yield from tokenizer.decode_all([(ids[ids >= NUM_SPECIAL] - NUM_SPECIAL).tolist() for ids in passages])

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import platform
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
+from fairseq_alma.core.provenance import version_of
 
 # Libraries whose versions are recorded, because a different version may change the bytes of a stream.
 LIBRARIES = (
@@ -55,19 +55,13 @@ def _digest_of(text: str, patterns: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
+_version = functools.cache(version_of)  # because each call of alma-prep needs the versions three times
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed libraries that can change the bytes of a stream."""
     found = {"python": platform.python_version()}
     return found | {name: version for name in LIBRARIES if (version := _version(name)) is not None}
-
-
-@functools.cache  # cached, because each call of alma-prep needs the versions three times
-def _version(library: str) -> str | None:
-    """Return the version of an installed library, or None if the library is not installed."""
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def inputs(settings: PrepSettings, files: Files) -> dict:

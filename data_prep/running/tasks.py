@@ -314,17 +314,6 @@ def digests_of(paths: Sequence[Path]) -> list[str]:
         return list(pool.map(sha256_of, paths))
 
 
-def _sha256(path: Path, heartbeat: Heartbeat) -> str:
-    """Return the SHA-256 digest of a file. A large file takes minutes, so progress is reported."""
-    digest = hashlib.sha256()
-    heartbeat.beat(f"the digest of {path.name}")
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            heartbeat.beat()
-    return digest.hexdigest()
-
-
 def worker_of(folder: Path, number: int) -> dict:
     """Return the content of a task's heartbeat file (see `Heartbeat`); {} if there is none."""
     with suppress(OSError, ValueError):
@@ -359,7 +348,8 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
             result = _task_from(description).run(temporary / stem, heartbeat)
             files = {}
             for path in sorted(temporary.iterdir()):
-                files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path, heartbeat)}
+                heartbeat.beat(f"the digest of {path.name}")
+                files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path, heartbeat.beat)}
                 os.replace(path, Path(folder) / path.name)
         mark = sealed({"task": description, "files": files, "result": result})
         write_whole(Path(folder) / f"{stem}.done", json.dumps(mark), durable=False)

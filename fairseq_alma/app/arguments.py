@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
@@ -226,3 +227,27 @@ def remove_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # it does not exist, or is not empty
             folder.rmdir()
+
+
+def plugin_named_by(arguments: Sequence[str]) -> str | None:
+    """Return the name of the plugin that a command line selects; None if it selects no plugin.
+
+    The argument `plugin=MODULE` selects a plugin. Without it, the preset file of `preset=NAME` can do so, with the key
+    `plugin`, if it is in the folder given by `--config-dir`.
+    """
+    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
+    if "plugin" in values:
+        return None if values["plugin"] in ("", "null") else values["plugin"]
+    for folder in config_folders(arguments):
+        path = folder / "preset" / f"{values.get('preset', '')}.yaml"
+        if not path.is_file():
+            continue
+        try:
+            preset = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            # The preset file cannot be parsed. Skip the file without an error, because Hydra reads it later and reports
+            # the error.
+            continue
+        if isinstance(preset, dict) and isinstance(preset.get("plugin"), str):
+            return preset["plugin"]
+    return None

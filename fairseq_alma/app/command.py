@@ -31,11 +31,12 @@ from fairseq_alma.app.arguments import (
     job_arguments,
     missing_folders,
     name_and_value,
+    plugin_named_by,
     remove_empty,
     values_in,
 )
 from fairseq_alma.app.help import help_text
-from fairseq_alma.app.plugins import load_plugin, plugin_named_by
+from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.run_commands import cancel_runs, follow_logs, status
 from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.app.slurm_jobs import in_job
@@ -44,7 +45,7 @@ from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
-from fairseq_alma.core.settings import GONE, SUCCESSORS, SettingErrors, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
 from launch.slurm import SlurmSettings
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
@@ -276,7 +277,7 @@ class Command:
         for one in arguments:
             if pair := name_and_value(one):
                 # A mistyped name counts as the one that was meant. Otherwise, that one would be reported as missing.
-                is_typo = pair[0].isidentifier() and pair[0] not in {*known, *SUCCESSORS, *GONE}
+                is_typo = pair[0].isidentifier() and pair[0] not in known
                 meant = nearest_key(pair[0], known) if is_typo else pair[0]
                 if meant in known and meant != "out":
                     valid.append(f"{meant}={pair[1]}" if is_typo else one)

@@ -1,15 +1,20 @@
-"""What a run has written, for Python programs and notebooks."""
+"""What the functions `run` of text and images have in common: their settings, and what a run has written."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.metrics import read_summary
 from fairseq_alma.core.run_folder import RunFolder
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,7 @@ class FinishedRun:
     @property
     def folders(self) -> list[Path]:
         """The run folder of each seed. With one seed, it is `folder`."""
-        seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)
-        return [self.folder] if len(seeds) == 1 else [RunFolder(self.folder).of_seed(seed).path for seed in seeds]
+        return RunFolder(self.folder).of_each_seed(self.settings.seed, self.settings.seeds)
 
     @property
     def ledger(self) -> list[LedgerRow]:
@@ -52,3 +56,24 @@ class FinishedRun:
         With several seeds, it has the keys "mean", "stderr" (standard errors) and "per_seed".
         """
         return read_summary(self.folder)
+
+
+def chosen_settings(settings: S | None, values: Mapping[str, Any], make: Callable[[dict[str, Any]], S]) -> S:
+    """Return the settings of a call of `run`: the given object, or what `make` makes of the values given by name.
+
+    Paths become strings, and NumPy numbers Python numbers. Raise SettingError if both are given.
+    """
+    if settings is None:
+        return make({name: _plain(value) for name, value in values.items()})
+    if values:
+        raise SettingError(
+            f"run() got a settings object and also {', '.join(values)}: give all settings by name, or change the "
+            f"settings object with dataclasses.replace"
+        )
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return value.item() if isinstance(value, np.generic) else value

@@ -9,15 +9,12 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import yaml
-
-from fairseq_alma.app.arguments import config_folders
 from fairseq_alma.app.script_sources import sources_in_script
 from fairseq_alma.core.errors import AlmaError, SettingError
 
@@ -189,27 +186,3 @@ def source_digest(function: Callable[..., Any], setting: str, value: str) -> str
         elif not _is_installed(file):
             digests.append(plugin_digest(name))
     return "+".join(digests)
-
-
-def plugin_named_by(arguments: Sequence[str]) -> str | None:
-    """Return the name of the plugin that a command line selects; None if it selects no plugin.
-
-    The argument `plugin=MODULE` selects a plugin. Without it, the preset file of `preset=NAME` can do so, with the key
-    `plugin`, if it is in the folder given by `--config-dir`.
-    """
-    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
-    if "plugin" in values:
-        return None if values["plugin"] in ("", "null") else values["plugin"]
-    for folder in config_folders(arguments):
-        path = folder / "preset" / f"{values.get('preset', '')}.yaml"
-        if not path.is_file():
-            continue
-        try:
-            preset = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            # The preset file cannot be parsed. Skip the file without an error, because Hydra reads it later and reports
-            # the error.
-            continue
-        if isinstance(preset, dict) and isinstance(preset.get("plugin"), str):
-            return preset["plugin"]
-    return None

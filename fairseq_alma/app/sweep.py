@@ -7,7 +7,6 @@ several seeds, the mean over the seeds is used.
 """
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from fairseq_alma.core.metrics import (
     read_summary,
 )
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.seed_record import is_finished
 
 FINAL_KEY = "final_validation"
@@ -67,7 +66,7 @@ def _runs_of(folder: Path, of_images: bool) -> tuple[list[dict[str, Any]], list[
     """
     seeds_of: dict[Path, list[Path]] = {}
     for path in find_runs(folder):
-        run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path
+        run = path.parent if RunFolder(path).is_of_one_of_several_seeds else path
         seeds_of.setdefault(run, []).append(path)
     finished: list[dict[str, Any]] = []
     unfinished: list[str] = []

@@ -1,6 +1,5 @@
-"""Format a ledger as a table, and create the console that prints tables on the terminal."""
+"""Format a ledger as a table, and create the console that prints tables and progress on the terminal."""
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 
@@ -16,7 +16,7 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, depl
 from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import perplexity_text, printable
-from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.waiting import Wait, num_missing
 
 NOTHING_TO_DO = "nothing was left to do: the run had been finished before"
@@ -45,6 +45,16 @@ def wide_console(stream: TextIO | None = None) -> Console:
     return SafeConsole(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
 
 
+def progress_bar(text: str, console: Console | None = None) -> Progress:
+    """Return a progress bar, by default on standard error. It disappears at the end, and is shown only on a terminal.
+
+    `text`, which follows the bar, is a format with fields of a task, such as "{task.completed}/{task.total}".
+    """
+    console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn(text), TimeRemainingColumn()
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+
 def title_of(folder: Path | str, settings: Mapping[str, Any]) -> str:
     """Return the title of the table of a run: its folder, and the settings that say most about it.
 
@@ -58,7 +68,7 @@ def title_of(folder: Path | str, settings: Mapping[str, Any]) -> str:
 
 def seed_text(run: Path) -> str:
     """Return "seed N  " for the run folder of one of several seeds, otherwise "", for the start of a progress line."""
-    return f"seed {run.name[5:]}  " if re.fullmatch(r"seed_\d+", run.name) else ""
+    return f"seed {run.name[5:]}  " if RunFolder(run).is_of_one_of_several_seeds else ""
 
 
 def rows_in(out: Path) -> dict[Path, list[LedgerRow]]:
@@ -82,7 +92,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             learner, every n-th stage and the last arrival. By default, all arrivals are shown.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
-    # Streams of earlier versions do not say how many bytes their text has.
+    # Scores on a sample of the test set have none.
     bits = ["bits/byte"] if any(row.scores.bits_per_byte is not None for row in rows) else []
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", *bits, "validation"]
     caption = "* untrained" if any(row.stage == 0 for row in rows) else None

@@ -14,7 +14,7 @@ ledger.py            the ledger, with one row for each mega-batch that arrives
 metrics.py           the paper's metrics, computed from a ledger
 averaging.py         settings of predictors that are averages of parameters
 waiting.py           when a stage is due
-protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
+protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners and evaluators
 run_folder.py        the paths in a run folder
 seed_record.py       read and write the files of a run with one seed
 run_record.py        the progress of a run, for one or several seeds, so that an interrupted run can be continued

@@ -21,16 +21,16 @@ from fairseq_alma.core.settings import Count
 
 @dataclass(frozen=True)
 class Decision:
-    """What was recorded at one arrival, before its stage was trained."""
+    """What is decided and recorded at one arrival, before its stage is trained."""
 
     due: bool
-    """Whether a stage starts at this arrival."""
-    prequential: Prequential | None = None
-    """Score of the predictor on the validation data of the mega-batch that arrived; None if it was not measured."""
+    """True if a stage starts at this arrival, False if the learner waits for more mega-batches."""
     reason: str | None = None
     """With wait=auto: why the stage starts or not, in words for the user."""
     is_skipped: bool = False
     """Whether no stage trains on the mega-batch that arrived."""
+    prequential: Prequential | None = None
+    """Score of the predictor on the validation data of the mega-batch that arrived; None if it was not measured."""
 
 
 class StoredArrivals(TypedDict):
@@ -112,5 +112,5 @@ class _Line(TypedDict):
 def decision_of(line: dict[str, Any]) -> tuple[int, Decision]:
     """Return the arrival and the decision in a line of decisions.jsonl. Raise ValueError if the line is damaged."""
     value_of(line, _Line)
-    decision = Decision(line["due"], Prequential.from_json(line), line.get("reason"), line.get("skipped", False))
+    decision = Decision(line["due"], line.get("reason"), line.get("skipped", False), Prequential.from_json(line))
     return line["t"], decision

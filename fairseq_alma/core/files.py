@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.fence import fence_of, held_fences
 from fairseq_alma.core.json_types import value_of
 
@@ -217,12 +217,24 @@ def read_json(path: str | Path, kind: Any = Any, *, advice: str = "restore the f
         raise RunError(f"{path} is damaged ({error}): {advice}") from error
 
 
-def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file is read in blocks to save memory."""
+def read_text(path: Path, setting: str) -> str:
+    """Return the text in a file that `setting` names. Raise SettingError if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{setting} is not text in UTF-8 ({error}): convert it") from error
+
+
+def sha256_of(path: str | Path, on_block: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file is read in blocks to save memory.
+
+    `on_block` is called after each block, because a large file takes minutes.
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+            on_block()
     return digest.hexdigest()
 
 

@@ -40,7 +40,7 @@ class Holder:
     process_start: str | None
     """Start time of the process, which distinguishes it from a later process with the same id. See `process_start`."""
     boot_id: str | None = None
-    """Identifier of the last start of the machine's Linux kernel; None on other systems, and in old leases."""
+    """Identifier of the last start of the machine's Linux kernel; None on other systems."""
     pid_namespace: str | None = None
     """Identifier of the PID namespace: all processes in a container are in the same PID namespace, and no others."""
     job_id: str | None = None

@@ -19,6 +19,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.fence import Fence, hold, let_go, places_in
 from fairseq_alma.core.files import sync_unsynced, write_json, written_aside
 from fairseq_alma.core.holder import Holder
+from fairseq_alma.core.run_folder import RunFolder
 
 HEARTBEAT_SECONDS = 15.0
 """Time in seconds between two renewals of a lease. A renewal rewrites the lease file."""
@@ -50,7 +51,7 @@ class Lease:
 
     If it is not known whether the other process is running, for example because it is on another machine or in another
     container, this process waits. If the other process renews its lease, RunError is raised: this happens within
-    HEARTBEAT_SECONDS. If the lease has not been renewed for `stale_seconds`, it is taken over.
+    HEARTBEAT_SECONDS. If the lease has not been renewed for STALE_SECONDS, it is taken over.
 
     In the same way, another process can take over the lease of this process, if this process is suspended for a long
     time. When this process wakes up again, what it writes fails (see `core.fence`), and it stops itself, as if the user
@@ -63,17 +64,15 @@ class Lease:
 
     Args:
         folder: the folder to lock. It is created if it does not exist.
-        stale_seconds: see STALE_SECONDS.
         guarded: the folder whose files only the holder may change. By default, it is `folder`.
 
     Raises:
         RunError: if another process has locked the folder, or if the folder is not writable.
     """
 
-    def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS, guarded: str | Path | None = None):
+    def __init__(self, folder: str | Path, guarded: str | Path | None = None):
         self.path = Path(folder) / "lease.json"
         self._guarded = Path(guarded or folder)
-        self._stale_seconds = stale_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
         self._me = Holder.this_process()
@@ -214,14 +213,14 @@ class Lease:
             self._asked = time.monotonic()
         if state == "ended":
             self._ended = holder
-        if state == "ended" or (state == "unknown" and silent_seconds > self._stale_seconds):
+        if state == "ended" or (state == "unknown" and silent_seconds > STALE_SECONDS):
             return True
         if self._awaited is None or self._awaited[0] != holder:
             if state == "unknown":
                 self._awaited = (holder, modified_ns)
                 print(
                     f"{self.path.parent} is held by {holder}, which renewed its lease {max(silent_seconds, 0):.0f} s "
-                    f"ago: waiting until it renews the lease again, or counts as ended after {self._stale_seconds:g} s",
+                    f"ago: waiting until it renews the lease again, or counts as ended after {STALE_SECONDS:g} s",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -269,7 +268,7 @@ def holder_of_run(run: Path, ask_slurm: bool = False) -> Holder | None:
     A process that trains several seeds together holds only the lease of the folder that contains their runs, `seed_*`.
     """
     holder = holder_of(run, ask_slurm)
-    return holder_of(run.parent, ask_slurm) if holder is None and run.name.startswith("seed_") else holder
+    return holder_of(run.parent, ask_slurm) if holder is None and RunFolder(run).is_of_one_of_several_seeds else holder
 
 
 def holder_of(folder: str | Path, ask_slurm: bool = False) -> Holder | None:

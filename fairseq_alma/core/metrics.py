@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json
+from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.json_types import Amount, Fraction, Perplexity
 from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import NonNegative
 
 
@@ -272,6 +273,11 @@ def _is_same(a: Any, b: float | None) -> bool:
     if b is None or type(a) not in (int, float):
         return a is b
     return math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
+
+
+def write_mean(folder: Path, runs: Sequence[Path]) -> None:
+    """Write summary.json of the folder that contains the runs of several seeds: the means over these runs."""
+    write_json(RunFolder(folder).summary, mean_and_standard_error([read_summary(run) for run in runs]))
 
 
 def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, sha256_once
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import Count, NonNegative
+from fairseq_alma.core.stream_description import STREAM_FILE
 
 T = TypeVar("T")
 
@@ -67,9 +68,17 @@ def read_predictor(folder: Path, stage: int | None, kind: type[T]) -> T: ...
 def read_predictor(folder: Path, stage: int | None = None, kind: Any = Predictor) -> Any:
     """Return which checkpoints predict in a run, now or after a stage, as an object of the declared type `kind`.
 
-    Raise RunError if the file that says so is damaged.
+    Raise RunError if the folder is not a run or has no such predictor, or if the file that names it is damaged.
     """
-    path = RunFolder(folder).predictor(stage)
+    run = RunFolder(folder)
+    path = run.predictor(stage)
+    if not path.is_file():
+        if not run.predictor().is_file():
+            raise RunError(_why_not_a_run(folder))
+        stages = ", ".join(map(str, run.stages_with_predictor()))
+        stored = f"predictors of these stages are stored: {stages}" if stages else "no earlier predictor is stored"
+        hint = ". alma-vision keeps the networks of all stages with keep_stages=true" if kind is VisionPredictor else ""
+        raise RunError(f"{folder} has no predictor of stage {stage}: {stored}{hint}")
     found = read_json(path, kind, advice="restore the file from a backup")
     if not found["checkpoints"]:
         raise RunError(f"{path} names no checkpoint: restore the file from a backup")
@@ -87,7 +96,16 @@ def checked_file(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def stages_with_predictor(folder: Path) -> str:
-    """Return the stages of a run whose predictors can be used, for messages."""
-    stages = ", ".join(map(str, RunFolder(folder).stages_with_predictor()))
-    return f"predictors of these stages are stored: {stages}" if stages else "no earlier predictor is stored"
+def _why_not_a_run(folder: Path) -> str:
+    """Return what a folder without predictor.json is, and what to give instead."""
+    if (folder / "current").is_symlink():
+        return f"{folder} contains the models that alma-deploy has copied: give {folder / 'current'}"
+    if runs := [str(path.parent) for path in sorted(folder.glob("*/predictor.json"))]:
+        return f"{folder} contains several runs. Give one of them: {', '.join(runs)}"
+    if (folder / STREAM_FILE).is_file():
+        return f"{folder} is a stream, not a run: train on it first, with alma-lm stream={folder} out=RUN"
+    if (folder / "alma_export.json").is_file():
+        return f"{folder} is an exported model: load it with transformers, or give the run from which it was exported"
+    if RunFolder(folder).settings.is_file():
+        return f"{folder} is a run without a finished stage: run its command again, which continues it"
+    return f"{folder} has no predictor.json, so it is not a run: give the folder of a run (its out=)"

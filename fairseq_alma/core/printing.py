@@ -4,8 +4,10 @@ A terminal interprets some characters as commands: they move the cursor, hide te
 """
 
 import logging
+import os
 import re
 import sys
+import warnings
 from typing import TextIO
 
 _UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,6 +37,22 @@ def log_to_stderr(level: str, force: bool = False) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable(logging.BASIC_FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=force)
+
+
+def hide_messages_of_libraries(force: bool = False) -> None:
+    """Configure logging and warnings, so that messages of libraries that users cannot act on are not printed.
+
+    With `force`, an existing configuration of logging is replaced.
+    """
+    level = os.environ.get("LOGLEVEL", "WARNING").upper()
+    log_to_stderr(level, force)
+    for library in ("fairseq", "lm_eval"):  # also if logging was configured before
+        logging.getLogger(library).setLevel(level)
+    if "PYTHONWARNINGS" not in os.environ:
+        # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of our
+        # commands cannot change the code of fairseq and fairscale.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
 
 
 class _Printable(logging.Formatter):

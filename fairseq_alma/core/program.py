@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import NoReturn, ParamSpec
 
 from fairseq_alma.core.errors import AlmaError, message_of
@@ -32,6 +33,15 @@ class Parser(argparse.ArgumentParser):
         else:
             near = None
         return f"{message}: did you mean {near}?" if near else message
+
+
+def add_models(parser: Parser, verb: str, stream: str = "the stream folder (default: the stream of the run)") -> None:
+    """Add the arguments of a program that name models: a run and one of its stages, or checkpoints and their stream."""
+    parser.add_argument(
+        "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
+    )
+    parser.add_argument("--stage", type=int, metavar="K", help=f"{verb} RUN after stage K (default: the last stage)")
+    parser.add_argument("--stream", type=Path, help=stream)
 
 
 def command(name: str, advice: str = "run the same command again") -> Callable[[Callable[P, int]], Callable[P, int]]:

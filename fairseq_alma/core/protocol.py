@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper (`run_stream`), and the interfaces that it uses: learner, evaluator and record."""
+"""Algorithm 1 of the paper (`run_stream`), and the interfaces that it uses: learner and evaluator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from fairseq_alma.core.arrivals import Decision
 from fairseq_alma.core.error_curve import ErrorCurve, auto_ratio, known_error
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
+from fairseq_alma.core.run_record import RunRecord, SavedLearner
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from fairseq_alma.core.waiting import Due, Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
+from fairseq_alma.core.waiting import Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
 
 Replay = Literal[False, "all", "uniform"] | float
 """Type of the setting `replay`: False, "all", "uniform" or a fraction. `StreamSettings.replay` describes the
@@ -18,9 +20,6 @@ meaning."""
 
 LastGroup = Literal["train", "wait"]
 """Type of the setting `last_group`. `StreamSettings.last_group` describes the meaning."""
-
-StepName = Literal["grow", "train"]
-"""Name of a step that changes the learner."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +113,6 @@ class Stage:
         return len(self.past) / (len(self.past) + len(self.new)) if self.replay == "uniform" else float(self.replay)
 
 
-class SavedLearner(Protocol):
-    """A learner as a `RunRecord` uses it: an object whose state can be saved to a folder and restored from it."""
-
-    def save(self, folder: Path) -> None:
-        """Write the state to `folder`, so that `load` can restore it."""
-
-    def load(self, folder: Path) -> None:
-        """Restore the state that was saved to `folder`."""
-
-
 class Learner(SavedLearner, Protocol):
     """Interface of a model or ensemble that trains, predicts and grows (adds capacity).
 
@@ -159,76 +148,13 @@ Complete = Callable[[LearnerT, list[Scores]], list[Scores]]
 """Function that adds to the latest scores of a learner what they lack, because the stream was extended since then."""
 
 
-class Record(Protocol):
-    """Interface of the object to which `run_stream` writes its progress. `RunRecord` stores it in a run folder."""
-
-    def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k. The folder for k = 0 belongs to the untrained learner."""
-
-    def do_unless_done(
-        self, k: int, name: StepName, learner: SavedLearner, do: Callable[[], list[Spent]]
-    ) -> list[Spent]:
-        """Grow or train the learner in stage k by calling `do`. Store the cost of the step and return it.
-
-        If an earlier process has finished the step, do not call `do`. Instead, return the stored cost, and load the
-        saved learner when it is needed.
-        """
-
-    def scores(self, t: int, do: Callable[[], list[Scores]]) -> list[Scores]:
-        """Return the scores in the row of arrival t. Call `do` to measure them, if there is no such row yet."""
-
-    def prequential(self, t: int, do: Callable[[], Sequence[Prequential | None]]) -> list[Prequential | None]:
-        """Return the prequential scores at arrival t: those of the predictor from before this arrival.
-
-        Call `do` to measure them, unless an earlier process has stored them. `decision` stores them.
-        """
-
-    def is_skipped(self, t: int, wanted: bool) -> bool:
-        """Return whether no stage trains on mega-batch t: as stored, or as `wanted` if no decision for t is stored.
-
-        Raise RunError if it shall be skipped, but the stored decision says that it was used.
-        """
-
-    def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, with the reason if there is one, and return it.
-
-        If a decision for t is stored already, return that instead. So a continued run starts its stages at the same
-        arrivals as before, even if mega-batches were added to the stream. Exception: if t is the last arrival, a stored
-        decision to wait is replaced by a decision to train. So the user can say later that the last mega-batches shall
-        not wait.
-        """
-
-    def arrival(
-        self,
-        t: int,
-        stage: int,
-        updated: bool,
-        scores: list[Scores],
-        spent: Sequence[list[Spent]],
-        prequential: list[Prequential | None] | None = None,
-    ) -> None:
-        """Add the row of arrival t to the ledger of each seed.
-
-        Args:
-            t: index of the arrival; 0 for the untrained learner.
-            stage: index of the last finished stage; 0 if there is none.
-            updated: whether a stage was trained at this arrival.
-            scores: the latest scores of the learner.
-            spent: costs of the steps at this arrival.
-            prequential: prequential scores at this arrival; None if they are not measured.
-        """
-
-    def rows(self) -> list[list[LedgerRow]]:
-        """Return, for each seed, the rows of the ledger so far."""
-
-
 def stage_is_due(
     gathered: Sequence[MegaBatch],
     past: Sequence[MegaBatch],
     settings: StreamSettings,
     stream_ends: bool,
     curve: ErrorCurve,
-) -> Due:
+) -> Decision:
     """Return whether a stage must start now, or the learner waits for more mega-batches.
 
     A stage starts when w mega-batches have been gathered; w is the wait (see `group_is_complete`). With
@@ -246,8 +172,8 @@ def stage_is_due(
     ratio, reason = settings.ratio(curve)
     is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio)
     if stream_ends and settings.last_group == "train" and not is_complete:
-        return Due(True, reason and "the stream ends")
-    return Due(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")
+        return Decision(True, reason and "the stream ends")
+    return Decision(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")
 
 
 def run_stream(
@@ -255,7 +181,7 @@ def run_stream(
     learner: LearnerT,
     evaluate: Evaluate[LearnerT],
     settings: StreamSettings,
-    record: Record,
+    record: RunRecord,
     prequential: PrequentialEvaluate[LearnerT] | None = None,
     complete_scores: Complete[LearnerT] | None = None,
 ) -> list[list[LedgerRow]]:
@@ -292,7 +218,7 @@ def run_stream(
         # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
         curve.add(len(past), known_error(prequential_scores, scores))
         stream_ends = mega_batch.t == len(stream)
-        decided = stage_is_due(gathered, past, settings, stream_ends, curve) if gathered else Due(False)
+        decided = stage_is_due(gathered, past, settings, stream_ends, curve) if gathered else Decision(False)
         due = record.decision(mega_batch.t, replace(decided, is_skipped=is_skipped)).due
         spent: list[list[Spent]] = []
         if due:
@@ -310,7 +236,7 @@ def run_stream(
     return record.rows()
 
 
-def _train_stage(stage: Stage, learner: Learner, record: Record) -> list[list[Spent]]:
+def _train_stage(stage: Stage, learner: Learner, record: RunRecord) -> list[list[Spent]]:
     """Let the learner grow and train at a stage. Return the cost of each step."""
     spent = []
     # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow before

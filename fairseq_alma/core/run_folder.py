@@ -20,8 +20,10 @@ RUN/seed_0/ ...         if the command has several seeds: the run folder of each
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from fairseq_alma.core.errors import RunError
 
 
 class RunFolder:
@@ -79,6 +81,10 @@ class RunFolder:
         """Return the folder of one of several seeds."""
         return RunFolder(self.path / f"seed_{seed}")
 
+    def of_each_seed(self, first: int, num_seeds: int) -> list[Path]:
+        """Return the run folder of each seed, from seed `first` on. With one seed, it is this folder."""
+        return [self.path] if num_seeds == 1 else [self.of_seed(first + i).path for i in range(num_seeds)]
+
     def of_seeds(self) -> "list[RunFolder]":
         """Return the folders of all seeds that have started, if the command had several seeds."""
         return [RunFolder(path.parent) for path in sorted(self.path.glob("seed_*/settings.json"))]
@@ -87,6 +93,15 @@ class RunFolder:
     def is_of_one_of_several_seeds(self) -> bool:
         """Whether the folder has the name of the folder of one of several seeds."""
         return re.fullmatch(r"seed_\d+", self.path.name) is not None
+
+    def refuse_runs_in(self, folders: "Iterable[RunFolder]") -> None:
+        """Raise RunError if one of these folders, which belong to other seeds than those of this run, has a run."""
+        if found := [str(folder.path) for folder in folders if folder.settings.exists()]:
+            raise RunError(
+                f"{self.path} contains a run of other seeds ({', '.join(found)}).\n"
+                f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, "
+                f"set out= to a different folder."
+            )
 
 
 def index_of_stage(path: Path) -> int:

@@ -20,28 +20,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, Protocol, TypedDict, cast
 
-from fairseq_alma.core.arrivals import decision_of
+from fairseq_alma.core.arrivals import Decision, decision_of
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, remove, sync_unsynced, write_json
 from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
-from fairseq_alma.core.protocol import SavedLearner, StepName
 from fairseq_alma.core.run_folder import index_of_stage
 from fairseq_alma.core.seed_record import SeedRecord
-from fairseq_alma.core.waiting import Due
 
 _OF_RECORDS = ("ledger.jsonl", "decisions.jsonl", "summary.json")
 """The files that the records of the seeds write. The next done mark vouches for them."""
+
+StepName = Literal["grow", "train"]
+"""Name of a step that changes the learner."""
 
 SaveStep = tuple[int, str]
 """Index of a stage, and "grow" or "train". The names are in alphabetical order, so steps can be compared by `<`."""
 
 
+class SavedLearner(Protocol):
+    """A learner as a `RunRecord` uses it: an object whose state can be saved to a folder and restored from it."""
+
+    def save(self, folder: Path) -> None:
+        """Write the state to `folder`, so that `load` can restore it."""
+
+    def load(self, folder: Path) -> None:
+        """Restore the state that was saved to `folder`."""
+
+
 class RunRecord:
-    """Stores the progress of a run. The result of each step is a list with one entry per seed. Implements
-    `protocol.Record`.
+    """Stores the progress of a run. The result of each step is a list with one entry per seed.
 
     If the process is killed during a stage, the stage is repeated for all seeds together. Separate training has other
     rounding errors, and a continued run must have the same results as an uninterrupted one.
@@ -105,7 +115,7 @@ class RunRecord:
             record.write()
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, which may not exist. All seeds share this folder."""
+        """Return the folder of stage k, which may not exist. All seeds share it; k = 0 is the untrained learner."""
         return self._run.stage(k)
 
     def do_unless_done(
@@ -208,9 +218,10 @@ class RunRecord:
                 record.write()
 
     def prequential(self, t: int, do: Callable[[], Sequence[Prequential | None]]) -> list[Prequential | None]:
-        """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
+        """Return the prequential score of each seed at arrival t: that of the predictor from before this arrival.
 
-        Then it is measured for all seeds. Those whose score a killed process has stored keep it; it is equal.
+        Call `do`, if a seed has no decision for t yet. Then it is measured for all seeds, and `decision` stores it.
+        Those whose score a killed process has stored keep it; it is equal.
         """
         measured: list[Prequential | None] = []
 
@@ -224,18 +235,26 @@ class RunRecord:
         return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.seeds)]
 
     def is_skipped(self, t: int, wanted: bool) -> bool:
-        """Return whether no stage trains on mega-batch t. See `protocol.Record`."""
+        """Return whether no stage trains on mega-batch t: as stored, or as `wanted` if no decision for t is stored.
+
+        Raise RunError if it shall be skipped, but the stored decision says that it was used.
+        """
         return self.seeds[0].is_skipped(t, wanted)
 
-    def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, for all seeds, and return it. See `protocol.Record`.
+    def decision(self, t: int, decision: Decision) -> Decision:
+        """Store whether a stage starts at arrival t, with the reason if there is one, for all seeds, and return it.
+
+        If a decision for t is stored already, return that instead. So a continued run starts its stages at the same
+        arrivals as before, even if mega-batches were added to the stream. Exception: if t is the last arrival, a stored
+        decision to wait is replaced by a decision to train. So the user can say later that the last mega-batches shall
+        not wait.
 
         A killed process may have stored the decision only for the first seeds. Then store it for the others.
         """
         for record in self.seeds:
-            due = record.decision(t, due)
+            decision = record.decision(t, decision)
         self._write()
-        return due
+        return decision
 
     def arrival(
         self,
@@ -249,6 +268,14 @@ class RunRecord:
         """Add the row of arrival t to the ledger of each seed.
 
         If the learner has changed since the last save, the row is written with the next one.
+
+        Args:
+            t: index of the arrival; 0 for the untrained learner.
+            stage: index of the last finished stage; 0 if there is none.
+            updated: whether a stage was trained at this arrival.
+            scores: the latest scores of the learner.
+            spent: costs of the steps at this arrival.
+            prequential: prequential scores at this arrival; None if they are not measured.
         """
         for number, record in enumerate(self.seeds):
             total = sum((costs[number] for costs in spent), Spent())

@@ -17,7 +17,6 @@ from fairseq_alma.core.metrics import check_summary, read_summary, summarize
 from fairseq_alma.core.provenance import write_provenance
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.waiting import Due
 
 
 class SeedRecord:
@@ -113,7 +112,7 @@ class SeedRecord:
         return self._measured[t]
 
     def is_skipped(self, t: int, wanted: bool) -> bool:
-        """Return whether no stage trains on mega-batch t. See `protocol.Record`."""
+        """Return whether no stage trains on mega-batch t. See `RunRecord`."""
         decision = self._arrivals.decision(t)
         if decision is None:
             return wanted
@@ -125,25 +124,25 @@ class SeedRecord:
             )
         return decision.is_skipped
 
-    def decision(self, t: int, due: Due) -> Due:
-        """Store whether a stage starts at arrival t, with the prequential score, and return it. See `protocol.Record`.
+    def decision(self, t: int, decision: Decision) -> Decision:
+        """Store whether a stage starts at arrival t, with the prequential score, and return it. See `RunRecord`.
 
         If a decision to wait is replaced, the row of this arrival is removed from the ledger.
         """
         stored = self._arrivals.decision(t)
-        is_replaced = stored and due.due and not stored.due and t == len(self._arrivals.digests)
+        is_replaced = stored and decision.due and not stored.due and t == len(self._arrivals.digests)
         # There may be a row of the earlier decision, also if it was replaced by a process that was then killed.
         if stored and (is_replaced or stored.due) and len(self._rows) == t + 1 and not self._rows[t].updated:
             self._write_summary(self._rows[:-1])
             self.ledger.remove_from(t)
             del self._rows[-1], self._unwritten[-1:]
         if stored and is_replaced:  # last: if this process is killed before that, the next one repeats these steps
-            stored = replace(stored, due=True, reason=due.reason)
+            stored = replace(stored, due=True, reason=decision.reason)
             self._arrivals.add(t, stored)
         if stored is None:
-            stored = Decision(due.due, self._measured.pop(t, None), due.reason, due.is_skipped)
+            stored = replace(decision, prequential=self._measured.pop(t, None))
             self._arrivals.add(t, stored)
-        return Due(stored.due, stored.reason, stored.is_skipped)
+        return stored
 
     def scores(self, t: int) -> Scores | None:
         """Return the scores in the ledger row of arrival t, or None if the ledger does not have this row yet."""
@@ -152,21 +151,14 @@ class SeedRecord:
     def arrival(
         self, t: int, stage: int, updated: bool, scores: Scores, spent: Spent, prequential: Prequential | None = None
     ) -> None:
-        """Add the row of arrival t to the ledger. For the errors, see `append`."""
+        """Add the row of arrival t to the ledger, unless it has the row already.
+
+        It may have it in a continued run, which starts at t = 0 again. Raise RunError if it has a different row.
+        """
         changed = self._forks.get(str(stage)) if updated else None
         decision = self._arrivals.decision(t)
         is_skipped = decision is not None and decision.is_skipped
-        self.append(LedgerRow(t, stage, updated, scores, spent, changed, prequential, is_skipped))
-
-    def rows(self) -> list[LedgerRow]:
-        """Return all ledger rows so far."""
-        return list(self._rows)
-
-    def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger, unless it has the row already, as in a continued run, which starts at t = 0 again.
-
-        Raise RunError if the ledger has a different row for this arrival.
-        """
+        row = LedgerRow(t, stage, updated, scores, spent, changed, prequential, is_skipped)
         if row.t == len(self._rows):
             self._rows.append(row)
             self._unwritten.append(row)
@@ -178,6 +170,10 @@ class SeedRecord:
                 f"{self.ledger.path}, arrival t={row.t} does not match the results in {self.shared.stages}: "
                 f"one of these files was changed by hand; restore it or start a new run"
             )
+
+    def rows(self) -> list[LedgerRow]:
+        """Return all ledger rows so far."""
+        return list(self._rows)
 
     def write(self) -> None:
         """Write the rows and decisions that are only in memory, and update summary.json."""

@@ -31,9 +31,7 @@ from fairseq_alma.core.stream_description import ADVICE, ITEM_SIZE, read_descrip
 
 IDX_CODE = {"uint16": 8, "uint32": 9, "int32": 4}
 """fairseq's number of each data type in an .idx file."""
-IDX_SIGNATURE = b"MMIDIDX\0\0" + struct.pack("<Q", 1)
-# Size of the header of an .idx file. The header has four fields: file signature, version, data type, and number of
-# sequences.
+# Size of the header of an .idx file, see `idx_header`.
 IDX_HEADER_BYTES = 9 + 8 + 1 + 8
 # Size of what an .idx file stores for each sequence: its length (int32) and its position in the .bin file (int64).
 IDX_SEQUENCE_BYTES = 4 + 8
@@ -75,6 +73,11 @@ def split_entry(description: Mapping[str, Any], split: str) -> Mapping[str, Any]
     known = ", ".join(description["splits"])
     more = ", and mega_batch_1/valid, mega_batch_1/test to the last period" if periods else ""
     raise StreamError(f"the stream has no split {split}: it has {known}{more}")
+
+
+def idx_header(dtype: str, num_sequences: int) -> bytes:
+    """Return the header of an .idx file: file signature, version, data type, and number of sequences."""
+    return b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, IDX_CODE[dtype], num_sequences)
 
 
 def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
@@ -308,5 +311,5 @@ def _is_whole_index(path: Path, entry: Mapping[str, Any], dtype: str) -> bool:
     lengths.frombytes(content[IDX_HEADER_BYTES:][: 4 * entry["sequences"]])
     positions.frombytes(content[IDX_HEADER_BYTES + 4 * entry["sequences"] :])
     starts = array("q", itertools.accumulate((item_size * length for length in lengths), initial=0))
-    header = IDX_SIGNATURE + struct.pack("<BQ", IDX_CODE[dtype], entry["sequences"])
+    header = idx_header(dtype, entry["sequences"])
     return content.startswith(header) and starts[:-1] == positions and starts[-1] == item_size * entry["tokens"]

@@ -1,7 +1,6 @@
 """When a stage is due: the setting `wait`, and the arrivals at which stages are trained."""
 
 import math
-from dataclasses import dataclass
 
 from fairseq_alma.core.errors import SettingError
 
@@ -11,18 +10,6 @@ Wait = int | str | list[int]
 
 DEFAULT_RATIO = 0.5
 """The ratio of wait="geometric", and the first one of wait="auto"."""
-
-
-@dataclass(frozen=True)
-class Due:
-    """Whether a stage starts at an arrival."""
-
-    due: bool
-    """True if a stage starts, False if the learner waits for more mega-batches."""
-    reason: str | None = None
-    """With wait=auto: why, in words for the user."""
-    is_skipped: bool = False
-    """Whether no stage trains on the mega-batch that arrived."""
 
 
 def ratio_of(wait: Wait) -> float:

@@ -8,9 +8,7 @@ alma-eval RUN --all-stages --tasks arc_easy,lambada_openai       tasks of lm-eva
 
 import argparse
 import json
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -22,8 +20,8 @@ from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_types import value_of
-from fairseq_alma.core.printing import perplexity_text, say
-from fairseq_alma.core.program import Parser, command
+from fairseq_alma.core.printing import hide_messages_of_libraries, perplexity_text, say
+from fairseq_alma.core.program import Parser, add_models, command
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.core.task_scores import record_task_scores
@@ -52,11 +50,7 @@ def _check_split(split: str, stream: StreamFolder) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-eval and return its exit status. It prints a table, or JSON with --json."""
     parser = Parser(prog="alma-eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
-    )
-    parser.add_argument("--stage", type=int, metavar="K", help="score RUN after stage K (default: the last stage)")
-    parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
+    add_models(parser, "score")
     parser.add_argument(
         "--split",
         default="test",
@@ -93,10 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks.add_argument("--num-fewshot", type=int, metavar="N", help="solved examples before each question")
     tasks.add_argument("--limit", type=_positive_int, metavar="N", help="evaluate only the first N examples of a task")
     arguments = parser.parse_args(argv)
-    for library in ("fairseq", "lm_eval"):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    hide_messages_of_libraries()
     _check_combination(arguments)
     if arguments.plugin:
         load_plugin(arguments.plugin)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,12 +14,14 @@ import fairseq_alma
 from data_prep.tokenization.tokenizers import dictionary_size as padded_size
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError, StreamError
-from fairseq_alma.core.predictors import checked_file, read_predictor, stages_with_predictor
+from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import StreamFolder, TrainingView
 from fairseq_alma.evaluation.vocabulary import EMBEDDINGS, earlier_vocabularies, with_new_symbols
+from fairseq_alma.stream_tokenizer import StreamTokenizer
+
+Dictionary = StreamFolder | TrainingView | StreamTokenizer
+"""A folder with a dict.txt: a stream, or the tokenizer of a stream."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,11 @@ class Members:
     """The settings of the run, if its stream is used; otherwise empty."""
 
 
-def why_not_a_run(folder: Path) -> str:
-    """Return what a folder without predictor.json is, and what to give instead."""
-    if (folder / "current").is_symlink():
-        return f"{folder} contains the models that alma-deploy has copied: give {folder / 'current'}"
-    if runs := [str(path.parent) for path in sorted(folder.glob("*/predictor.json"))]:
-        return f"{folder} contains several runs. Give one of them: {', '.join(runs)}"
-    if (folder / STREAM_FILE).is_file():
-        return f"{folder} is a stream, not a run: train on it first, with alma-lm stream={folder} out=RUN"
-    if (folder / "alma_export.json").is_file():
-        return f"{folder} is an exported model: load it with transformers, or give the run from which it was exported"
-    if RunFolder(folder).settings.is_file():
-        return f"{folder} is a run without a finished stage: run its alma-lm command again, which continues it"
-    return f"{folder} has no predictor.json, so it is not a run: give the folder of a run (out= of alma-lm)"
-
-
 def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int | None = None) -> Members:
     """Return the checkpoints and the stream of a run, if `paths` contains only its folder, or those that are given.
 
-    For checkpoint files, `stream` must be given. Raise StreamError if a path does not exist, if the run has no finished
-    stage, or if there is no stream.
+    For checkpoint files, `stream` must be given. Raise StreamError if a path does not exist, or if there is no stream,
+    and RunError if the run has no finished stage.
 
     Args:
         paths: a run folder, or the checkpoints of an ensemble.
@@ -62,10 +49,6 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
     if len(paths) == 1 and paths[0].is_dir():
         # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
         run = paths[0].resolve() if paths[0].is_symlink() else paths[0]
-        if not RunFolder(run).predictor().is_file():
-            raise StreamError(why_not_a_run(run))
-        if not RunFolder(run).predictor(stage).is_file():
-            raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
         checkpoints = [checked_file(run, entry) for entry in read_predictor(run, stage)["checkpoints"]]
         if not (run / "settings.json").is_file():
             files = ", ".join(str(path) for path in checkpoints)
@@ -96,22 +79,6 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
     if stream is None:
         raise StreamError("give --stream STREAM, the stream folder with which the checkpoints were trained")
     return Members(list(paths), stream)
-
-
-class Dictionary(Protocol):
-    """A folder with a dict.txt: a stream, or the tokenizer of a stream."""
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-
-    @property
-    def dictionary_size(self) -> int:
-        """Number of entries of the fairseq dictionary, V."""
-
-    @property
-    def dictionary_digest(self) -> str:
-        """SHA-256 digest of dict.txt."""
 
 
 def load_model(checkpoint: Path, stream: Dictionary, device: torch.device, arch: str | None = None) -> tuple[Any, int]:

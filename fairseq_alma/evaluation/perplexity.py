@@ -3,11 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder, split_entry
+
+if TYPE_CHECKING:
+    import pyarrow
 
 # Names of array dimensions: N members, T tokens in a split. A name that ends in _NT belongs to an array [N, T].
 
@@ -90,26 +94,35 @@ def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def scores_by_source(members: Sequence[np.ndarray], stream: StreamFolder, split: str) -> dict[str, PerplexityScore]:
-    """Return the score on each source whose text is in the split, by the name of the source.
+def read_documents(
+    stream: StreamFolder, split: str, columns: Sequence[str] | None = None
+) -> tuple["pyarrow.Table", np.ndarray]:
+    """Return what documents/SPLIT.parquet says about the sequences of a split, and the number of tokens of each.
 
-    The first tokens of a passage are predicted from the passage before, as in the score of the complete split. Raise
-    StreamError if the stream does not say from which source its passages come, or if the file has changed.
+    Raise StreamError if the file is missing, or does not have one row for each sequence. For the columns, see
+    `data_prep.encoding.documents`; by default, all are read.
     """
     # Import pyarrow only here, because it is rarely needed, and the import takes a tenth of a second.
     import pyarrow.parquet
 
     path = stream.path / "documents" / f"{split}.parquet"
     if not path.is_file():
-        raise StreamError(f"{path} is missing: make the stream again with this release, which writes this file")
-    stream.verify_file(f"documents/{split}.parquet")
-    # Earlier versions did not write the bytes.
-    units = [unit for unit in ("words", "bytes") if unit in pyarrow.parquet.read_schema(path).names]
-    table = pyarrow.parquet.read_table(path, columns=["source", *units])
-    num_sequences = stream.counts(split)["sequences"]
+        raise StreamError(f"{path} is missing, so it is not known where the text is from: make the stream again")
+    table = pyarrow.parquet.read_table(path, columns=columns)
+    index, num_sequences = stream.prefix(split).with_suffix(".idx"), stream.counts(split)["sequences"]
     if len(table) != num_sequences:
         raise StreamError(f"{path} has {len(table):,} rows, expected {num_sequences:,}: restore the file")
-    sizes = np.fromfile(stream.prefix(split).with_suffix(".idx"), np.int32, num_sequences, offset=IDX_HEADER_BYTES)
+    return table, np.fromfile(index, np.int32, num_sequences, offset=IDX_HEADER_BYTES)
+
+
+def scores_by_source(members: Sequence[np.ndarray], stream: StreamFolder, split: str) -> dict[str, PerplexityScore]:
+    """Return the score on each source whose text is in the split, by the name of the source.
+
+    The first tokens of a passage are predicted from the passage before, as in the score of the complete split. Raise
+    StreamError if the stream does not say from which source its passages come, or if the file has changed.
+    """
+    stream.verify_file(f"documents/{split}.parquet")
+    table, sizes = read_documents(stream, split, ["source", "words", "bytes"])
     sources = table.column("source").combine_chunks().dictionary_encode()
     source_of = sources.indices.to_numpy()
     source_T = np.repeat(source_of, sizes)
@@ -117,7 +130,7 @@ def scores_by_source(members: Sequence[np.ndarray], stream: StreamFolder, split:
         source_T[first:last] = -1  # of no source
     scores = {}
     for name, number in sorted((name, number) for number, name in enumerate(sources.dictionary.to_pylist())):
-        sums = [int(table.column(unit).to_numpy()[source_of == number].sum(dtype=np.int64)) for unit in units]
+        sums = [int(table[unit].to_numpy()[source_of == number].sum(dtype=np.int64)) for unit in ("words", "bytes")]
         members_T = [member_T[source_T == number] for member_T in members]
         scores[name] = combine(members_T, *sums)
     return scores

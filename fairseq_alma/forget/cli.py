@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import write_json
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.files import read_text, write_json
+from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.stream_description import read_description
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -96,9 +96,8 @@ def _forget(arguments: argparse.Namespace) -> int:
     _show(certificate, is_new)
     # The first import of torch and fairseq takes seconds.
     from fairseq_alma.forget.runs import price_of, runs_in, train_again, withdraw_deployed
-    from fairseq_alma.lm.run import hide_messages_of_libraries
 
-    hide_messages_of_libraries(force=False)
+    hide_messages_of_libraries()
     masked = defaultdict(list)
     for one in [*known, certificate]:
         for split, entry in one["splits"].items():
@@ -132,10 +131,7 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except UnicodeDecodeError as error:
-        raise SettingError(f"--file {file} is not text in UTF-8 ({error}): convert it") from error
+    return [line.strip() for line in read_text(file, f"--file {file}").split("\n") if line.strip()]
 
 
 def _is_of(certificate: Certificate, request: dict[str, Any]) -> bool:

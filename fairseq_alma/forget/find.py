@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from data_prep.copies.near_copies import CONTAINED, Grams, are_copies
-from data_prep.encoding.documents import FOLDER
 from data_prep.reading.index import byte_ranges
 from data_prep.reading.ngrams import ngram_hashes, unit_hashes, unit_hashes_of
 from data_prep.reading.signatures import NGRAM_UNITS
 from data_prep.running.progress import Bar
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, Tokenizer, load_tokenizer
-from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.perplexity import read_documents
 
 if TYPE_CHECKING:
     import pyarrow
@@ -46,21 +45,8 @@ class Rows(NamedTuple):
 
 def read_rows(stream: StreamFolder, split: str) -> Rows:
     """Return the sequences of a split. Raise StreamError if the stream does not say which documents they come from."""
-    import pyarrow.parquet
-
-    path = stream.path / FOLDER / f"{split}.parquet"
-    if not path.is_file() or not {"passage", "bytes"} <= set(pyarrow.parquet.read_schema(path).names):
-        raise StreamError(
-            f"{path} is missing or of an earlier release, so it is not known which text is from which document: make "
-            f"the stream again with this release of alma-prep"
-        )
-    table, prefix = pyarrow.parquet.read_table(path), stream.prefix(split)
-    sizes = np.fromfile(
-        prefix.with_suffix(".idx"), np.int32, stream.counts(split)["sequences"], offset=IDX_HEADER_BYTES
-    )
-    if len(table) != len(sizes):
-        raise StreamError(f"{path} has {len(table):,} rows, expected {len(sizes):,}: restore the file")
-    tokens = np.memmap(prefix.with_suffix(".bin"), stream.description["dtype"], "r")
+    table, sizes = read_documents(stream, split)
+    tokens = np.memmap(stream.prefix(split).with_suffix(".bin"), stream.description["dtype"], "r")
     return Rows(table, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), tokens)
 
 

@@ -17,7 +17,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import remove, sha256_of, write_json
 from fairseq_alma.core.lease import Lease, holder_of_run
 from fairseq_alma.core.ledger import Ledger, Spent
-from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
+from fairseq_alma.core.metrics import write_mean
 from fairseq_alma.core.provenance import read_provenance
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs, index_of_stage
@@ -166,8 +166,7 @@ def train_again(run: Path, price: Price | None, stream: StreamFolder, certificat
             "kept_unchanged": _digests(run, 1, entry["to_stage"]).items() <= entry["kept"].items(),
         }
         if paths.is_of_one_of_several_seeds and RunFolder(run.parent).summary.exists():
-            summaries = [read_summary(seed.path) for seed in RunFolder(run.parent).of_seeds()]
-            write_json(RunFolder(run.parent).summary, mean_and_standard_error(summaries))
+            write_mean(run.parent, [seed.path for seed in RunFolder(run.parent).of_seeds()])
         write_json(place, certificate)
 
 

@@ -10,18 +10,16 @@ Models with one expert in each mixture are written as OPT models, which need no 
 
 import argparse
 import importlib.util
-import logging
 import shutil
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, unfinished_files, write_json, written_aside
-from fairseq_alma.core.printing import say
-from fairseq_alma.core.program import Parser, command
+from fairseq_alma.core.printing import hide_messages_of_libraries, say
+from fairseq_alma.core.program import Parser, add_models, command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,16 +210,10 @@ def _write_files(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-export and return its exit status."""
     parser = Parser(prog="alma-export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
-    )
+    add_models(parser, "export")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
-    parser.add_argument("--stage", type=int, metavar="K", help="export RUN after stage K (default: the last stage)")
-    parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
     arguments = parser.parse_args(argv)
-    # Libraries that fairseq imports print such messages. Their user can do nothing about them.
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    hide_messages_of_libraries()
     is_new = export(arguments.path, arguments.out, arguments.stream, arguments.stage)
     say(f"wrote {arguments.out}" if is_new else f"{arguments.out} contains this model already")
     return 0

@@ -12,9 +12,7 @@ tied embeddings. The files are read as numbers and text. No code that they name 
 """
 
 import argparse
-import logging
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shortened
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import parse_json, remove, sha256_of, unfinished_files, written_aside
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.program import Parser, command
 from fairseq_alma.huggingface.export import require_libraries
 
@@ -264,9 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, metavar="FOLDER", help="folder of a model in the format of Hugging Face")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
     arguments = parser.parse_args(argv)
-    # Libraries that fairseq imports print such messages. Their user can do nothing about them.
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    hide_messages_of_libraries()
     import_model(arguments.source, arguments.out)
     out = arguments.out
     say(

@@ -6,7 +6,6 @@ The values come from the log lines that the training process of each member writ
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from fairseq_alma.app.scalars import RunScalars
-from fairseq_alma.app.tables import SafeConsole, seed_text
+from fairseq_alma.app.tables import progress_bar, seed_text
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder, index_of_stage
@@ -54,16 +53,7 @@ class StageDisplay:
         console: Console | None = None,
         scalars: RunScalars | None = None,
     ):
-        console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("update {task.completed}/{task.total}  {task.fields[state]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
+        self._progress = progress_bar("update {task.completed}/{task.total}  {task.fields[state]}", console)
         seed = seed_text(stage.folder.parents[1])
         title = f"{seed}mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
         self._members = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq_alma.api import load
 from fairseq_alma.core.deployments import stage_in_use
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import write_whole
+from fairseq_alma.core.files import read_text, write_whole
 from fairseq_alma.core.ledger import GateCheck, GateDecision, LedgerRow
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.printing import say
@@ -103,12 +103,9 @@ def _perplexity(scores: dict[str, PerplexityScore], splits: Sequence[str]) -> fl
 
 
 def _perplexity_of_file(checkpoints: Sequence[Path], stream: StreamFolder, settings: LanguageModelSettings) -> float:
-    """Return the perplexity per token on the text of the user. Raise RunError if it is empty, or is not UTF-8."""
+    """Return the perplexity per token on the text of the user. Raise AlmaError if it is empty, or is not UTF-8."""
     path = Path(str(settings.gate_text))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RunError(f"gate_text={path} is not UTF-8 ({error}): convert it") from error
+    text = read_text(path, f"gate_text={path}")
     (score,) = load(list(checkpoints), stream=stream.path, arch=settings.arch).score([text])
     if math.isnan(score.perplexity):
         raise RunError(f"gate_text={path} has no text: give a file with text")

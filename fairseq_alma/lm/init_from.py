@@ -10,7 +10,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.evaluation.members import dictionary_of, load_model, why_not_a_run
+from fairseq_alma.evaluation.members import dictionary_of, load_model
 from fairseq_alma.evaluation.vocabulary import earlier_vocabularies
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.models.stored import stored_model
@@ -24,7 +24,8 @@ SIZES = (
 def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict[str, int]:
     """Return the sizes of the model in the checkpoint, by option.
 
-    Raise SettingError if the checkpoint is missing or damaged, or does not fit the settings or the stream.
+    Raise SettingError if the checkpoint is missing or damaged, or does not fit the settings or the stream, and RunError
+    if it was given as a folder that is not a run.
     """
     path = _path(settings)
     checkpoint = read_checkpoint(path)
@@ -67,8 +68,6 @@ def _path(settings: LanguageModelSettings) -> Path:
     given = Path(settings.init_from)
     if not given.is_dir():
         return given
-    if not RunFolder(given).predictor().is_file():
-        raise SettingError(f"init_from={given}: {why_not_a_run(given)}")
     checkpoints = read_predictor(given)["checkpoints"]
     if len(checkpoints) > 1:
         names = ", ".join(str(given / entry["path"]) for entry in checkpoints)

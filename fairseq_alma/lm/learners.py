@@ -31,9 +31,10 @@ from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed, write_with_new_weights
 from fairseq_alma.lm.average import remove_old_continuations
 from fairseq_alma.lm.fairseq_config import Member
-from fairseq_alma.lm.member import MemberTraining, Processes
+from fairseq_alma.lm.member import MemberTraining
 from fairseq_alma.lm.precision import with_known_precision
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.stage_processes import LocalProcesses
 
 __all__ = ["LanguageModelLearner", "LearnerSettings", "SingleModel", "register_learner"]
 
@@ -52,7 +53,7 @@ class LanguageModelLearner:
         processes: starts the processes that train the members.
     """
 
-    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
+    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: LocalProcesses):
         self.settings = settings
         self.run_folder = Path(settings.out)
         self._stream = stream
@@ -238,21 +239,22 @@ class SingleModel(LanguageModelLearner):
 class Ensemble(LanguageModelLearner):
     """Ens: several members with different seeds. Every stage trains all members further on the same data."""
 
+    learner_settings: LanguageModelEnsembleSettings
+
     @property
     def num_members(self) -> int:
-        assert isinstance(self.settings.learner_settings, LanguageModelEnsembleSettings)
-        # `members` is not None here, because LanguageModelEnsembleSettings requires that the user sets it.
-        assert self.settings.learner_settings.members is not None
-        return self.settings.learner_settings.members
+        assert self.learner_settings.members is not None  # the user must set it
+        return self.learner_settings.members
 
 
 class GrowingEnsemble(LanguageModelLearner):
     """gEns: each stage adds randomly initialised members and trains only these. All others are frozen."""
 
+    learner_settings: LanguageModelGrowingEnsembleSettings
+
     @property
     def num_members(self) -> int:
-        assert isinstance(self.settings.learner_settings, LanguageModelGrowingEnsembleSettings)
-        return self.settings.learner_settings.members
+        return self.learner_settings.members
 
     @property
     def frozen(self) -> list[Path]:
@@ -281,20 +283,17 @@ class GrowingMixture(LanguageModelLearner):
     Raises SettingError if a growth would add more layers than it can copy.
     """
 
-    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
-        super().__init__(settings, stream, processes)
-        self._own.check_num_layers(self._training.num_layers(self._member(1, stage_index=1)))
+    learner_settings: LanguageModelGrowingMixtureSettings
 
-    @property
-    def _own(self) -> LanguageModelGrowingMixtureSettings:
-        assert isinstance(self.settings.learner_settings, LanguageModelGrowingMixtureSettings)
-        return self.settings.learner_settings
+    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: LocalProcesses):
+        super().__init__(settings, stream, processes)
+        self.learner_settings.check_num_layers(self._training.num_layers(self._member(1, stage_index=1)))
 
     def num_experts(self, stage_index: int) -> int:
-        return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
+        return self.settings.experts + sum(self.learner_settings.added_at(k) for k in range(2, stage_index + 1))
 
     def added_layers(self, stage_index: int) -> int:
-        return sum(self._own.layers_added_at(k) for k in range(2, stage_index + 1))
+        return sum(self.learner_settings.layers_added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> list[Spent]:
         """Write a larger checkpoint, from which the training of this stage starts. Return the cost.
@@ -305,7 +304,8 @@ class GrowingMixture(LanguageModelLearner):
         validation set, and returns their cost. Until the end of this stage, the checkpoint of the previous stage
         predicts.
         """
-        s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
+        s, own = self.settings, self.learner_settings
+        target = stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         if s.from_scratch or not own.grows_before(stage.index):
             # A new, larger model is initialised, or the optimizer and the average continue.
             return super().grow(stage)
@@ -344,6 +344,8 @@ def register_learner(name: str, **options: Any) -> Callable[[type[LanguageModelL
     return catalogue.register_learner("language model", LEARNERS, name, **options)
 
 
-def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
+def make_learner(
+    settings: LanguageModelSettings, stream: TrainingView, processes: LocalProcesses
+) -> LanguageModelLearner:
     """Return a new learner. Its class is the one that the setting `learner` selects in LEARNERS."""
     return LEARNERS[settings.learner](with_known_precision(settings), stream, processes)

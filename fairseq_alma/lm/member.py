@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -45,7 +45,7 @@ from fairseq_alma.lm.init_from import initial_weights
 from fairseq_alma.lm.member_config import CONFIG, read_config
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
-from fairseq_alma.lm.stage_processes import training_command
+from fairseq_alma.lm.stage_processes import LocalProcesses, training_command
 
 logger = logging.getLogger(__name__)
 
@@ -62,40 +62,6 @@ class Started(TypedDict):
     key: str | None
 
 
-class Processes(Protocol):
-    """Runs the jobs of a stage. Each job is one process (train_member.py) and trains one member."""
-
-    kind: str
-    """Type of the devices that train: "cpu" or "cuda" (GPU)."""
-    memory: int | None
-    """Memory in bytes that a job may use on the smallest GPU; None if the devices are CPUs."""
-    num_nodes: int
-    """Number of machines on which each job runs. Each of them has the same number of devices."""
-
-    def check_free(self, stage: Stage) -> None:
-        """Raise HandedOver (see slurm_chain.py) if other jobs were asked to train the members of this stage."""
-
-    def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, on all its machines, if the stage has `num_jobs` jobs."""
-
-    def run(
-        self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
-    ) -> dict[int, int | None]:
-        """Run the jobs, in parallel if there are enough devices, wait for all of them, and return their exit statuses.
-
-        Args:
-            stage: the stage to which the jobs belong.
-            jobs: command and log file of each member that is not finished, by member number.
-            num_jobs: number of all members of the stage, by which the devices are divided. So when a stage is resumed,
-                the remaining members get as many devices as before, and the results are the same.
-            updates: number of updates of each job, for the display.
-
-        Returns:
-            Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
-                was not started because another job failed.
-        """
-
-
 class MemberTraining:
     """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member.
 
@@ -110,7 +76,7 @@ class MemberTraining:
         self,
         settings: LanguageModelSettings,
         stream: TrainingView,
-        processes: Processes,
+        processes: LocalProcesses,
         own_options: OwnOptions | None = None,
     ):
         self.settings = settings

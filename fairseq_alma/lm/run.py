@@ -14,7 +14,6 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
@@ -43,12 +42,10 @@ from fairseq_alma.app.tables import (
 )
 from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.catalogue import settings_that_are
-from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
-from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
-from fairseq_alma.core.printing import log_to_stderr, say
+from fairseq_alma.core.metrics import read_summary, write_mean
+from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.run_record import RunRecord
@@ -204,15 +201,14 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
             COMMAND.exit_status = 3
         summary = read_summary(Path(settings.out))
         return summary[score_key([summary])]
-    out, summaries = Path(settings.out), []
+    out = Path(settings.out)
+    folders = RunFolder(out).of_each_seed(settings.seed, settings.seeds)
     with Lease(out):
-        for seed in range(settings.seed, settings.seed + settings.seeds):
+        for seed, folder in enumerate(folders, settings.seed):
             say(f"seed {seed}, {seed - settings.seed + 1} of {settings.seeds}", sys.stderr)
-            folder = RunFolder(out).of_seed(seed).path
             one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(folder)}
             run_seeds(LanguageModelSettings.from_mapping(one))
-            summaries.append(read_summary(folder))
-            write_json(RunFolder(out).summary, mean_and_standard_error(summaries))
+            write_mean(out, folders[: seed - settings.seed + 1])
     found = read_summary(out)
     for key in SHOWN_MEANS:
         console.print(f"{key}: {found['mean'][key]:.4f} ± {found['stderr'][key]:.4f} (mean of {settings.seeds} seeds)")
@@ -225,14 +221,8 @@ def refuse_other_layout(settings: LanguageModelSettings) -> None:
     A run of one seed is stored in the folder itself, and those of several seeds in folders below it. The summaries of
     both have the same path, and runs inside another run are not found.
     """
-    out = Path(settings.out)
-    others = [RunFolder(out)] if settings.seeds > 1 else RunFolder(out).of_seeds()
-    if found := [str(folder.path) for folder in others if folder.settings.exists()]:
-        raise RunError(
-            f"{out} contains a run of other seeds ({', '.join(found)}).\n"
-            f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, set "
-            f"out= to a different folder."
-        )
+    out = RunFolder(Path(settings.out))
+    out.refuse_runs_in([out] if settings.seeds > 1 else out.of_seeds())
 
 
 def other_architectures() -> dict[str, dict[str, Any]]:
@@ -280,19 +270,6 @@ def hydra_main(config: DictConfig) -> float:
         return math.nan  # the result is not known yet
 
     return COMMAND.run_job(config, run)
-
-
-def hide_messages_of_libraries(force: bool = True) -> None:
-    """Configure logging and warnings, so that messages of libraries that users cannot act on are not printed.
-
-    With `force`, an existing configuration of logging is replaced.
-    """
-    log_to_stderr(os.environ.get("LOGLEVEL", "WARNING").upper(), force)
-    if "PYTHONWARNINGS" not in os.environ:
-        # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
-        # alma-lm cannot change the code of fairseq and fairscale.
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.metrics import mean_and_standard_error, read_summary
+from fairseq_alma.core.metrics import write_mean
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.recorded_settings import differing_settings
@@ -45,7 +45,7 @@ SEEDS = "seeds.json"
 
 
 class SlurmProcesses(LocalProcesses):
-    """Trains the members of a stage in Slurm jobs, which ask for `slurm`. Implements `Processes` of member.py."""
+    """Trains the members of a stage in Slurm jobs, which ask for `slurm`."""
 
     def __init__(self, run: str, slurm: SlurmSettings, num_mega_batches: int, scalars: RunScalars | None = None):
         super().__init__(num_mega_batches, scalars=scalars)
@@ -61,7 +61,7 @@ class SlurmProcesses(LocalProcesses):
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
     ) -> dict[int, int | None]:
-        """Train the only member of a stage here, or submit jobs that train the members. See member.Processes.run.
+        """Train the only member of a stage here, or submit jobs that train the members. See LocalProcesses.run.
 
         Raises:
             HandedOver: if other jobs train the members and continue the run.
@@ -175,8 +175,8 @@ def summarize_seeds(folder: Path) -> None:
     if (folder / SEEDS).exists():
         with Lease(folder):
             runs = [RunFolder(folder).of_seed(seed).path for seed in read_json(folder / SEEDS, list[int])]
-            if summaries := [read_summary(run) for run in runs if is_finished(run)]:
-                write_json(folder / "summary.json", mean_and_standard_error(summaries))
+            if finished := [run for run in runs if is_finished(run)]:
+                write_mean(folder, finished)
 
 
 def _check_same_settings(settings: LanguageModelSettings, num_arrivals: int) -> None:

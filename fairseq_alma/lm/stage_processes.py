@@ -64,7 +64,7 @@ def training_command(config: Path, settings: LanguageModelSettings) -> list[str]
 class LocalProcesses:
     """Runs the processes of a stage on this machine and divides the GPUs or CPU cores among the members.
 
-    Implements the protocol `Processes` of member.py.
+    Each job is one process (train_member.py) and trains one member.
 
     Args:
         num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
@@ -73,7 +73,7 @@ class LocalProcesses:
     """
 
     num_nodes = 1
-    """Number of machines on which each member is trained."""
+    """Number of machines on which each member is trained. Each of them has the same number of devices."""
     stop_seconds = STOP_SECONDS
     """Time in seconds that a training process has to end after SIGTERM."""
 
@@ -86,7 +86,9 @@ class LocalProcesses:
         self._at_once, self._scalars = at_once, scalars
         self._num_gpus = torch.cuda.device_count()
         self.kind = "cuda" if self._num_gpus else "cpu"
+        """Type of the devices that train."""
         self.memory: int | None = None
+        """Memory in bytes that a job may use on the smallest GPU; None if the devices are CPUs."""
         if self._num_gpus:
             self.memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(self._num_gpus))
             # If more members than GPUs train at the same time, several of them share a GPU.
@@ -100,7 +102,19 @@ class LocalProcesses:
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
     ) -> dict[int, int | None]:
-        """Run the jobs of a stage and return their exit statuses. See member.Processes.run."""
+        """Run the jobs, in parallel if there are enough devices, wait for all of them, and return their exit statuses.
+
+        Args:
+            stage: the stage to which the jobs belong.
+            jobs: command and log file of each member that is not finished, by member number.
+            num_jobs: number of all members of the stage, by which the devices are divided. So when a stage is resumed,
+                the remaining members get as many devices as before, and the results are the same.
+            updates: number of updates of each job, for the display.
+
+        Returns:
+            Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
+                was not started because another job failed.
+        """
         with StageDisplay(
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:

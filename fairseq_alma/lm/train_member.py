@@ -214,7 +214,7 @@ def _use_several_nodes(config: DictConfig, address: str, node: int) -> None:
 def _stop_processes(*_: object) -> None:
     """Handle SIGTERM: pass it on to the other processes of this training, or end this process if there are none.
 
-    During the updates of a training with one process, `training_loop.Due` handles SIGTERM instead.
+    During the updates of a training with one process, `training_loop.CheckpointTimer` handles SIGTERM instead.
     """
     processes = multiprocessing.active_children()
     for process in processes:

@@ -63,7 +63,7 @@ def train_stage(
     config, last = trainer.cfg, trainer.cfg.optimization.max_update
     interval = config.dataset.validate_interval_updates or last
     updates = Updates(trainer)
-    checkpoints, due = Checkpoints(trainer, updates, average, best), Due(trainer, checkpoint_minutes)
+    checkpoints, due = Checkpoints(trainer, updates, average, best), CheckpointTimer(trainer, checkpoint_minutes)
     with _garbage_kept():
         while trainer.get_num_updates() < last:
             batches = _batches_of_epoch(trainer, epoch)
@@ -167,7 +167,7 @@ def _garbage_kept() -> Iterator[None]:
         gc.unfreeze()
 
 
-class Due:
+class CheckpointTimer:
     """Says when a checkpoint is due, and when the training must stop: the same on all ranks (processes).
 
     From now on, SIGTERM does not end the process at once, but after a checkpoint was written.

@@ -189,7 +189,7 @@ class RunGroup:
     def is_trained_together(self) -> bool:
         """Whether one process trained all seeds of the group together, as alma-vision does with seeds=N."""
         folders = [run.folder for run in self.runs]
-        is_one_process = len({folder.parent for folder in folders}) == 1 and folders[0].name.startswith("seed_")
+        is_one_process = len({one.parent for one in folders}) == 1 and RunFolder(folders[0]).is_of_one_of_several_seeds
         return is_one_process and all(run.seeds_of_process > 1 for run in self.runs)
 
     @cached_property

@@ -19,7 +19,7 @@ from scipy.stats import chisquare
 import fairseq_alma as alma
 from data_prep.tokenization.tokenizers import ByteBPE, dictionary_names, dictionary_text
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
-from fairseq_alma.core.errors import SettingError, StreamError
+from fairseq_alma.core.errors import RunError, SettingError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.deploy import deploy
 from fairseq_alma.evaluation.members import load_member
@@ -268,7 +268,7 @@ def test_a_run_and_a_stage_of_it_are_loaded(run, one, both, capsys):
     assert (len(now.members), len(before.members)) == (2, 1)
     assert now.score(PROMPT)[0].nats.tolist() == both.score(PROMPT)[0].nats.tolist()
     assert before.score(PROMPT)[0].nats.tolist() == one.score(PROMPT)[0].nats.tolist()
-    with pytest.raises(StreamError, match="no predictor of stage 3"):
+    with pytest.raises(RunError, match="no predictor of stage 3"):
         alma.load(run, 3)
     with pytest.raises(SettingError, match="device 'cuda:9' does not exist here"):
         alma.load(run, device="cuda:9")
@@ -318,11 +318,11 @@ def test_a_folder_that_is_no_run_is_named(run, stream, tmp_path):
         (tmp_path / "several", "contains several runs. Give one of them"),
         (stream, f"is a stream, not a run: train on it first, with alma-lm stream={stream} out=RUN"),
         (tmp_path / "export", "is an exported model: load it with transformers"),
-        (tmp_path / "unfinished", "is a run without a finished stage: run its alma-lm command again"),
+        (tmp_path / "unfinished", "is a run without a finished stage: run its command again"),
         (tmp_path / "empty", "has no predictor.json, so it is not a run"),
         (tmp_path / "nowhere", f"there is no run and no checkpoint at '{tmp_path}/nowhere'"),
     ):
-        with pytest.raises(StreamError, match=re.escape(message)):
+        with pytest.raises((RunError, StreamError), match=re.escape(message)):
             alma.load(folder)
 
 

@@ -194,7 +194,7 @@ def test_a_stage_that_was_trained_again_is_another_predictor(moved, tmp_path):
 def test_damage_and_wrong_folders_are_refused(run, moved, tmp_path, capsys):
     to = tmp_path / "to"
     deploy(run, tmp_path / "other", 2)
-    wrong = (tmp_path, "give one of its runs"), (run / "stages", "neither a run"), (tmp_path / "other", "the run first")
+    wrong = (tmp_path, "Give one of them"), (run / "stages", "it is not a run"), (tmp_path / "other", "the run first")
     for source, message in wrong:
         with pytest.raises((RunError, SettingError), match=message):
             deploy(source, to)

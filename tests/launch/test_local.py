@@ -357,6 +357,8 @@ def test_all_processes_are_killed_with_their_parent(tmp_path):
 @pytest.fixture
 def eight_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def gpus(*visible: str) -> list[dict[str, str]]:
@@ -385,22 +387,27 @@ def gpus(*visible: str) -> list[dict[str, str]]:
     ],
 )
 def test_a_machine_is_divided_by_hand(eight_cores, num_jobs, num_gpus, at_once, slots):
-    assert share_of_machine(num_jobs, num_gpus, at_once, environment={}) == slots
+    assert share_of_machine(num_jobs, num_gpus, at_once) == slots
 
 
-def test_threads_and_gpus_of_the_environment_are_respected(eight_cores):
-    assert share_of_machine(3, 0, environment={"OMP_NUM_THREADS": "5"}) == [{}] * 3  # inherited by each
-    named = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    assert share_of_machine(2, 4, environment=named) == gpus("4,5", "6,7")
-    assert share_of_machine(3, 4, environment=named) == gpus("4", "5", "6")
-    assert share_of_machine(1, 4, environment=named) == [{}]
-    assert share_of_machine(2, 2, environment={"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}) == gpus("GPU-aa", "GPU-bb")
+def test_threads_and_gpus_of_the_environment_are_respected(eight_cores, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert share_of_machine(3, 0) == [{}] * 3  # inherited by each
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert share_of_machine(2, 4) == gpus("4,5", "6,7")
+    assert share_of_machine(3, 4) == gpus("4", "5", "6")
+    assert share_of_machine(1, 4) == [{}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb")
+    assert share_of_machine(2, 2) == gpus("GPU-aa", "GPU-bb")
     # CUDA stops at a name that it does not know, and sees one slice of a GPU only.
-    assert share_of_machine(2, 2, environment={"CUDA_VISIBLE_DEVICES": "4,5,99"}) == gpus("4", "5")
-    assert share_of_machine(2, 1, 2, environment={"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}) == gpus("MIG-a", "MIG-a")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,99")
+    assert share_of_machine(2, 2) == gpus("4", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    assert share_of_machine(2, 1, 2) == gpus("MIG-a", "MIG-a")
 
 
-def test_the_cores_are_those_this_process_may_use():
-    (slot, _) = share_of_machine(2, 0, at_once=2, environment={})
+def test_the_cores_are_those_this_process_may_use(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (slot, _) = share_of_machine(2, 0, at_once=2)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert slot == {"OMP_NUM_THREADS": str(max(1, cores // 2))}

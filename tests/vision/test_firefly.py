@@ -10,15 +10,14 @@ from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
 from tests.vision.networks.vggs import vgg as small_vgg
-from vision.firefly import (
+from vision.firefly.chain import chain_from_stack, stack_from_chain
+from vision.firefly.width import (
     NUM_CANDIDATES,
     WidthCandidates,
-    chain_from_stack,
     count_by_num_params,
     count_by_width_ratio,
     grow_width,
     rank,
-    stack_from_chain,
 )
 from vision.networks import MixtureStack, MLPStack, ModuleStack, Structure
 from vision.seeds import generator

@@ -142,10 +142,10 @@ def test_changed_source_of_the_network_is_noticed(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_loaded(tmp_path):
-    with pytest.raises(RunError, match="is not a run of alma-vision with a finished stage"):
+    with pytest.raises(RunError, match=r"has no predictor\.json, so it is not a run"):
         vision.load(tmp_path)
     small_run(tmp_path, seeds=2, epochs=1)
-    with pytest.raises(RunError, match=r"several seeds: give the folder of one seed, for example .*seed_0"):
+    with pytest.raises(RunError, match=r"several runs. Give one of them: .*seed_0, .*seed_1"):
         vision.load(tmp_path)
     folder = tmp_path / "seed_0"
     (folder / "inputs.json").unlink()

@@ -11,7 +11,7 @@ from fairseq_alma.core.files import read_json
 from tests.vision.tiny_runs import ledger
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
-from vision.firefly import chain_from_stack
+from vision.firefly.chain import chain_from_stack
 from vision.inputs import Images
 from vision.learners import VisionLearner
 from vision.learners import firefly as learners

@@ -20,27 +20,3 @@ The ALMA paper mentions growth in depth, too, but neither the ALMA code nor the 
 chain.py    the form of the network that growth works on: a chain of layers; converts stacks to chains and back
 width.py    the candidates, the two passes over the data that score them, and the growth
 """
-
-from vision.firefly.chain import Chain, chain_from_stack, stack_from_chain
-from vision.firefly.width import (
-    NUM_CANDIDATES,
-    CountRule,
-    WidthCandidates,
-    count_by_num_params,
-    count_by_width_ratio,
-    grow_width,
-    rank,
-)
-
-__all__ = [
-    "NUM_CANDIDATES",
-    "Chain",
-    "CountRule",
-    "WidthCandidates",
-    "chain_from_stack",
-    "count_by_num_params",
-    "count_by_width_ratio",
-    "grow_width",
-    "rank",
-    "stack_from_chain",
-]

@@ -11,15 +11,8 @@ from fairseq_alma.core.learner_settings import FireflySettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import Batches
-from vision.firefly import (
-    Chain,
-    CountRule,
-    chain_from_stack,
-    count_by_num_params,
-    count_by_width_ratio,
-    grow_width,
-    stack_from_chain,
-)
+from vision.firefly.chain import Chain, chain_from_stack, stack_from_chain
+from vision.firefly.width import CountRule, count_by_num_params, count_by_width_ratio, grow_width
 from vision.learners.base import VisionLearner, register_learner
 from vision.training import smoothed
 

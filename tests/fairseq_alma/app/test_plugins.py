@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
+from fairseq_alma.app.arguments import plugin_named_by
 from fairseq_alma.app.plugins import (
     call_own_function,
     load_function,
     load_plugin,
     plugin_digest,
-    plugin_named_by,
     source_digest,
 )
 from fairseq_alma.core.errors import SettingError

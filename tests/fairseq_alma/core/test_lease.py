@@ -134,10 +134,11 @@ def test_a_lease_of_another_machine_holds_while_its_heart_beats(tmp_path, host, 
     )
 
 
-def test_a_lease_of_another_machine_that_is_not_renewed_is_waited_for_and_taken_over(tmp_path):
+def test_a_lease_of_another_machine_that_is_not_renewed_is_waited_for_and_taken_over(tmp_path, monkeypatch):
     path = write_lease(tmp_path, silent_seconds=1)
+    monkeypatch.setattr(lease_module, "STALE_SECONDS", 3.0)
     start = time.monotonic()
-    with Lease(tmp_path, stale_seconds=3):
+    with Lease(tmp_path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
     assert time.monotonic() - start > 1.9
 
@@ -188,7 +189,7 @@ def test_of_two_containers_with_one_host_name_the_second_is_refused_until_the_fi
         assert json.loads(path.read_text()) == holder
         first.kill()
     third = subprocess.run(
-        [*hold[:-4], HOLD.replace("(sys.argv[1])", "(sys.argv[1], 2)"), *hold[-3:]],
+        [*hold[:-4], HOLD.replace("with lease", "lease.STALE_SECONDS = 2\nwith lease"), *hold[-3:]],
         input="",
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
+from fairseq_alma.core.ledger import Prequential, Scores, Spent
 from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
@@ -349,11 +349,11 @@ def test_two_equal_runs_differ_only_in_seconds(tmp_path):
 
 
 def test_a_row_is_not_appended_twice(tmp_path):
-    row = LedgerRow(0, 0, False, Scores(1, 1, perplexity=2.0))
+    row = (0, 0, False, Scores(1, 1, perplexity=2.0), Spent())
     for _ in range(2):
         record = SeedRecord(tmp_path, {}, DIGESTS)
-        record.append(row)
-        record.append(row)
+        record.arrival(*row)
+        record.arrival(*row)
         record.write()
     assert len(record.ledger.rows()) == 1
 

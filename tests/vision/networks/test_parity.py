@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from tests.vision.networks.vggs import generators, mixture, vgg
-from vision.firefly import chain_from_stack, count_by_num_params, grow_width, stack_from_chain
+from vision.firefly.chain import chain_from_stack, stack_from_chain
+from vision.firefly.width import count_by_num_params, grow_width
 from vision.networks import narrow
 from vision.optimizers import SGD
 from vision.seeds import generator
