@@ -170,7 +170,6 @@ PATTERNS = {
 OWN = {
     "fairseq_alma.app.arguments:_INTERPOLATION": "an argument",
     "fairseq_alma.app.arguments:_PART": "an argument",
-    "fairseq_alma.app.tables:seed_text": "the name of a folder",
     "data_prep.cleaning.filters:_FILTER_NAME": "an option",
     "data_prep.running.stream_folder:belongs_to_stream": "a name that SHARD_NAME matches",
     "data_prep.sources.remote:list_remote": "an option",
@@ -180,7 +179,6 @@ OWN = {
     "fairseq_alma.app.command:_check_arguments": "an argument",
     "fairseq_alma.app.command:run_job": "an argument",
     "fairseq_alma.core.program:with_nearest": "an argument",
-    "fairseq_alma.app.sweep:_runs_of": "the name of a folder",
     "fairseq_alma.report.page:key_of": "a page of ours",
     "fairseq_alma.core.run_folder:is_of_one_of_several_seeds": "the name of a folder",
     "vision.dataset_names:kind_of": "a setting",

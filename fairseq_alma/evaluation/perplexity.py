@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.errors import StreamError, message_of
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder, split_entry
 
 if TYPE_CHECKING:
@@ -94,13 +94,11 @@ def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def read_documents(
-    stream: StreamFolder, split: str, columns: Sequence[str] | None = None
-) -> tuple["pyarrow.Table", np.ndarray]:
+def read_documents(stream: StreamFolder, split: str, columns: Sequence[str]) -> tuple["pyarrow.Table", np.ndarray]:
     """Return what documents/SPLIT.parquet says about the sequences of a split, and the number of tokens of each.
 
-    Raise StreamError if the file is missing, or does not have one row for each sequence. For the columns, see
-    `data_prep.encoding.documents`; by default, all are read.
+    Raise StreamError if the file is missing, cannot be read, or does not have these columns (see
+    `data_prep.encoding.documents`) and one row for each sequence.
     """
     # Import pyarrow only here, because it is rarely needed, and the import takes a tenth of a second.
     import pyarrow.parquet
@@ -108,7 +106,12 @@ def read_documents(
     path = stream.path / "documents" / f"{split}.parquet"
     if not path.is_file():
         raise StreamError(f"{path} is missing, so it is not known where the text is from: make the stream again")
-    table = pyarrow.parquet.read_table(path, columns=columns)
+    try:
+        table = pyarrow.parquet.read_table(path, columns=list(columns))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise StreamError(f"{path} cannot be read ({message_of(error)}): restore the file") from error
+    if missing := [name for name in columns if name not in table.column_names]:
+        raise StreamError(f"{path} has no column {', '.join(missing)}: make the stream again")
     index, num_sequences = stream.prefix(split).with_suffix(".idx"), stream.counts(split)["sequences"]
     if len(table) != num_sequences:
         raise StreamError(f"{path} has {len(table):,} rows, expected {num_sequences:,}: restore the file")

@@ -31,6 +31,9 @@ ENOUGH = 0.5
 """If at least this share of the 5-grams of some passages of a document is in the searched text, the whole document is
 compared with it. Passages of a near copy may be cut at other places, or be too short to be compared alone."""
 
+COLUMNS = ("document", "id", "date", "source", "words", "bytes", "passage")
+"""The columns of documents/SPLIT.parquet that are needed to find and to mask a text."""
+
 
 class Rows(NamedTuple):
     """The sequences of a split, in order. A sequence is a passage, or a piece of a very long one."""
@@ -45,7 +48,7 @@ class Rows(NamedTuple):
 
 def read_rows(stream: StreamFolder, split: str) -> Rows:
     """Return the sequences of a split. Raise StreamError if the stream does not say which documents they come from."""
-    table, sizes = read_documents(stream, split)
+    table, sizes = read_documents(stream, split, COLUMNS)
     tokens = np.memmap(stream.prefix(split).with_suffix(".bin"), stream.description["dtype"], "r")
     return Rows(table, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), tokens)
 

@@ -170,6 +170,13 @@ def test_each_source_is_scored_alone(own_stream, members, capsys):
     pyarrow.parquet.write_table(table.slice(1), own_stream / "documents" / "test.parquet")
     assert alma_eval(argv) == 2
     assert f"has {len(ends) - 1} rows, expected {len(ends)}" in capsys.readouterr().err
+    path = own_stream / "documents" / "test.parquet"
+    pyarrow.parquet.write_table(table.drop_columns(["words"]), path)
+    assert alma_eval(argv) == 2
+    assert f"{path} has no column words: make the stream again" in capsys.readouterr().err
+    path.write_bytes(path.read_bytes()[:-40])
+    assert alma_eval(argv) == 2
+    assert f"{path} cannot be read" in capsys.readouterr().err
 
 
 def test_outputs_of_a_frozen_member_are_kept_and_not_computed_again(stream, members, tmp_path, loaded):
