@@ -107,11 +107,12 @@ def read_documents(stream: StreamFolder, split: str, columns: Sequence[str]) -> 
     if not path.is_file():
         raise StreamError(f"{path} is missing, so it is not known where the text is from: make the stream again")
     try:
+        missing = {*columns} - {*pyarrow.parquet.read_schema(path).names}
+        if missing:
+            raise StreamError(f"{path} has no column {', '.join(sorted(missing))}: make the stream again")
         table = pyarrow.parquet.read_table(path, columns=list(columns))
     except (pyarrow.ArrowException, OSError) as error:
         raise StreamError(f"{path} cannot be read ({message_of(error)}): restore the file") from error
-    if missing := [name for name in columns if name not in table.column_names]:
-        raise StreamError(f"{path} has no column {', '.join(missing)}: make the stream again")
     index, num_sequences = stream.prefix(split).with_suffix(".idx"), stream.counts(split)["sequences"]
     if len(table) != num_sequences:
         raise StreamError(f"{path} has {len(table):,} rows, expected {num_sequences:,}: restore the file")
