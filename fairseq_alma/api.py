@@ -259,20 +259,19 @@ class LanguagePredictor:
         """
         contexts = {number: [self.tokenizer.eos, *ids] for number, ids in enumerate(prompts)}
         tokens, states = torch.empty(0), list[dict]()
+        never = {with_eos: self._never_chosen(with_eos) for with_eos in (False, True)}
         for step in range(choice.max_tokens):
             if not states or any(len(context) > self.window for context in contexts.values()):
                 for number, context in contexts.items():
                     if len(context) > self.window:
                         contexts[number] = context[-max(1, self.window // 2) :]
                 tokens, states = self._padded(list(contexts.values()), left=True), [{} for _ in self.members]
-            log_p = self._next_log_probabilities(tokens, states, choice.temperature or 1.0)
-            never = torch.tensor(self._never_chosen(with_eos=step < choice.min_tokens), device=log_p.device)
-            log_p = log_p.index_fill(1, never, -math.inf)
+            scores = self._next_scores(tokens, states, choice.temperature or 1.0, never[step < choice.min_tokens])
             if choice.temperature == 0:
-                chosen = log_p.argmax(1)
+                chosen = scores.argmax(1)
             else:
                 draws = [random[number].random() for number in contexts]
-                chosen = _draw(log_p, choice.top_k, choice.top_p, torch.tensor(draws, device=log_p.device))
+                chosen = _draw(scores, choice.top_k, choice.top_p, torch.tensor(draws, device=scores.device))
             found = dict(zip(contexts, chosen.tolist(), strict=True))
             yield found
             for number, token in found.items():
@@ -289,13 +288,14 @@ class LanguagePredictor:
                     member.decoder.reorder_incremental_state(state, order)
 
     @torch.inference_mode()
-    def _next_log_probabilities(self, tokens: Tensor, states: list[dict], temperature: float) -> Tensor:
-        """Return the log-probability of each next token, float32 [B, V].
+    def _next_scores(self, tokens: Tensor, states: list[dict], temperature: float, never: Tensor) -> Tensor:
+        """Return a score for each next token, whose softmax is its probability, float32 [B, V].
 
         Args:
             tokens: all tokens so far, padded on the left, int64 [B, L].
             states: for each member, the keys and values of the tokens that it has processed.
             temperature: number by which the scores are divided.
+            never: ids that must not be chosen, int64; their score is -inf.
         """
         parts = []
         for member, state in zip(self.members, states, strict=True):
@@ -303,14 +303,15 @@ class LanguagePredictor:
             has_padding = None if not state else False
             features, _ = member(tokens, incremental_state=state, features_only=True, has_padding=has_padding)
             scores = member.decoder.output_layer(features[:, -1]).float()
-            parts.append((scores / temperature).log_softmax(-1))
-        return _mean(parts)
+            parts.append(scores if temperature == 1 else scores / temperature)
+        scores = parts[0] if len(parts) == 1 else _mean([part.log_softmax(-1) for part in parts])
+        return scores.index_fill_(1, never, -math.inf)
 
-    def _never_chosen(self, with_eos: bool) -> list[int]:
-        """Return the ids that are never chosen: those without text, and </s> if `with_eos`."""
+    def _never_chosen(self, with_eos: bool) -> Tensor:
+        """Return the ids that are never chosen, int64: those without text, and </s> if `with_eos`."""
         used = self.tokenizer.token_ids
         ids = [*range(used.start), *range(used.stop, self.tokenizer.dictionary_size)]
-        return [index for index in ids if with_eos or index != self.tokenizer.eos]
+        return torch.tensor([index for index in ids if with_eos or index != self.tokenizer.eos], device=self.device)
 
     @torch.inference_mode()
     def _beam_search(self, ids: list[int], choice: Choice) -> list[int]:
@@ -322,7 +323,7 @@ class LanguagePredictor:
             self.members, self.members[0].decoder.dictionary, beam_size=choice.beam, max_len_b=last, max_len=last + 1,
             min_len=len(ids) + choice.min_tokens,
         )  # fmt: skip
-        generator.token_indices_to_suppress = torch.tensor(self._never_chosen(with_eos=False), device=self.device)
+        generator.token_indices_to_suppress = self._never_chosen(with_eos=False)
         prefix = torch.tensor([ids], dtype=torch.int64, device=self.device)
         source = torch.tensor([[self.tokenizer.eos, *ids]], device=self.device)
         (found,) = generator.generate(self.members, {"net_input": {"src_tokens": source}}, prefix_tokens=prefix)

@@ -460,7 +460,7 @@ class CausalSelfAttention(nn.Module):
         """
         # Queries, keys and values have the shape [B, H, L, D/H].
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and q.dtype != torch.float32:
             # On a CPU, compute attention in float32. In bfloat16, the backward pass would take three times as long for
             # sequences of 128 tokens, and only slightly less time for sequences of 512 tokens.
             with torch.autocast("cpu", enabled=False):

@@ -155,11 +155,10 @@ class SwitchFeedForward(nn.Module):
         if len(x_TD) != 1 or self.shard:
             return self(x_TD, has_limit=False).y_TD
         expert_T, probability_T = self.router.select(x_TD)
-        dtype = compute_type(x_TD)
-        weights = (getattr(self, name)[int(expert_T)].to(dtype) for name in EXPERT_WEIGHTS)
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = weights
-        h_TF = F.relu(F.linear(x_TD.to(dtype), fc1_weight, fc1_bias))
-        return F.linear(h_TF, fc2_weight, fc2_bias) * probability_T.unsqueeze(1).to(dtype)
+        expert = int(expert_T)
+        h_TF = F.relu(F.linear(x_TD, self.fc1_weight[expert], self.fc1_bias[expert]))
+        y_TD = F.linear(h_TF, self.fc2_weight[expert], self.fc2_bias[expert])
+        return y_TD * probability_T.unsqueeze(1).to(y_TD.dtype)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.
