@@ -194,7 +194,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         dim = cfg.decoder_embed_dim
         self.pad = dictionary.pad()
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = cfg.dropout
         self.checkpoint_activations = cfg.checkpoint_activations
         self.precision = str(cfg.precision)
         # Multiply the embeddings by sqrt(D), as in fairseq's transformer. Otherwise, the attention output, which is
@@ -293,7 +293,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
                 token_mask = None
         positions, attends = self._attended(prev_output_tokens, token_mask, cache)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
-        x = self.dropout(x)
+        x = _dropped(x, self.dropout if self.training else 0.0)
         is_compiled = self._is_compiled(prev_output_tokens, token_mask)
         if is_compiled:
             for layer in self.layers:
@@ -391,7 +391,7 @@ class SwitchDecoderLayer(nn.Module):
         self.self_attn = CausalSelfAttention(dim, cfg.decoder_attention_heads, cfg.attention_dropout)
         self.self_attn_layer_norm = nn.LayerNorm(dim)
         self.final_layer_norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = cfg.dropout
         self.mixture: SwitchFeedForward | None = None
         if is_mixture:
             self.mixture = SwitchFeedForward(
@@ -406,7 +406,7 @@ class SwitchDecoderLayer(nn.Module):
             )
         else:
             self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
-            self.activation_dropout = nn.Dropout(cfg.activation_dropout)
+            self.activation_dropout = cfg.activation_dropout
             for linear in (self.fc1, self.fc2):
                 nn.init.xavier_uniform_(linear.weight)
                 nn.init.zeros_(linear.bias)
@@ -419,11 +419,12 @@ class SwitchDecoderLayer(nn.Module):
         `token_mask` is bool [B, L], False for padding; None if there is no padding. For `attends` and `cache`, see
         CausalSelfAttention.
         """
-        x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x), attends, cache))
+        dropout = self.dropout if self.training else 0.0
+        x = x + _dropped(self.self_attn(self.self_attn_layer_norm(x), attends, cache), dropout)
         h = self.final_layer_norm(x)
         if self.mixture is None:
-            h = self.fc2(self.activation_dropout(F.relu(self.fc1(h))))
-            return x + self.dropout(h), None
+            h = self.fc2(_dropped(F.relu(self.fc1(h)), self.activation_dropout if self.training else 0.0))
+            return x + _dropped(h, dropout), None
         x_TD = h.flatten(0, 1) if token_mask is None else h[token_mask]
         output = self.mixture(x_TD) if cache is None else None
         y_TD = self.mixture.predict(x_TD) if output is None else output.y_TD
@@ -431,7 +432,7 @@ class SwitchDecoderLayer(nn.Module):
             h = y_TD.view_as(h)
         else:
             h = torch.zeros_like(h, dtype=y_TD.dtype).masked_scatter(token_mask.unsqueeze(-1), y_TD)
-        return x + self.dropout(h), output
+        return x + _dropped(h, dropout), output
 
 
 class CausalSelfAttention(nn.Module):
@@ -458,25 +459,32 @@ class CausalSelfAttention(nn.Module):
                 ones.
             cache: the keys and values of earlier tokens, to which those of `x` are added; None if there are none.
         """
-        # Queries, keys and values have the shape [B, H, L, D/H].
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        if x.device.type == "cpu" and q.dtype != torch.float32:
+        # Queries, keys and values: [3, B, H, L, D/H].
+        qkv = self.qkv_proj(x).view(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        if x.device.type == "cpu" and qkv.dtype != torch.float32:
             # On a CPU, compute attention in float32. In bfloat16, the backward pass would take three times as long for
             # sequences of 128 tokens, and only slightly less time for sequences of 512 tokens.
             with torch.autocast("cpu", enabled=False):
-                y = self._attention(q.float(), k.float(), v.float(), attends, cache)
+                y = self._attention(qkv.float(), attends, cache)
         else:
-            y = self._attention(q, k, v, attends, cache)
+            y = self._attention(qkv, attends, cache)
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attends: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def _attention(self, qkv: Tensor, attends: Tensor | None, cache: LayerCache | None) -> Tensor:
         """Return the weighted sums of the values, [B, H, L, D/H]. See `forward`."""
         is_causal = attends is None
-        if cache is not None:
-            k, v = cache.extend(k, v)
+        if cache is None:
+            q, k, v = qkv
+        else:
+            q, (k, v) = qkv[0], cache.extend(qkv[1:])
             is_causal = is_causal and q.size(2) == k.size(2)  # otherwise there is one new token, which attends to all
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attends, dropout_p=dropout, is_causal=is_causal)
+
+
+def _dropped(x: Tensor, dropout: float) -> Tensor:
+    """Return `x` after dropout with the probability `dropout`. A call of nn.Dropout takes long where nothing drops."""
+    return F.dropout(x, dropout) if dropout else x
 
 
 def _set_sizes(args: Namespace, layers: int, dim: int, heads: int) -> None:

@@ -20,18 +20,17 @@ class LayerCache:
         self._stored = torch.empty(2, 0, 0, 0, 0)
         """Keys and values, [2, B, H, capacity, C]."""
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens, [B, H, L, C]. Return those of all tokens, [B, H, S, C]."""
-        start, self._length = self._length, self._length + k.size(2)
+    def extend(self, new: Tensor) -> Tensor:
+        """Add the keys and values of new tokens, [2, B, H, L, C]. Return those of all tokens, [2, B, H, S, C]."""
+        start, self._length = self._length, self._length + new.size(3)
         if self._length > self._stored.size(3):
-            larger = k.new_empty(2, *k.shape[:2], max(FIRST_CAPACITY, 2 * self._length), k.size(3))
+            larger = new.new_empty(*new.shape[:3], max(FIRST_CAPACITY, 2 * self._length), new.size(4))
             if start:
                 larger[:, :, :, :start] = self._stored[:, :, :, :start]
             self._stored = larger
-        self._stored[0, :, :, start : self._length] = k
-        self._stored[1, :, :, start : self._length] = v
-        keys, values = self._stored[:, :, :, : self._length]
-        return keys, values
+        known = self._stored.narrow(3, 0, self._length)
+        known.narrow(3, start, new.size(3)).copy_(new)
+        return known
 
     def select(self, order: Tensor) -> None:
         """Replace the sequences by those with the indices `order`, int64 [B']."""

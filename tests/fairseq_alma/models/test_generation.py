@@ -106,7 +106,7 @@ def test_a_memory_that_grows_copies_each_value_about_once():
     cache, copied, k = LayerCache(), 0, torch.randn(1, 2, 1, 4)
     for _ in range(1000):
         before = cache._stored
-        keys, values = cache.extend(k, -k)
+        keys, values = cache.extend(torch.stack([k, -k]))
         copied += 0 if cache._stored is before else before.size(3)
     assert copied < 2000
     assert torch.equal(keys, k.expand(1, 2, 1000, 4)) and torch.equal(values, -keys)
