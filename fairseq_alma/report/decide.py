@@ -270,13 +270,13 @@ class PolicyOutcomes:
 def over_streams(compared: Sequence[PolicyOutcomes]) -> Table:
     """Return the table of the regret of each policy, over all learners and streams and on each, the best one first.
 
-    The regret is in % of the cost of the best path. Policies that were not simulated everywhere are left out.
+    The regret of a seed is in % of the cost of its best path. Policies that were not simulated everywhere are left out.
     """
     percents: dict[str, list[Estimate]] = {}
     for one in compared:
-        best = sum(outcome.cost(one.price) for outcome in one.best.values()) / len(one.best)
         for text in one.outcomes:
-            estimate = Estimate.of([100 * regret / best for regret in one.regret(text).values()])
+            regret = one.regret(text)
+            estimate = Estimate.of([100 * regret[seed] / best.cost(one.price) for seed, best in one.best.items()])
             assert estimate is not None  # there is at least one seed
             percents.setdefault(text, []).append(estimate)
     names = [f"{one.subject.stream}: {one.subject.learner}" for one in compared]
@@ -290,7 +290,7 @@ def over_streams(compared: Sequence[PolicyOutcomes]) -> Table:
             by_stream = {name: one.text(digits=1) for name, one in zip(names, on_each, strict=True)}
             rows.append((over_all.mean, {"policy": text, "regret, %": over_all.text(digits=1), **by_stream}))
     note = (
-        "Regret in % of the cost of the best path. First column: mean and standard error over learners and streams, "
+        "Regret in % of the cost of the best path of the seed. First column: mean and standard error over learners and streams, "
         "each the mean over its seeds. The others: mean and standard error over the seeds."
     )
     ordered = [row for _, row in sorted(rows, key=lambda pair: pair[0])]

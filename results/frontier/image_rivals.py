@@ -83,8 +83,8 @@ RECIPES = {
         {"schedule": ("constant", "cosine")},
     ),
     **{name: recipe for size in MEMORIES for name, recipe in _with_memory(size).items()},
-    "sm_w1": Recipe("SM (the paper), wait 1", ("learner=sm", "epochs={epochs}"), None),
-    "sm_w10": Recipe("SM (the paper), wait 10", ("learner=sm", "wait=10", "epochs={epochs}"), None),
+    "sm_w1": Recipe("SM, wait 1", ("learner=sm", "epochs={epochs}"), None),
+    "sm_w10": Recipe("SM, wait 10", ("learner=sm", "wait=10", "epochs={epochs}"), None),
 }
 """Name -> recipe."""
 

@@ -95,7 +95,7 @@ COOLDOWN_GRID = {"lr": LR, "warmup": WARMUP, "cooldown": ("0.2", "0.5")}
 LWF, LWF_GRID = "fairseq=--criterion lwf --distillation-weight {weight}", {"lr": LR, "weight": ("0.3", "1", "3")}
 RECIPES = {
     "anytime": Recipe("**anytime**", ANYTIME),
-    "sm": Recipe("SM (the paper)", WARMED),
+    "sm": Recipe("SM", WARMED),
     "sm_replay": Recipe("SM, `replay=0.5`", (REPLAY, *WARMED)),
     "tic_ar": Recipe("TiC-LM: AR cosines, `replay=0.5`", _tic_lm("true"), "tic_lm", TIC_GRID),
     "tic_cyclic": Recipe("TiC-LM: cyclic cosines, `replay=0.5`", _tic_lm("false"), "tic_lm", TIC_GRID),
