@@ -45,13 +45,17 @@ def hide_messages_of_libraries(force: bool = False) -> None:
     With `force`, an existing configuration of logging is replaced.
     """
     level = os.environ.get("LOGLEVEL", "WARNING").upper()
+    if level not in logging.getLevelNamesMapping():
+        say(f"LOGLEVEL={level} is not known, WARNING is used: {', '.join(logging.getLevelNamesMapping())}", sys.stderr)
+        level = "WARNING"
     log_to_stderr(level, force)
     for library in ("fairseq", "lm_eval"):  # also if logging was configured before
         logging.getLogger(library).setLevel(level)
     if "PYTHONWARNINGS" not in os.environ:
-        # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of our
-        # commands cannot change the code of fairseq and fairscale.
-        warnings.filterwarnings("ignore", category=FutureWarning)
+        # Hide the warnings that libraries use deprecated features, because users of our commands cannot change the code
+        # of libraries. Warnings about their own plugins are shown.
+        libraries = r"(fairseq|fairscale|hydra|omegaconf|torch|torchvision|transformers|lm_eval|datasets|wandb)\b"
+        warnings.filterwarnings("ignore", category=FutureWarning, module=libraries)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
 
 

@@ -272,14 +272,19 @@ class StreamFolder:
     def verify_file(self, name: str) -> None:
         """Check the digest of a file that `alma-prep` lists in manifest.json. Without this file, nothing is checked.
 
-        Raise StreamError if the file has changed since `alma-prep` wrote it, or if manifest.json is damaged.
+        Raise StreamError if the file is missing or has changed since `alma-prep` wrote it, or if manifest.json is
+        damaged.
         """
         path = self.path / "manifest.json"
         try:
             known = read_json(path, _Manifest)["outputs"].get(name) if path.is_file() else None
         except RunError as error:
             raise StreamError(f"{error}; {ADVICE}") from error
-        if known is not None and sha256_once(self.path / name) != known["sha256"]:
+        if known is None:
+            return
+        if not (self.path / name).is_file():
+            raise StreamError(f"{self.path / name} is missing: {ADVICE}")
+        if sha256_once(self.path / name) != known["sha256"]:
             raise StreamError(f"{self.path / name} has changed since alma-prep wrote it: {ADVICE}")
 
     def _check_split(self, split: str) -> None:

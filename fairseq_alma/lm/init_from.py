@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fairseq_alma.checkpoints import read_checkpoint
-from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
@@ -68,7 +68,10 @@ def _path(settings: LanguageModelSettings) -> Path:
     given = Path(settings.init_from)
     if not given.is_dir():
         return given
-    checkpoints = read_predictor(given)["checkpoints"]
+    try:
+        checkpoints = read_predictor(given)["checkpoints"]
+    except RunError as error:
+        raise RunError(f"init_from={given}: {error}") from error
     if len(checkpoints) > 1:
         names = ", ".join(str(given / entry["path"]) for entry in checkpoints)
         raise SettingError(f"init_from={given} is an ensemble: give the checkpoint of one member, {names}")

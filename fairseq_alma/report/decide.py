@@ -290,8 +290,8 @@ def over_streams(compared: Sequence[PolicyOutcomes]) -> Table:
             by_stream = {name: one.text(digits=1) for name, one in zip(names, on_each, strict=True)}
             rows.append((over_all.mean, {"policy": text, "regret, %": over_all.text(digits=1), **by_stream}))
     note = (
-        "Regret in % of the cost of the best path of the seed. First column: mean and standard error over learners and streams, "
-        "each the mean over its seeds. The others: mean and standard error over the seeds."
+        "Regret in % of the cost of the best path of the seed. First column: mean and standard error over learners and "
+        "streams, each the mean over its seeds. The others: mean and standard error over the seeds."
     )
     ordered = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     return table_of_rows("decide", f"{len(compared)} streams: regret of policies", ordered, note)

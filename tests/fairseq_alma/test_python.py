@@ -34,7 +34,6 @@ def test_the_settings_are_those_of_the_command(tmp_path):
 
 def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [""])
-    monkeypatch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)
     rng, words = random.Random(0), [f"word{number}" for number in range(50)]
     for name in ("old", "new"):
         texts = [" ".join(rng.choices(words, k=60)) for _ in range(100)]
@@ -46,6 +45,7 @@ def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch
     )
     assert stream.num_mega_batches == 1
     first = alma.run(stream=out, out=tmp_path / "run", **SMALL)
+    monkeypatch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)  # the others are quicker
     assert alma.extend(out, f"text:{tmp_path}/new.jsonl", **options).num_mega_batches == 2
     run = alma.run(stream=out, out=tmp_path / "run", seed=np.int64(0), **SMALL)
     assert [row.to_json() for row in run.ledger[:2]] == [row.to_json() for row in first.ledger] and len(run.ledger) == 3

@@ -107,8 +107,8 @@ def test_a_file_of_networks_does_not_choose_the_code(foreign, canary, name):
     assert not canary.exists()
 
 
-VALUES = [None, 10**30, "__import__('evil')", {"_target_": "evil.make"}]
-MORE_VALUES = [math.nan, -1, 0, 10**9, "32", [1], True]
+VALUES = [None, 10**9, 10**30, "__import__('evil')", {"_target_": "evil.make"}]
+MORE_VALUES = [math.nan, -1, 0, "32", [1], True]
 
 
 @pytest.mark.parametrize("values", [VALUES, pytest.param(MORE_VALUES, marks=pytest.mark.slow)], ids=["some", "more"])

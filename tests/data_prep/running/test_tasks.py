@@ -52,12 +52,16 @@ def test_a_worker_to_which_other_processes_leave_no_core_is_not_hung(tmp_path):
     core = min(os.sched_getaffinity(0))
     starved, worker = os.pipe()
     children = []
-    for starts in (keep_core_busy, lambda: compute_at_idle_priority(tmp_path / "000000.alive", worker)):
-        if (child := os.fork()) == 0:
-            os.sched_setaffinity(0, {core})
-            starts()
-        children.append(child)
     try:
+        for starts in (keep_core_busy, lambda: compute_at_idle_priority(tmp_path / "000000.alive", worker)):
+            if (child := os.fork()) == 0:
+                try:
+                    os.sched_setaffinity(0, {core})
+                    starts()
+                finally:
+                    os._exit(1)
+            children.append(child)
+        os.close(worker)
         assert os.read(starved, 1) == b"!"
         watch, deadline = StallWatch(1000), time.monotonic() + 60
         changes = 0

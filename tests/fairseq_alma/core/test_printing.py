@@ -3,12 +3,13 @@
 import io
 import logging
 import sys
+import warnings
 
 import pytest
 from rich.table import Table
 
 from fairseq_alma.app.tables import wide_console
-from fairseq_alma.core.printing import log_to_stderr, printable, say
+from fairseq_alma.core.printing import hide_messages_of_libraries, log_to_stderr, printable, say
 
 HOSTILE = "run\x1b]0;title\x07\x1b[2J\r\x9b1A\u202e\udcff"
 SHOWN = r"run\x1b]0;title\x07\x1b[2J\r\x9b1A\u202e\udcff"
@@ -46,3 +47,21 @@ def test_messages_in_logs_are_safe(monkeypatch):
     finally:
         logging.root.handlers[:], logging.root.level = before
     assert stream.getvalue() == f"WARNING:alma:{SHOWN}\n"
+
+
+def test_an_unknown_level_of_messages_is_told_and_warnings_are_shown(monkeypatch, capsys):
+    monkeypatch.setenv("LOGLEVEL", "loud")
+    with warnings.catch_warnings():
+        hide_messages_of_libraries()
+    assert "LOGLEVEL=LOUD is not known, WARNING is used: " in capsys.readouterr().err
+    assert logging.getLogger("fairseq").level == logging.WARNING
+
+
+@pytest.mark.parametrize(("module", "is_hidden"), [("torch.jit._script", True), ("my_plugin", False)])
+def test_deprecation_in_libraries_is_hidden_and_in_own_code_shown(monkeypatch, module, is_hidden):
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        hide_messages_of_libraries()
+        warnings.warn_explicit("old", FutureWarning, "file.py", 1, module=module)
+    assert len(found) == (not is_hidden)

@@ -148,6 +148,12 @@ def test_each_source_is_scored_alone(own_stream, members, capsys):
     argv = [str(members[0]), "--stream", str(own_stream), "--device", "cpu", "--json", "--by-source"]
     assert alma_eval(argv) == 2
     assert "documents/test.parquet is missing" in capsys.readouterr().err
+    # alma-prep lists the file in manifest.json.
+    manifest = {"outputs": {"documents/test.parquet": {"sha256": 64 * "0", "bytes": 1}}}
+    (own_stream / "manifest.json").write_text(json.dumps(manifest))
+    assert alma_eval(argv) == 2
+    assert "documents/test.parquet is missing" in capsys.readouterr().err
+    (own_stream / "manifest.json").unlink()
     model, task = load_member(members[0], folder, CPU)
     test = -score_tokens(model, task, "test").log_probability_T.astype(np.float64)
     ends = np.flatnonzero(np.fromfile(own_stream / "test" / "test.bin", np.uint16) == 2) + 1

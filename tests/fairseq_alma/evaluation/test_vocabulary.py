@@ -78,6 +78,8 @@ def test_a_run_continues_on_the_grown_stream(streams, run):
     command = (f"stream={new}", f"out={run.parent / 'further'}", *SMALL, "known_mega_batches=2", "replay=0.5")
     result = run_command("alma-lm", *command, f"init_from={run}")
     assert result.returncode == 2 and "is an ensemble: give the checkpoint of one member" in result.stderr
+    result = run_command("alma-lm", *command, f"init_from={new}")
+    assert result.returncode == 2 and f"init_from={new}: {new} is a stream, not a run" in result.stderr
     result = run_command("alma-lm", *command, f"init_from={member}")
     assert result.returncode == 0, result.stderr
     further = RunFolder(run.parent / "further")
