@@ -122,9 +122,14 @@ class LanguagePredictor:
         With several members, they are the logarithms of the mean probabilities.
 
         Args:
-            ids: int [L] or [B, L], at most `window` tokens, as given: a text begins with `tokenizer.eos`.
+            ids: int [L] or [B, L], from 1 to `window` tokens, as given: a text begins with `tokenizer.eos`.
+
+        Raises:
+            SettingError: if there is no token, or if there are more than `window` tokens.
         """
         tokens = torch.as_tensor(ids, device=self.device)
+        if not 0 < tokens.size(-1) <= self.window:
+            raise SettingError(f"{tokens.size(-1)} tokens: give 1 to {self.window}, the context of the models")
         scores = [member(torch.atleast_2d(tokens))[0].float() for member in self.members]
         mean = scores[0] if len(scores) == 1 else _mean([one.log_softmax(-1) for one in scores])
         return mean.view(*tokens.shape, -1)
@@ -137,10 +142,10 @@ class LanguagePredictor:
         token of the block before. The input of the first block begins with </s>.
 
         Args:
-            texts: the texts.
+            texts: the texts. The perplexity of an empty text is NaN.
             end_of_document: whether to score </s> at the end of each text, too, as alma-eval does.
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)
+        texts = _list_of_texts(texts)
         eos, end = self.tokenizer.eos, [self.tokenizer.eos] if end_of_document else []
         tokens = [self.tokenizer.encode(text) + end for text in texts]
         blocks = [
@@ -163,8 +168,8 @@ class LanguagePredictor:
     def generate(self, prompts: str | Sequence[str], max_tokens: int = 100, **options: Any) -> list[Continuation]:
         """Continue each prompt until the model ends the document, or until `max_tokens` tokens are written.
 
-        A continuation does not depend on the other prompts. If prompt and continuation are longer than `window`, the
-        context is shortened to its last half whenever it is full.
+        A continuation does not depend on the other prompts, but with a seed, it depends on its place among them. If
+        prompt and continuation are longer than `window`, the context is shortened to its last half whenever it is full.
 
         Args:
             prompts: the prompts. An empty one begins a document.
@@ -181,7 +186,7 @@ class LanguagePredictor:
                 `window`.
         """
         choice = self._choice(max_tokens, options)
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        prompts = _list_of_texts(prompts)
         encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
         new: list[list[int]] = [[] for _ in prompts]
         if choice.beam > 1:
@@ -374,6 +379,14 @@ def load(
         raise StreamError(f"{error}; if the stream was moved, give --stream (in Python: stream=)") from error
     loaded = [load_model(checkpoint, tokenizer, place, arch) for checkpoint in found.checkpoints]
     return LanguagePredictor([model for model, _ in loaded], tokenizer, min(length for _, length in loaded))
+
+
+def _list_of_texts(texts: str | Sequence[str]) -> list[str]:
+    """Return one text, or several, as a list. Raise SettingError if something else was given."""
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if others := [text for text in texts if not isinstance(text, str)]:
+        raise SettingError(f"give a text or a list of texts, not {others[0]!r}")
+    return texts
 
 
 def _mean(log_probabilities: Sequence[Tensor]) -> Tensor:

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.num < 1:
             raise SettingError(f"--num {arguments.num}: give a number that is 1 or more")
+        if arguments.num > 1 and (arguments.beam > 1 or arguments.temperature == 0):
+            raise SettingError("--beam and --temperature 0 find one text for each prompt: leave out --num")
         options = {name: getattr(arguments, name) for name in vars(_DEFAULT)}
         Choice(**options)  # checks the options, before the models are loaded
         given = _given_prompts(arguments.prompt, arguments.prompts)
@@ -100,6 +102,13 @@ def _typed_prompts() -> Iterator[str]:
 
 def _print(predictor: LanguagePredictor, prompts: Sequence[str], num: int, options: dict, as_json: bool) -> None:
     """Continue prompts and print the results: a single one piece by piece if it is text for a terminal."""
+    for prompt in prompts:
+        if (length := 1 + len(predictor.tokenizer.encode(prompt))) > predictor.window:
+            say(
+                f"alma-generate: a prompt has {length} tokens with the first </s>, more than the {predictor.window} of "
+                f"the context: its beginning is not read",
+                sys.stderr,
+            )
     if len(prompts) * num == 1 and options["beam"] == 1 and sys.stdout.isatty() and not as_json:
         say(prompts[0], end="")
         for piece in predictor.generate_pieces(prompts[0], **options):

@@ -41,7 +41,7 @@ ORDER = (
     ("fairseq_alma.huggingface",),
     ("fairseq_alma.deploy",),
     ("fairseq_alma.forget",),
-    ("fairseq_alma.demo", "fairseq_alma.python"),
+    ("fairseq_alma.demo", "fairseq_alma.python", "fairseq_alma.programs"),
 )
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
 

@@ -47,7 +47,7 @@ def add_models(parser: Parser, verb: str, stream: str = "the stream folder (defa
 def command(name: str, advice: str = "run the same command again") -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorate the main function of a program, which returns an exit status. An error that the user can fix is printed.
 
-    The exit status is 2 after such an error, and 130 after Ctrl-C, which prints `advice`.
+    The exit status is 2 after such an error, 130 after Ctrl-C, which prints `advice`, and 1 if nobody reads the output.
     """
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
@@ -55,6 +55,11 @@ def command(name: str, advice: str = "run the same command again") -> Callable[[
         def run(*arguments: P.args, **options: P.kwargs) -> int:
             try:
                 return main(*arguments, **options)
+            except BrokenPipeError:
+                # The program that reads the output, for example `head`, has ended. Without this line, Python would
+                # write to the closed pipe when it exits, and would print an error.
+                sys.stdout = None  # type: ignore[assignment]
+                return 1
             except (AlmaError, OSError) as error:
                 say(f"{name}: {message_of(error)}", sys.stderr)
                 return 2

@@ -76,6 +76,8 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
         raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")
     if missing := [f"'{path}'" for path in paths if not path.exists()]:
         raise StreamError(f"there is no run and no checkpoint at {', '.join(missing)}: check the path")
+    if folders := [f"'{path}'" for path in paths if path.is_dir()]:
+        raise StreamError(f"{', '.join(folders)} is a folder: give one run folder alone, or only checkpoint files")
     if stream is None:
         raise StreamError("give --stream STREAM, the stream folder with which the checkpoints were trained")
     return Members(list(paths), stream)

@@ -39,15 +39,10 @@ may be a pause between two runs of a sweep."""
 @command("alma-report")
 def main() -> int:
     """Run the command alma-report and return its exit status."""
-    try:
-        if sys.argv[1:2] == ["decide"]:
-            compare_policies(sys.argv[2:])
-        else:
-            _make_report()
-    except BrokenPipeError:
-        # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
-        # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
-        sys.stdout = None
+    if sys.argv[1:2] == ["decide"]:
+        compare_policies(sys.argv[2:])
+    else:
+        _make_report()
     return 0
 
 

@@ -297,6 +297,7 @@ def test_the_command_takes_prompts_from_options_a_file_and_a_pipe(run, capsys, m
     for more, message in (
         ([], 'there is no prompt: give --prompt TEXT; --prompt "" begins a document'),
         (["--num", "0"], "--num 0: give a number that is 1 or more"),
+        (["--num", "2", "--temperature", "0"], "--beam and --temperature 0 find one text for each prompt"),
         (["--top-p", "2"], "top_p=2.0: give a number that is more than 0"),
         (["--prompts", str(tmp_path / "nowhere")], f"there is no file {tmp_path}/nowhere: give --prompts a file"),
         (["--prompts", str(tmp_path / "empty.txt")], "empty.txt has no line with text: give --prompt TEXT"),
@@ -390,3 +391,14 @@ def test_fairseqs_hub_samples_and_scores(members, stream):
     drawn = hub.sample(PROMPT, beam=1, sampling=True, sampling_topk=5, max_len_b=20)
     assert drawn.startswith(PROMPT) and "<unk>" not in drawn
     assert hub.sample(PROMPT, beam=1, sampling=True, sampling_topp=0.8, temperature=2.0, max_len_b=20)
+
+
+def test_what_is_no_text_and_what_does_not_fit_is_refused(one):
+    for texts in (["a", None], [7], [b"x"]):
+        with pytest.raises(SettingError, match="give a text or a list of texts, not "):
+            one.generate(texts)
+        with pytest.raises(SettingError, match="give a text or a list of texts, not "):
+            one.score(texts)
+    for length in (0, one.window + 1):
+        with pytest.raises(SettingError, match=f"{length} tokens: give 1 to {one.window}"):
+            one.logits([2] * length)
