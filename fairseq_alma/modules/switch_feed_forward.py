@@ -40,7 +40,8 @@ class MixtureOutput:
 
 
 FEW_TOKENS = 8
-"""Largest number of tokens for which `SwitchFeedForward.predict` computes each token by itself."""
+"""Largest number of tokens for which `SwitchFeedForward.predict` computes each token by itself, on a CPU. On a GPU, it
+is 1, because each computation must be started by the host."""
 
 
 class SwitchFeedForward(nn.Module):
@@ -157,7 +158,7 @@ class SwitchFeedForward(nn.Module):
         Generation consists of calls with few tokens. For those, what `forward` computes beside the output, and the
         order in which it arranges the tokens, would take longer than the experts.
         """
-        if len(x_TD) > FEW_TOKENS or self.shard:
+        if len(x_TD) > (FEW_TOKENS if x_TD.device.type == "cpu" else 1) or self.shard:
             return self(x_TD, has_limit=False).y_TD
         expert_T, probability_T = self.router.select(x_TD)
         rows = []

@@ -14,7 +14,7 @@ from tests.docs.blocks import blocks_of
 from tests.docs.commands import environment
 
 GATE = 0.1
-SMALL = "updates=60 tokens_per_sample=32 sequences_per_update=8 batch_size=8 validations=1 dropout=0 replay=0.1"
+SMALL = "updates=60 tokens_per_sample=32 sequences_per_update=16 batch_size=16 validations=1 dropout=0 replay=0.1"
 
 
 def shell(folder: Path, *commands: str) -> list[tuple[int, str]]:

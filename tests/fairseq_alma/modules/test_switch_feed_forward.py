@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fairseq_alma.modules.switch_feed_forward import SwitchFeedForward
+from fairseq_alma.modules.switch_feed_forward import FEW_TOKENS, SwitchFeedForward
 
 T, D, F = 24, 6, 10
 
@@ -53,6 +53,17 @@ def test_many_experts_equal_a_slow_loop_over_tokens_in_outputs_and_gradients(num
     slow = torch.autograd.grad((expected * direction).sum(), weights)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, FEW_TOKENS, FEW_TOKENS + 1])
+def test_predictions_of_few_tokens_have_no_capacity_limit_and_are_those_of_many(num_tokens):
+    layer, x_TD = make(4, eval_capacity_factor=0.25).eval(), torch.randn(num_tokens, D)
+    expected = slow_loop(layer, x_TD, None)
+    torch.testing.assert_close(layer.predict(x_TD), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer.predict(x_TD)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_an_expert_that_gets_no_token_gets_no_gradient_and_changes_no_other():
