@@ -23,6 +23,7 @@ IMPORTING = {
     "data_prep/cleaning/filters.py": "--filter of the user",
     "data_prep/running/tasks.py": "classes of tasks, which the same call of alma-prep has written to its work folder",
     "core/catalogue.py": "two modules that our code names",
+    "fairseq_alma/programs.py": "the modules of our commands, in the same file",
     "fairseq_alma/fairseq_import.py": "the modules in the list POSTPONED",
     "launch/warm_server.py": "modules that our code names when it starts the server",
 }
