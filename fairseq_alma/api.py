@@ -402,16 +402,16 @@ def _random_numbers(seed: int | None, count: int) -> list[np.random.Generator]:
     return [np.random.default_rng([known, number]) for number in range(count)]  # type: ignore[list-item, arg-type]
 
 
-def _draw(log_p: Tensor, top_k: int, top_p: float, random: Tensor) -> Tensor:
-    """Return a token for each sequence, drawn in proportion to its probability. int64 [B].
+def _draw(scores: Tensor, top_k: int, top_p: float, random: Tensor) -> Tensor:
+    """Return a token for each sequence, drawn with its probability. int64 [B].
 
     Args:
-        log_p: log-probability of each token, [B, V]. They need not sum to 1.
+        scores: scores whose softmax is the probability of each token, [B, V].
         top_k: number of the most probable tokens from which to draw; 0 for all.
         top_p: draw from the smallest set of tokens that has at least this share of the probability.
         random: a random number between 0 and 1 for each sequence, [B].
     """
-    p, ids = log_p.double().exp().sort(descending=True)
+    p, ids = scores.double().softmax(1).sort(descending=True)
     if top_k:
         p[:, top_k:] = 0
     total = p.cumsum(1)
