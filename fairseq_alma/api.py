@@ -109,6 +109,9 @@ class LanguagePredictor:
         self.members = [member.eval() for member in members]
         self.tokenizer = tokenizer
         self.window = window
+        for member in self.members if self.device.type == "cpu" else ():
+            if hasattr(member.decoder, "store_for_single_tokens"):
+                member.decoder.store_for_single_tokens()
 
     @property
     def device(self) -> torch.device:

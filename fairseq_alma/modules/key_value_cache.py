@@ -17,11 +17,11 @@ class LayerCache:
 
     def __init__(self) -> None:
         self._length = 0
-        self._stored = torch.empty(2, 0, 0, 0, 0)
-        """Keys and values, [2, B, H, capacity, C]."""
+        self._stored = torch.empty(0, 2, 0, 0, 0)
+        """Keys and values, [B, 2, H, capacity, C]."""
 
     def extend(self, new: Tensor) -> Tensor:
-        """Add the keys and values of new tokens, [2, B, H, L, C]. Return those of all tokens, [2, B, H, S, C]."""
+        """Add the keys and values of new tokens, [B, 2, H, L, C]. Return those of all tokens, [B, 2, H, S, C]."""
         start, self._length = self._length, self._length + new.size(3)
         if self._length > self._stored.size(3):
             larger = new.new_empty(*new.shape[:3], max(FIRST_CAPACITY, 2 * self._length), new.size(4))
@@ -34,7 +34,7 @@ class LayerCache:
 
     def select(self, order: Tensor) -> None:
         """Replace the sequences by those with the indices `order`, int64 [B']."""
-        self._stored = self._stored.index_select(1, order)
+        self._stored = self._stored.index_select(0, order)
 
 
 class KeyValueCache:

@@ -110,3 +110,14 @@ def test_a_memory_that_grows_copies_each_value_about_once():
         copied += 0 if cache._stored is before else before.size(3)
     assert copied < 2000
     assert torch.equal(keys, k.expand(1, 2, 1000, 4)) and torch.equal(values, -keys)
+
+
+@torch.no_grad()
+def test_weights_that_are_stored_for_single_tokens_are_the_same_weights():
+    model, row = make().eval(), torch.randint(4, 40, (2, 30))
+    before, expected = {name: value.clone() for name, value in model.state_dict().items()}, model(row)[0]
+    model.decoder.store_for_single_tokens()
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
+    torch.testing.assert_close(model(row)[0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows_of(model, row, 20), expected, atol=1e-5, rtol=0)
