@@ -19,7 +19,7 @@ from data_prep.sources.text import TOO_LONG
 # line that begins with "End of Project Gutenberg", because such a line may also occur in an ordinary text.
 # _PRODUCED matches the note that says who made the electronic text.
 _START = re.compile(
-    r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
+    r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t]*$", re.I | re.M
 )
 _END = re.compile(
     r"^[ \t]*(?:\*{3}[ \t]*END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg)", re.I | re.M
@@ -29,6 +29,7 @@ _OLD_START = re.compile(r"^\*END\*?[ \t]*THE SMALL PRINT![^\n]*$", re.I | re.M)
 _PRODUCED = re.compile(
     r"\s*(?:Produced by|E-text prepared by|Transcribed from)[^\n]*\n(?:[^\S\n]*\S[^\n]*\n)*(?=[^\S\n]*\n)", re.I
 )
+_LINE_END = re.compile("\r\n?")
 
 
 def without_gutenberg(text: str) -> str:
@@ -66,7 +67,10 @@ def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Ite
 
 
 def _plain_text(part: Part) -> str:
-    """Return the text of a plain text or Markdown file."""
+    """Return the text of a plain text or Markdown file, in which each line ends with a line feed.
+
+    Otherwise, the lines of books that were written on other systems would end with another token.
+    """
     if part.end > MAX_DOCUMENT_BYTES:
         raise DamagedFile(TOO_LONG)
     content = Path(part.path).read_bytes()
@@ -74,7 +78,7 @@ def _plain_text(part: Part) -> str:
     if not codec and (why := why_no_utf8(content[:HEAD_BYTES])):
         raise DamagedFile(why)
     try:
-        return content.decode(codec or "utf-8").lstrip("\ufeff")
+        return _LINE_END.sub("\n", content.decode(codec or "utf-8").lstrip("\ufeff"))
     except UnicodeDecodeError as error:
         if codec:
             raise DamagedFile(

@@ -193,7 +193,7 @@ def _whole_checkpoint(path: Path) -> dict[str, Any]:
     if state is None:
         hint = "train a stage first (alma-lm, or fairseq-train)"
         if path.is_file():
-            hint = "the file is damaged: restore it from a backup, or score another stage (--stage)"
+            hint = "the file is damaged, or no checkpoint: restore it from a backup, or score another stage (--stage)"
         elif path.is_dir():
             hint = "give a single run folder, or the checkpoint files that are listed in the predictor.json of each run"
         raise StreamError(f"no complete checkpoint at {path}: {hint}")

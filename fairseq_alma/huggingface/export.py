@@ -57,7 +57,7 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
 
     Args:
         paths: the run folder, or the checkpoints of an ensemble.
-        out: the folder to write. It must not exist, unless it contains the same export.
+        out: the folder to write. It must not exist, unless it is empty or contains the same export.
         stream: the stream folder, or a folder with its dict.txt and tokenizer file; by default the stream of the run.
         stage: the stage of the run; by default the last one.
 
@@ -106,7 +106,12 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
 
 
 def _is_there(out: Path, checkpoints: list[str], tokenizer: str) -> bool:
-    """Return True if `out` is an export of these files, given by their digests. Otherwise, raise RunError."""
+    """Return whether `out` is an export of these files, given by their digests; False if it is an empty folder.
+
+    Raise RunError if it contains anything else.
+    """
+    if out.is_dir() and not any(out.iterdir()):
+        return False
     path, why = out / RECORD, "contains no model that alma-export wrote"
     if path.is_file():
         record = read_json(path, Record)

@@ -48,9 +48,9 @@ Section 1. General Terms
     ],
 )
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_text_added_by_project_gutenberg_is_removed(start, end, line_end):
-    text = FRAME.format(start=start, end=end).replace("\n", line_end)
-    assert without_gutenberg(text).replace("\r\n", "\n") == "MOBY DICK\n\nCall me Ishmael.\n"
+def test_text_added_by_project_gutenberg_is_removed(tmp_path, start, end, line_end):
+    (tmp_path / "a.txt").write_bytes(FRAME.format(start=start, end=end).replace("\n", line_end).encode())
+    assert read_all(Source("books", str(tmp_path))) == (["MOBY DICK\n\nCall me Ishmael.\n"], [])
 
 
 def test_other_books_are_unchanged():
@@ -79,6 +79,12 @@ def test_a_real_book_begins_with_itself(shared_data, tmp_path):
     assert text.split()[-4:] == ["only", "found", "another", "orphan."]
     assert "START OF" not in text
     assert "General Terms" not in text
+
+
+def test_lines_of_books_from_other_systems_end_alike(tmp_path):
+    for name, end in (("a.txt", "\r\n"), ("b.txt", "\n"), ("c.md", "\r")):
+        (tmp_path / name).write_bytes(f"One{end}{end}two{end}".encode())
+    assert read_all(Source("books", str(tmp_path))) == (["One\n\ntwo\n"] * 3, [])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
