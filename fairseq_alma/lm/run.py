@@ -197,6 +197,7 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         if message := deployed_message(Path(settings.out), rows):
             console.print(message)
+        say(f"next: alma-generate {settings.out} --prompt TEXT, or alma-report {settings.out} --out FOLDER")
         if is_refused(rows):
             COMMAND.exit_status = 3
         summary = read_summary(Path(settings.out))
