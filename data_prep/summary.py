@@ -5,6 +5,8 @@ from data_prep.sources import NOT_READ
 from data_prep.tokenization.losses import losses_summary
 
 _DROPPED_SHOWN = 100
+_SHORT_WORDS, _SHORT_DOCUMENTS = 20, 100
+"""If at least this many documents of `text:` have fewer words than this on average, they may be the lines of books."""
 SKIPPED_SHOWN = 10
 """For each source, the summary prints at most this many messages about content that was skipped."""
 
@@ -43,6 +45,12 @@ def summary(stream: dict) -> str:
         lines += [f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]]
         if len(source["skipped"]) > SKIPPED_SHOWN:
             lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more (stream.json lists all of them)")
+        num_words = source["words"] / max(1, source["documents"])
+        if source["kind"] == "text" and num_words < _SHORT_WORDS and source["documents"] >= _SHORT_DOCUMENTS:
+            lines.append(
+                f"  the documents have {num_words:.0f} words on average. Of .txt files, each line is a document; if "
+                f"each file is one, give books:{source['path']}"
+            )
     return "\n".join(lines)
 
 

@@ -203,6 +203,7 @@ def test_skipped_files_are_named_in_stream_json_and_in_the_table(tmp_path, write
     table = capsys.readouterr().out
     assert "skipped bad.txt: the text is not valid UTF-8 at byte 3" in table
     assert "2 files completely or partly skipped" in table
+    assert "words on average" not in table
 
 
 def test_files_with_other_endings_in_a_folder_are_counted(tmp_path, write_corpus, alma_prep, capsys):
@@ -217,6 +218,8 @@ def test_files_with_other_endings_in_a_folder_are_counted(tmp_path, write_corpus
     out, err = capsys.readouterr()
     assert f"source text:{corpus}: 5 files are not read because of their endings: .csv (2), " in err
     assert " words in 6 files, 5 files ignored, 0 files completely or partly skipped\n  left out 2 files: not " in out
+    hint = "have 10 words on average. Of .txt files, each line is a document; if each file is one, give books:"
+    assert f"  the documents {hint}{corpus}" in out
 
 
 def test_a_second_run_finds_its_work_done(tmp_path, books, alma_prep, capsys):
