@@ -29,7 +29,6 @@ _OLD_START = re.compile(r"^\*END\*?[ \t]*THE SMALL PRINT![^\n]*$", re.I | re.M)
 _PRODUCED = re.compile(
     r"\s*(?:Produced by|E-text prepared by|Transcribed from)[^\n]*\n(?:[^\S\n]*\S[^\n]*\n)*(?=[^\S\n]*\n)", re.I
 )
-_LINE_END = re.compile("\r\n?")
 
 
 def without_gutenberg(text: str) -> str:
@@ -78,7 +77,7 @@ def _plain_text(part: Part) -> str:
     if not codec and (why := why_no_utf8(content[:HEAD_BYTES])):
         raise DamagedFile(why)
     try:
-        return _LINE_END.sub("\n", content.decode(codec or "utf-8").lstrip("\ufeff"))
+        return content.decode(codec or "utf-8").lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         if codec:
             raise DamagedFile(

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.models.numpy_step import NumpyStep
 from fairseq_alma.modules.expert_parallel import ExpertGroup, keep_own_experts
 from fairseq_alma.modules.key_value_cache import KeyValueCache, LayerCache
 from fairseq_alma.modules.output_loss import summed_nll, token_nll
@@ -300,12 +301,8 @@ class SwitchDecoder(FairseqIncrementalDecoder):
                 if isinstance(layer.mixture, SwitchFeedForward):
                     layer.mixture.router.splits()  # reads a tensor at the first call, which is not compiled
         mixtures: list[MixtureOutput] = []
-        if cache is not None and x.size(1) == 1 and self.precision == "float32" and not self.training:
-            x_BD = x.squeeze(1)
-            for layer, known in zip(self.layers, cache.layers, strict=True):
-                x_BD = layer.next_token(x_BD, attends, known)  # type: ignore[operator]
-            x = _normed(x_BD, self.layer_norm).unsqueeze(1)
-            return x, {"mixtures": mixtures, "token_mask": token_mask, "attn": None}
+        if cache is not None and past > 0 and x.size(1) == 1 and (step := self._numpy_step(cache, x)):
+            return step(x, attends, cache.layers), {"mixtures": mixtures, "token_mask": token_mask, "attn": None}
         for number, layer in enumerate(self.layers):
             run = layer if is_compiled or self.compiled_shape is None else layer.forward
             if self.checkpoint_activations and self.training:
@@ -317,6 +314,17 @@ class SwitchDecoder(FairseqIncrementalDecoder):
             if mixture is not None:
                 mixtures.append(mixture)
         return self.layer_norm(x), {"mixtures": mixtures, "token_mask": token_mask, "attn": None}
+
+    def _numpy_step(self, cache: KeyValueCache, x: Tensor) -> NumpyStep | None:
+        """Return what computes the layers for embeddings of single tokens, [B, 1, D]; None if the layers do."""
+        if x.requires_grad:
+            return None
+        if cache.step is None:
+            mixtures = [layer.mixture for layer in self.layers if isinstance(layer.mixture, SwitchFeedForward)]
+            is_simple = not any(mixture.shard or mixture.router.splits() for mixture in mixtures)
+            if is_simple and x.device.type == "cpu" and self.precision == "float32" and not self.training:
+                cache.step = NumpyStep(self.layers, self.layer_norm)
+        return cache.step
 
     def _cache(self, incremental_state: dict[str, Any]) -> KeyValueCache:
         """Return the cache that `forward` keeps in `incremental_state`. The first call makes it."""
@@ -448,23 +456,6 @@ class SwitchDecoderLayer(nn.Module):
             h = torch.zeros_like(h, dtype=y_TD.dtype).masked_scatter(token_mask.unsqueeze(-1), y_TD)
         return x + _dropped(h, dropout), output
 
-    def next_token(self, x_BD: Tensor, attends: Tensor | None, cache: LayerCache) -> Tensor:
-        """Return the output [B, D] of the layer for one new token of each sequence, as `forward` does.
-
-        Only for float32, and not for training. Modules are not called and little is reshaped here, because in a small
-        model these take longer than the arithmetic of a token.
-        """
-        attention = self.self_attn
-        qkv = _linear(_normed(x_BD, self.self_attn_layer_norm), attention.qkv_proj)
-        qkv = qkv.view(len(x_BD), 3, attention.num_heads, 1, -1)
-        k, v = cache.extend(qkv.narrow(1, 1, 2)).unbind(1)
-        y = F.scaled_dot_product_attention(qkv.select(1, 0), k, v, attends)
-        x_BD = x_BD + _linear(y.reshape(x_BD.shape), attention.out_proj)
-        h_BD = _normed(x_BD, self.final_layer_norm)
-        if self.mixture is not None:
-            return x_BD + self.mixture.predict(h_BD)
-        return x_BD + _linear(F.relu(_linear(h_BD, self.fc1)), self.fc2)
-
 
 class CausalSelfAttention(nn.Module):
     """Multi-head self-attention of width D in which each token attends only to itself and to earlier tokens."""
@@ -511,16 +502,6 @@ class CausalSelfAttention(nn.Module):
             is_causal = is_causal and q.size(2) == k.size(2)  # otherwise there is one new token, which attends to all
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attends, dropout_p=dropout, is_causal=is_causal)
-
-
-def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return the output of `layer`, without a call of a module."""
-    return F.linear(x, layer.weight, layer.bias)
-
-
-def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Return the output of `norm`, without a call of a module."""
-    return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def _dropped(x: Tensor, dropout: float) -> Tensor:

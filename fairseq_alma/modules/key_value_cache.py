@@ -1,5 +1,8 @@
 """The keys and values of tokens that a decoder has processed, so that generation computes each token once."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,15 +25,27 @@ class LayerCache:
 
     def extend(self, new: Tensor) -> Tensor:
         """Add the keys and values of new tokens, [B, 2, H, L, C]. Return those of all tokens, [B, 2, H, S, C]."""
+        start = self._make_room(new)
+        known = self._stored.narrow(3, 0, self._length)
+        known.narrow(3, start, new.size(3)).copy_(new)
+        return known
+
+    def extend_array(self, new: np.ndarray) -> np.ndarray:
+        """Like `extend`, for arrays on a CPU. The tensors of `extend` and these arrays have the same memory."""
+        start = self._make_room(torch.from_numpy(new))
+        known = self._stored.numpy()[:, :, :, : self._length]
+        known[:, :, :, start:] = new
+        return known
+
+    def _make_room(self, new: Tensor) -> int:
+        """Count new tokens, and allocate memory if there is too little for them. Return where they begin."""
         start, self._length = self._length, self._length + new.size(3)
         if self._length > self._stored.size(3):
             larger = new.new_empty(*new.shape[:3], max(FIRST_CAPACITY, 2 * self._length), new.size(4))
             if start:
                 larger[:, :, :, :start] = self._stored[:, :, :, :start]
             self._stored = larger
-        known = self._stored.narrow(3, 0, self._length)
-        known.narrow(3, start, new.size(3)).copy_(new)
-        return known
+        return start
 
     def select(self, order: Tensor) -> None:
         """Replace the sequences by those with the indices `order`, int64 [B']."""
@@ -48,6 +63,8 @@ class KeyValueCache:
         self.layers = [LayerCache() for _ in range(num_layers)]
         self.length = 0
         """Number of tokens of each sequence so far, padding included, S."""
+        self.step: Any = None
+        """What the decoder has prepared to compute single tokens (see `NumpyStep`)."""
         self._num_sequences = 0
         self._is_token: Tensor | None = None
         """False for padding, bool [B, S]; None if there is no padding."""

@@ -85,17 +85,15 @@ class Router(nn.Module):
 
     def select(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the expert and the gate probability of each token, as `forward` does, without the losses."""
-        if torch.is_autocast_enabled(x_TD.device.type):  # for one token, the context manager is slower than the rest
-            with torch.autocast(x_TD.device.type, enabled=False):
-                return self._select(x_TD)[:2]
-        return self._select(x_TD)[:2]
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return self._select(x_TD)[:2]
 
     def _select(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return expert and gate probability of each token [T], and probabilities and softmax logits [T, E]."""
         x_TD = x_TD.float()
         if self.training and self.jitter > 0:
             x_TD = x_TD * torch.empty_like(x_TD).uniform_(1 - self.jitter, 1 + self.jitter)
-        logits_TE = F.linear(x_TD, self.weight.float())
+        logits_TE = x_TD @ self.weight.float().t()
         splits = self.splits()
         softmax_logits_TE = logits_TE
         if splits:

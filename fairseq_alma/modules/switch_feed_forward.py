@@ -161,15 +161,12 @@ class SwitchFeedForward(nn.Module):
         if len(x_TD) > (FEW_TOKENS if x_TD.device.type == "cpu" else 1) or self.shard:
             return self(x_TD, has_limit=False).y_TD
         expert_T, probability_T = self.router.select(x_TD)
-        parts = x_TD.split(1) if len(x_TD) > 1 else (x_TD,)
-        rows = [self._expert(x_1D, expert) for x_1D, expert in zip(parts, expert_T.tolist(), strict=True)]
-        y_TD = torch.cat(rows) if len(rows) > 1 else rows[0]
+        rows = []
+        for x_1D, expert in zip(x_TD.split(1), expert_T.tolist(), strict=True):
+            h_1F = F.relu(F.linear(x_1D, self.fc1_weight[expert], self.fc1_bias[expert]))
+            rows.append(F.linear(h_1F, self.fc2_weight[expert], self.fc2_bias[expert]))
+        y_TD = torch.cat(rows)
         return y_TD * probability_T.unsqueeze(1).to(y_TD.dtype)
-
-    def _expert(self, x_TD: Tensor, expert: int) -> Tensor:
-        """Return the output of one expert for inputs [T, D], without dropout."""
-        h_TF = F.relu(F.linear(x_TD, self.fc1_weight[expert], self.fc1_bias[expert]))
-        return F.linear(h_TF, self.fc2_weight[expert], self.fc2_bias[expert])
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.

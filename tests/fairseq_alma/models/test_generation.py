@@ -121,3 +121,24 @@ def test_weights_that_are_stored_for_single_tokens_are_the_same_weights():
     assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
     torch.testing.assert_close(model(row)[0], expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(rows_of(model, row, 20), expected, atol=1e-5, rtol=0)
+
+
+def test_scores_with_a_cache_do_not_depend_on_who_computes_single_tokens():
+    """NumPy computes them for flat routers and without gradients, torch for all others."""
+    row = torch.randint(4, 40, (2, 30))
+    row[1, :6] = make().decoder.pad
+    for grown in (False, True):
+        model = decisive(make(num_experts=3))
+        if grown:
+            for mixture in model.mixtures:
+                mixture.router.split_E[2] = 0
+                mixture.router._splits = None
+        with torch.no_grad():
+            expected = model(row)[0]
+            without_gradients, state = rows_of(model, row, 20), {}
+            model(row[:, :20], incremental_state=state)
+            model(row[:, :21], incremental_state=state)
+            assert (model.decoder._cache(state).step is None) == grown
+        torch.testing.assert_close(without_gradients[0], expected[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(without_gradients[1, 6:], expected[1, 6:], atol=1e-5, rtol=0)
+        torch.testing.assert_close(rows_of(model, row, 20)[0], expected[0], atol=1e-5, rtol=0)
