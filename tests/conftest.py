@@ -2,6 +2,7 @@
 modules; enable Ctrl-C."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -54,7 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collections begin, which ignore all that was imported. With torch and fairseq, one takes 0.1 s."""
+    """Let garbage collections begin, which ignore all that was imported. With torch and fairseq, one takes 0.1 s.
+
+    One of fairseq's models lets all libraries log each detail when it is imported. Then Hydra composes the settings of
+    a command several times only to log them, and matplotlib logs each font. No command of ours logs so much.
+    """
+    logging.root.setLevel(logging.INFO)
     gc.enable()
     gc.collect()
     gc.freeze()
