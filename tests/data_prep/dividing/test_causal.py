@@ -227,7 +227,7 @@ def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
         # The paths are equal while a stream is made and trained on, because checkpoints record them.
         source = write_months(tmp_path / "months", [month(1), month(2), *later])
         stream = prepare(tmp_path / "stream", f"text:{source}")
-        settings = (*RUN, "dropout=0.1", "updates=6", "validations=3", "wait=auto", "learner=gmoe", "experts=2")
+        settings = (*RUN, "dropout=0.1", "updates=3", "validations=1", "wait=auto", "learner=gmoe", "experts=2")
         done = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / 'run'}", *settings, "grow_experts=2")
         assert done.returncode == 0, done.stderr[-3000:]
         folder = tmp_path / name
