@@ -46,7 +46,7 @@ def test_a_driver_that_wakes_up_late_changes_nothing(stream, tmp_path, every):
     assert statuses.total() > (30 if every == 1 else 0)
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 80])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 40])
 def test_a_training_that_wakes_up_late_changes_nothing(finished, tmp_path, every):
     config = OmegaConf.load(next(finished.glob(f"stages/stage_001/member_1/{CONFIG}")))
 
