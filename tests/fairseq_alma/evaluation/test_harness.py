@@ -34,7 +34,7 @@ def run(tmp_path_factory) -> Path:
     assert result.returncode == 0, result.stderr
     result = run_command(
         "alma-lm", f"stream={folder / 'stream'}", f"out={folder / 'run'}", *RUN, "learner=ens", "members=2",
-        "updates=6", "validations=1",
+        "updates=15", "validations=1",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     return folder / "run"
