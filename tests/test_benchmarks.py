@@ -16,6 +16,7 @@ def measure(out: Path, *options: object) -> subprocess.CompletedProcess:
     return subprocess.run([*map(str, words)], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_command_writes_to_a_file_of_its_own(tmp_path):
     done = measure(tmp_path, "--only", "lm_layer", "vision_cifar")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,9 @@ import pytest
 
 from fairseq_alma.core.catalogue import all_settings, not_compared, takes
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
+from fairseq_alma.report.tables import tables_of
 from vision.settings import VisionSettings
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +26,18 @@ def rebuilt(out: Path, *options: str) -> list[str]:
     return done.stdout.split()
 
 
+def test_the_committed_tables_of_a_study_follow_from_its_ledgers():
+    """The next test rebuilds those of all studies, which takes half a minute."""
+    data = read_runs([ROOT / "results/demo/ledgers"])
+    assert not data.errors and not data.notes
+    for comparison in data.comparisons:
+        tables = {f"{table.name}.md": table.markdown() for table in tables_of(comparison, all_numbers(comparison))}
+        folder = ROOT / "results/demo" / comparison.slug
+        assert {path.name for path in folder.glob("*.md")} == tables.keys()
+        assert [name for name in tables if (folder / name).read_text() != tables[name]] == [], "run `make results`"
+
+
+@pytest.mark.slow
 def test_one_command_rebuilds_every_committed_table_and_text(tmp_path):
     """Without the figures, which take most of the time. The next test draws them."""
     check_texts(tmp_path, rebuilt(tmp_path, "--tables-only"))

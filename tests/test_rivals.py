@@ -139,6 +139,7 @@ def test_gstack_repeats_the_layers_in_their_order(rivals):
     assert layers == [0, 1, 0, 1, 0, 1] and len(grown) == 7 and len(weights) == 3
 
 
+@pytest.mark.slow
 def test_gstack_trains_the_stacked_model_in_the_second_stage(stream, tmp_path):
     stages, rows = run(stream, tmp_path, "gstack", "learner=gstack")
     assert [stage["cfg"]["model"]["decoder_layers"] for stage in stages] == [4, 8]
@@ -164,6 +165,7 @@ def test_settings_with_which_lifelong_moe_would_train_something_else_are_refused
             settings.check_run(SimpleNamespace(**given | {name: value}))
 
 
+@pytest.mark.slow
 def test_lifelong_moe_changes_new_experts_and_shared_layers_only(stream, tmp_path):
     options = "fairseq=--criterion lifelong_moe --distillation-weight 100"
     stages, rows = run(stream, tmp_path, "lifelong_moe", "learner=lifelong_moe", "experts=2", "grow_experts=1", options)

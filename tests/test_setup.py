@@ -53,6 +53,7 @@ def test_no_disk(checkout):
     assert "999999 GB are needed" in set_up(checkout, ALMA_MINIMUM_DISK_GB="999999")
 
 
+@pytest.mark.slow  # it makes a virtual environment before it asks for packages
 def test_no_network(checkout):
     nobody_listens = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "1",
                       "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "PIP_NO_CACHE_DIR": "1"}  # fmt: skip

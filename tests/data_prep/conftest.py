@@ -13,8 +13,8 @@ from data_prep.running import workers
 from tests.data_prep.conserved import check_conserved
 
 # All workers of these tests are forks of one server. So that not each of them imports datatrove, which takes a second,
-# the server does.
-workers._PRELOADED += ["datatrove.pipeline.filters", "datatrove.utils.word_tokenizers"]
+# and tokenizers, the server does.
+workers._PRELOADED += ["datatrove.pipeline.filters", "datatrove.utils.word_tokenizers", "tokenizers"]
 
 SENTENCE = (
     "the stream of mega-batches arrives and a small learner waits, naïve café größe слово 単語 don't 1984 3.14 (see)"

@@ -189,7 +189,7 @@ def num_entries(cache: Path) -> int:
     return sum(path.parent.suffix != ".part" for path in cache.glob("*/text"))  # without what killed processes left
 
 
-@pytest.mark.parametrize("kind", ["unwritable", "full"])
+@pytest.mark.parametrize("kind", [pytest.param("unwritable", marks=pytest.mark.slow), "full"])
 def test_a_cache_that_cannot_be_written_is_reported_once(
     tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys, kind
 ):

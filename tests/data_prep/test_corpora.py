@@ -363,15 +363,17 @@ def test_the_work_of_an_extension_that_is_not_finished_is_left_alone(extended, c
     assert not (out / ".alma-prep").exists()
 
 
-def test_an_extension_by_copies_adds_nothing_and_ends_well(extended, folder_bytes, capsys, corpora):
+@pytest.mark.parametrize(
+    "order", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["crawl", "crawl and books"]
+)
+def test_an_extension_by_copies_adds_nothing_and_ends_well(extended, folder_bytes, capsys, corpora, order):
     """A job that runs every night may give the same text with new times, or text that came in another call."""
     out, _, _ = extended
-    before, (crawl, _, books) = folder_bytes(out), sources_of(corpora)
-    for sources in ([crawl], [crawl, books]):
-        assert main(["--extend", str(out), *(word for source in sources for word in ("--source", source))]) == 0
-        output = capsys.readouterr()
-        assert "new documents is a copy of a document of the stream, so there is nothing to add" in output.err
-        assert folder_bytes(out) == before and not (out / ".alma-prep").exists()
+    before, sources = folder_bytes(out), sources_of(corpora, order)
+    assert main(["--extend", str(out), *(word for source in sources for word in ("--source", source))]) == 0
+    output = capsys.readouterr()
+    assert "new documents is a copy of a document of the stream, so there is nothing to add" in output.err
+    assert folder_bytes(out) == before and not (out / ".alma-prep").exists()
 
 
 def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_bytes, corpora):
@@ -443,34 +445,36 @@ def test_a_learner_continues_with_an_extended_stream(tmp_path, corpora, alma_pre
     assert after[3]["updated"]
 
 
-def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
-    """A tokenizer.json, GPT-2's two files and a sentencepiece model: the same ids as they give themselves."""
+@pytest.mark.parametrize("form", ["padding.json", "gpt2", pytest.param("gpt2/vocab.bpe", marks=pytest.mark.slow)])
+def test_a_given_tokenizer_gives_its_own_ids(tmp_path, corpora, three, alma_prep, form):
+    """A tokenizer.json, also one that would pad and cut, and GPT-2's two files."""
     from tokenizers import Tokenizer
 
-    books = f"books:{corpora}/books"
+    plain = Tokenizer.from_file(str(three / "tokenizer.json"))
     content = json.loads((three / "tokenizer.json").read_text())
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in content["model"]["merges"]]
-    gpt2 = tmp_path / "gpt2"
-    gpt2.mkdir()
-    (gpt2 / "encoder.json").write_text(json.dumps(content["model"]["vocab"]))
-    (gpt2 / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    for name in (three / "tokenizer.json", gpt2 / "vocab.bpe", gpt2):
-        out = tmp_path / f"of_{name.name}"
-        assert alma_prep(out, books, num_mega_batches=2, more=["--tokenizer", str(name)]) == 0
-        text = texts_of(out, "test")[0]
-        tokens = np.fromfile(out / "test" / "test.bin", "uint16").astype(int)
-        ids = (tokens[: int(np.flatnonzero(tokens == 2)[0])] - 4).tolist()
-        assert ids == Tokenizer.from_file(str(three / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-        assert load(out)["vocab_size"] == len(content["model"]["vocab"])
-        assert load(out)["tokenizer"]["kind"] == "given"
-    # One that would pad and cut: every word is encoded for itself.
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2/encoder.json").write_text(json.dumps(content["model"]["vocab"]))
+    (tmp_path / "gpt2/vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     padding = Tokenizer.from_file(str(three / "tokenizer.json"))
     padding.enable_padding(pad_id=0)
     padding.enable_truncation(2)
     padding.save(str(tmp_path / "padding.json"))
-    more = ["--tokenizer", str(tmp_path / "padding.json")]
-    assert alma_prep(tmp_path / "padded", books, num_mega_batches=2, more=more) == 0
-    assert (tmp_path / "padded/test/test.bin").read_bytes() == (out / "test/test.bin").read_bytes()
+    out = tmp_path / "out"
+    more = ["--tokenizer", str(tmp_path / form)]
+    assert alma_prep(out, f"books:{corpora}/books", num_mega_batches=2, more=more) == 0
+    tokens = np.fromfile(out / "test" / "test.bin", "uint16").astype(int)
+    passages = np.split(tokens, np.flatnonzero(tokens == 2) + 1)[:-1]
+    for passage, text in zip(passages, texts_of(out, "test"), strict=True):
+        assert (passage[:-1] - 4).tolist() == plain.encode(text, add_special_tokens=False).ids
+    assert load(out)["vocab_size"] == len(content["model"]["vocab"])
+    assert load(out)["tokenizer"]["kind"] == "given"
+
+
+def test_a_sentencepiece_model_is_used_again_and_what_is_no_tokenizer_is_refused(
+    tmp_path, corpora, three, alma_prep, capsys
+):
+    books = f"books:{corpora}/books"
     more = ["--tokenizer", "sentencepiece"]
     assert alma_prep(tmp_path / "sp", books, num_mega_batches=2, vocab_size=341, more=more) == 0
     model = tmp_path / "sp" / "sentencepiece.model"

@@ -36,7 +36,7 @@ def texts(tmp_path):
     return {name: tmp_path / name / "month.jsonl" for name in ("old", "first", "bad", "good")}
 
 
-@pytest.mark.parametrize("duplicates", ["near", "keep"])
+@pytest.mark.parametrize("duplicates", ["near", pytest.param("keep", marks=pytest.mark.slow)])
 def test_the_corrected_month_is_as_if_the_bad_one_had_never_been(tmp_path, texts, alma_prep, duplicates, capsys):
     if duplicates == "near":
         pytest.importorskip("datatrove", reason="needs the extra `corpora`")

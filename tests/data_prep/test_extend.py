@@ -99,7 +99,9 @@ def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsy
     assert load(out) == before
 
 
-@pytest.mark.parametrize("step", ["pipeline.encode", "running.work_folder.sync_folder"])
+@pytest.mark.parametrize(
+    "step", [pytest.param("pipeline.encode", marks=pytest.mark.slow), "running.work_folder.sync_folder"]
+)
 def test_an_interrupted_extension_is_begun_again_with_other_text(
     tmp_path, alma_prep, capsys, monkeypatch, folder_bytes, step
 ):
@@ -162,7 +164,7 @@ def test_keys_that_are_missing_or_cut_off_are_a_damaged_stream(tmp_path, alma_pr
     assert not (out / ".alma-prep").exists()
 
 
-@pytest.mark.parametrize("duplicates", ["keep", "exact"])
+@pytest.mark.parametrize("duplicates", ["keep", pytest.param("exact", marks=pytest.mark.slow)])
 def test_an_extension_that_another_call_makes_meanwhile_is_not_overwritten(
     tmp_path, alma_prep, capsys, monkeypatch, folder_bytes, duplicates
 ):

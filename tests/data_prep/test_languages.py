@@ -17,7 +17,7 @@ def write(path, language, count, num_words):
     return path
 
 
-@pytest.mark.parametrize("language", ["zh", "th"])
+@pytest.mark.parametrize("language", ["zh", pytest.param("th", marks=pytest.mark.slow)])
 def test_half_of_the_words_of_each_split_are_of_each_language(tmp_path, alma_prep, language):
     # Documents of English are ten times as long, and there is three times as much of it.
     english = write(tmp_path / "en.jsonl", "en", 60, 1000)

@@ -232,6 +232,7 @@ def test_a_second_run_finds_its_work_done(tmp_path, books, alma_prep, capsys):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
+@pytest.mark.slow  # the next test shares out real text, too, and tests/data_prep/sources reads this source
 def test_the_python_documentation_makes_four_mega_batches(tmp_path, alma_prep):
     out = tmp_path / "out"
     assert alma_prep(out, "python-docs", num_mega_batches=4, vocab_size=1000, workers=2) == 0

@@ -55,7 +55,7 @@ def test_scrambled_text_is_a_warning_and_ordinary_text_is_not(tmp_path, capsys):
         ("copies", [*fourth[:10], *third, *second], "of the words were removed as copies or by the cleaning"),
         ("short", fourth[:8], " words (before: "),
     ):  # fmt: skip
-        for _ in range(2):  # also if the command is given again
+        for _ in range(2 if name == "order" else 1):  # also if the command is given again
             assert extend(out, tmp_path / f"{name}.jsonl", texts, "--extend") == 0
             message = capsys.readouterr().err
             assert expected in message and f"`alma-prep --drop-last {out}` takes it back" in message, name

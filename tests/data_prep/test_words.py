@@ -77,7 +77,10 @@ def test_counting_and_finding_words_agree_and_passages_have_the_words_of_the_doc
         assert sum(passage.num_words for passage in passages) == len(starts)
 
 
-@pytest.mark.parametrize("unit", ["a", "世界和平", "ภาษาไทย", "x世", "。", "\u0f0b", "a\u0301", "\U0002a6d6"])
+@pytest.mark.parametrize("unit", [
+        "a", "世界和平", "ภาษาไทย", "。", "\u0f0b", "a\u0301",
+        *(pytest.param(unit, marks=pytest.mark.slow) for unit in ("x世", "\U0002a6d6")),
+    ])  # fmt: skip
 def test_the_time_grows_with_the_length_of_a_text_without_spaces(unit):
     def seconds(num_characters: int) -> float:
         text = unit * (num_characters // len(unit))

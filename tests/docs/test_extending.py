@@ -20,6 +20,7 @@ def test_the_learner_has_two_settings_of_its_own_in_under_40_lines():
     assert BLOCKS["shrink.py"].count("\n") < 40
 
 
+@pytest.mark.slow  # tests/vision/test_run.py sweeps the settings of another plugin
 def test_its_settings_are_swept_and_recorded_and_make_it_another_learner_than_sm(folder):
     common = ("dataset=digits", "mega_batches=4", "epochs=2")
     swept = run_vision("-m", "plugin=shrink", "learner=shrink", "shrink=0.4,0.8", *common, "out=sweep", folder=folder)

@@ -1,6 +1,7 @@
 """The two examples of docs/first-steps/images.md with data and a network of the user's own work, and are short.
 
-test_long_pages.py runs the whole page, but takes longer.
+test_long_pages.py runs the whole page, but takes longer. In the quick suite, tests/vision/test_api.py has a script with
+data and a network of its own.
 """
 
 import pytest
@@ -24,7 +25,7 @@ def example(name: str) -> tuple[Block, Block]:
     ("name", "num_commands", "ledger"),
     [
         pytest.param("my_resnet.py", 1, "runs/mine/resnet/ledger.jsonl", marks=pytest.mark.slow),
-        ("notebook.py", 1, "runs/notebook/seed_1/ledger.jsonl"),
+        pytest.param("notebook.py", 1, "runs/notebook/seed_1/ledger.jsonl", marks=pytest.mark.slow),
     ],
 )
 def test_an_example_works_and_has_under_25_lines(tmp_path, name, num_commands, ledger):

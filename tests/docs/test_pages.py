@@ -33,7 +33,7 @@ def test_the_blocks_of_a_page_work(page, tmp_path):
     run_blocks(page, tmp_path)
 
 
-SLOW = ("docs/using-a-model.md", "docs/extending.md", "docs/forgetting.md", "docs/reports.md")
+SLOW = ("docs/using-a-model.md", "docs/cluster.md", "docs/extending.md", "docs/forgetting.md", "docs/reports.md")
 """Pages that take long, also in forks. What they show has tests of its own."""
 
 

@@ -172,10 +172,10 @@ def test_fairseqs_generator_the_command_and_the_api_write_the_same_100_tokens(co
 def test_a_continuation_depends_neither_on_the_other_prompts_nor_on_the_cache(short, both):
     prompts = [PROMPT, "", "w4", " ".join(["w5 w6"] * 40), "w7 w8"]
     for options in (GREEDY, {"seed": 3, "top_k": 9}):
-        together = both.generate(prompts, 30, min_tokens=20, **options)
-        assert together[0] == both.generate(prompts[0], 30, min_tokens=20, **options)[0]
-        assert together[:3] == both.generate(prompts[:3], 30, min_tokens=20, **options)
-    for number, found in enumerate(short.generate(prompts, 50, min_tokens=50, **GREEDY)):
+        together = both.generate(prompts, 15, min_tokens=10, **options)
+        assert together[0] == both.generate(prompts[0], 15, min_tokens=10, **options)[0]
+        assert together[:3] == both.generate(prompts[:3], 15, min_tokens=10, **options)
+    for number, found in enumerate(short.generate(prompts, 36, min_tokens=36, **GREEDY)):
         context = [2, *short.tokenizer.encode(prompts[number])]
         for token in found.ids:  # the context is shortened to its last half whenever it is full
             context = context[-16:] if len(context) > 32 else context
@@ -207,11 +207,11 @@ def test_tokens_are_drawn_with_their_probabilities(one):
 
 
 def test_a_document_ends_where_the_model_ends_it(one):
-    found = one.generate([""] * 40, 100, seed=0)
+    found = one.generate([""] * 20, 100, seed=0)
     lengths = [len(each.ids) for each in found]
     assert len(set(lengths)) > 5 and max(lengths) > 30
     assert all((each.ids[-1] == 2) == (len(each.ids) < 100) and 2 not in each.ids[:-1] for each in found)
-    assert min(len(each.ids) for each in one.generate([""] * 40, 100, seed=0, min_tokens=30)) > 30
+    assert min(len(each.ids) for each in one.generate([""] * 20, 60, seed=0, min_tokens=30)) > 30
 
 
 def test_beams_find_what_fairseqs_beams_find_and_never_a_less_probable_text(both, stream, members):

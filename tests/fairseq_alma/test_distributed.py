@@ -149,7 +149,7 @@ def on_one_rank(trained_in):
 @pytest.mark.parametrize(
     "name",
     [
-        "two ranks",
+        pytest.param("two ranks", marks=pytest.mark.slow),
         pytest.param("four ranks", marks=pytest.mark.slow),
         pytest.param("two ranks, ZeRO", marks=pytest.mark.slow),
         "experts over two ranks",

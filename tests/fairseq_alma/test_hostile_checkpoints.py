@@ -144,7 +144,10 @@ HOSTILE_VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option",
+    [*OPTIONS[::3], *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS if one not in OPTIONS[::3])],
+)
 def test_a_hostile_value_of_any_option_is_refused_by_its_name(small, stream, entries, canary, payload, option):
     folder = StreamFolder.open(stream)
     for value in HOSTILE_VALUES:

@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import fairseq_alma as alma
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.python import _settings_from
 from tests.commands import RUN, run_command
@@ -32,21 +34,27 @@ def test_the_settings_are_those_of_the_command(tmp_path):
     assert _settings_from(other).arch == "transformer_lm_gpt"
 
 
-def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [""])
+OPTIONS = {"workers": 1, "duplicates": "exact"}
+
+
+def prepare(folder: Path) -> StreamFolder:
+    """Make a stream of one mega-batch from old.jsonl in a folder. new.jsonl has other text."""
     rng, words = random.Random(0), [f"word{number}" for number in range(50)]
     for name in ("old", "new"):
         texts = [" ".join(rng.choices(words, k=60)) for _ in range(100)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    options = {"workers": 1, "duplicates": "exact"}
-    out = tmp_path / "stream"
-    stream = alma.prepare(
-        out, [f"text:{tmp_path}/old.jsonl"], mega_batches=1, vocab_size=300, test_words=500, **options
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return alma.prepare(
+        folder / "stream", [f"text:{folder}/old.jsonl"], mega_batches=1, vocab_size=300, test_words=500, **OPTIONS
     )
-    assert stream.num_mega_batches == 1
+
+
+def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [""])
+    out = tmp_path / "stream"
+    assert prepare(tmp_path).num_mega_batches == 1
     first = alma.run(stream=out, out=tmp_path / "run", **SMALL)
     monkeypatch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)  # the others are quicker
-    assert alma.extend(out, f"text:{tmp_path}/new.jsonl", **options).num_mega_batches == 2
+    assert alma.extend(out, f"text:{tmp_path}/new.jsonl", **OPTIONS).num_mega_batches == 2
     run = alma.run(stream=out, out=tmp_path / "run", seed=np.int64(0), **SMALL)
     assert [row.to_json() for row in run.ledger[:2]] == [row.to_json() for row in first.ledger] and len(run.ledger) == 3
     assert (
@@ -54,18 +62,25 @@ def test_a_stream_is_made_and_extended_and_a_run_continues(tmp_path, monkeypatch
     )
     assert run.summary["final"] == pytest.approx(run.ledger[2].scores.perplexity)
     assert run.predictor.score("word1 word2")[0].num_bytes == 11 and run.folders == [tmp_path / "run"]
-    # A run on other text with the same tokenizer starts from what this one has trained.
-    more = alma.prepare(
-        tmp_path / "other", f"text:{tmp_path}/new.jsonl", mega_batches=1, tokenizer=str(out / "tokenizer.json"),
-        test_words=500, **options,
-    )  # fmt: skip
-    start = run.folder / json.loads((run.folder / "predictor.json").read_text())["checkpoints"][0]["path"]
-    further = alma.run(stream=more.path, out=tmp_path / "further", init_from=str(start), **SMALL)
-    assert further.ledger[0].scores.perplexity < first.ledger[0].scores.perplexity / 2
     again = alma.run(run.settings)
     assert [row.to_json() for row in again.ledger] == [row.to_json() for row in run.ledger]
     with pytest.raises(RunError, match="other settings"):
         alma.run(replace(run.settings, lr=0.1))
+
+
+@pytest.mark.slow  # the tests of grown vocabularies start a run from another one, by the command
+def test_a_run_on_other_text_with_the_same_tokenizer_starts_from_what_another_has_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [""])
+    monkeypatch.setattr(alma_lm, "LocalProcesses", ForkedProcesses)
+    out = prepare(tmp_path).path
+    run = alma.run(stream=out, out=tmp_path / "run", **SMALL)
+    more = alma.prepare(
+        tmp_path / "other", f"text:{tmp_path}/new.jsonl", mega_batches=1, tokenizer=str(out / "tokenizer.json"),
+        test_words=500, **OPTIONS,
+    )  # fmt: skip
+    start = run.folder / json.loads((run.folder / "predictor.json").read_text())["checkpoints"][0]["path"]
+    further = alma.run(stream=more.path, out=tmp_path / "further", init_from=str(start), **SMALL)
+    assert further.ledger[0].scores.perplexity < run.ledger[0].scores.perplexity / 2
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from tests.commands import RUN, run_command
 
 
-@pytest.mark.parametrize("tokenizer", ["byte-bpe", pytest.param("sentencepiece", marks=pytest.mark.slow)])
+# Slow, because the README and the tests of lm-evaluation-harness run the same two commands on text of this kind.
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["byte-bpe", "sentencepiece"])
 def test_text_becomes_a_stream_and_a_stage(tmp_path, tokenizer):
     stream, out = tmp_path / "stream", tmp_path / "run"
     text = tmp_path / "topics.txt"  # Python's language reference, which pydoc contains

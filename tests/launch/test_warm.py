@@ -448,11 +448,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
 def test_a_fork_starts_the_processes_of_torch(run_with_torch, number):
     """As fairseq starts one process for each GPU: these are new processes, which import the main module again.
 
-    Each of them also imports torch again, which takes seconds, so the quick tests start only one.
+    Each of them also imports torch again, which takes seconds, so this is slow.
     """
     environment = {"ALMA_GIVEN": "g", "OMP_NUM_THREADS": "1"}
     status, lines = run_with_torch(SPAWN, "word", str(number), environment=environment)

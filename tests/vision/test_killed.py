@@ -32,7 +32,10 @@ FF = {"learner": "ff", "seeds": 2, "candidates": 200}
 """Most of its time is growth."""
 AUTO = {"wait": "auto", "seeds": 2, "mega_batches": 10}
 """Its decisions at arrivals 6 to 9 follow from the errors that the run has recorded."""
-CAMPAIGNS = pytest.mark.parametrize("settings", [GENS, GMOE, FF, AUTO], ids=["gens", "gmoe", "ff", "auto"])
+IDS = ["gens", "gmoe", "ff", "auto"]
+CAMPAIGNS = pytest.mark.parametrize(
+    "settings", [GENS, *(pytest.param(one, marks=pytest.mark.slow) for one in (GMOE, FF, AUTO))], ids=IDS
+)
 
 
 class Child:
@@ -215,8 +218,8 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
 @pytest.mark.parametrize("save_seconds", [0, math.inf], ids=["saved at each step", "saved at the end"])
 @pytest.mark.parametrize(
     "settings",
-    [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow), AUTO],
-    ids=["gens", "gmoe", "ff", "auto"],
+    [pytest.param(GENS, marks=pytest.mark.slow), GMOE, pytest.param(FF, marks=pytest.mark.slow), AUTO],
+    ids=IDS,
 )
 def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(
     tmp_path, monkeypatch, settings, save_seconds, moments

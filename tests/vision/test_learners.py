@@ -257,7 +257,10 @@ def stage_one(folder):
     return Stage(1, (next(iter(stream)),), (), False, folder)
 
 
-@pytest.mark.parametrize("learner", ["sm", "ens", "umix", "gens", "moe", "gmoe", "gmoe_flat", "ens_moe", "ff"])
+@pytest.mark.parametrize("learner", [
+    "sm", "ens", "gmoe", "ff",
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("umix", "gens", "moe", "gmoe_flat", "ens_moe")),
+])  # fmt: skip
 def test_with_label_smoothing_every_learner_predicts_with_less_confidence(tmp_path, learner):
     test, confidence = load_dataset("digits").test.images.view(-1, 8, 8).numpy(), []
     for smoothing in (0.0, 0.5):

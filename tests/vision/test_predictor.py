@@ -61,7 +61,9 @@ def test_the_predictor_of_each_stage_can_be_loaded_if_stages_are_kept(tmp_path, 
             vision.load(run, stage=9)
 
 
-@pytest.mark.parametrize("learner", ["sm", "gmoe", "gens", "ff"])
+@pytest.mark.parametrize(
+    "learner", ["gmoe", "ff", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sm", "gens"))]
+)
 def test_networks_for_images(tmp_path, learner):
     more = {"candidates": 5} if learner == "ff" else {}
     (rows,) = small_vgg_run(tmp_path, learner, seeds=1, **more)

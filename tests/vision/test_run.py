@@ -220,22 +220,28 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
 # ---- Refused
 
 
+# What is wrong with each of these does not depend on the command, and test_settings.py looks at most of them.
+MORE_BAD = [
+    (("width=0",), "width=0 must be an integer of at least 1"),
+    (("learner=nobody",), "learner='nobody' is not one of sm, ens, umix, gens, gmoe"),
+    (("replay=2",), "replay=2 must be false, all, uniform, or a share between 0 and 1"),
+    (("learner=moe",), "experts=1 must be at least 2, because learner=moe"),
+    (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
+    (("device=meta",), "device='meta' cannot be used on this machine"),
+    (("device=toaster",), "device='toaster' cannot be used on this machine"),
+    (("data_root=null",), "data_root=None must be a string"),
+]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (("wait=5",), "wait=5 must lie between 1 and 4 mega-batches"),
         (("mega_batches=1000",), "mega_batches=1000 is too many for 1438 training examples"),
-        (("width=0",), "width=0 must be an integer of at least 1"),
-        (("learner=nobody",), "learner='nobody' is not one of sm, ens, umix, gens, gmoe"),
-        (("replay=2",), "replay=2 must be false, all, uniform, or a share between 0 and 1"),
-        (("learner=moe",), "experts=1 must be at least 2, because learner=moe"),
-        (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
         (("lr=fast",), "lr='fast' must be a number"),
         (("device=cuda:99",), "device='cuda:99' cannot be used on this machine"),
-        (("device=meta",), "device='meta' cannot be used on this machine"),
-        (("device=toaster",), "device='toaster' cannot be used on this machine"),
         (("plugin=no_such_module_of_mine",), "plugin=no_such_module_of_mine: No module named"),
-        (("data_root=null",), "data_root=None must be a string"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BAD),
     ],
 )
 def test_bad_settings_are_told_before_anything_is_written(tmp_path, alma_vision, settings, message):
@@ -499,7 +505,10 @@ def test_a_job_of_a_sweep_records_the_command_that_repeats_it_alone(alma_vision,
     assert "nothing was left to do" in alma_vision(*command[1:]).out
 
 
-@pytest.mark.parametrize("name", ["Fotos für Müller; #1", "it's [a], b=${x}", '"quoted"\\', " 写真 "])
+@pytest.mark.parametrize("name", [
+    "it's [a], b=${x}", " 写真 ",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("Fotos für Müller; #1", '"quoted"\\')),
+])  # fmt: skip
 def test_a_folder_of_any_name_is_taken_recorded_continued_and_shown(alma_vision, tmp_path, name):
     words = [*as_arguments(epochs=1), f"out={tmp_path}/{name}/run", f"data_root={tmp_path}/{name}"]
     said = alma_vision(*words)

@@ -62,7 +62,8 @@ def whole_run(tmp_path_factory):
 
 
 ALIKE = ("umix", "gmoe_flat", "ens_moe")
-"""Learners that differ from another one in a few lines only. The slow tests run them a second time."""
+"""Learners that differ from another one in a few lines only. Other tests of the quick suite run them, on digits."""
+MORE_LEARNERS = ("sm", "ens", "gens", "ff")
 
 MEAN = "block_1.norm_1.running_mean"
 
@@ -85,12 +86,18 @@ GATE = 4 * (16 * C + 1)
     [
         ("sm", [NUM_PARAMS] * 4),
         ("ens", [2 * NUM_PARAMS] * 4),
-        ("umix", [2 * NUM_PARAMS] * 4),
+        pytest.param("umix", [2 * NUM_PARAMS] * 4, marks=pytest.mark.slow),
         ("gens", [NUM_PARAMS, NUM_PARAMS, 2 * NUM_PARAMS, 3 * NUM_PARAMS]),
         ("gmoe", [NUM_PARAMS + k * (BLOCKS_2_TO_5 + 2 * GATE) for k in (0, 0, 1, 2)]),
-        ("gmoe_flat", [NUM_PARAMS + k * BLOCKS_2_TO_5 + gates * GATE for k, gates in ((0, 0), (0, 0), (1, 2), (2, 3))]),
+        pytest.param(
+            "gmoe_flat",
+            [NUM_PARAMS + k * BLOCKS_2_TO_5 + gates * GATE for k, gates in ((0, 0), (0, 0), (1, 2), (2, 3))],
+            marks=pytest.mark.slow,
+        ),
         ("moe", [NUM_PARAMS + BLOCKS_2_TO_5 + 2 * GATE] * 4),
-        ("ens_moe", [k * (NUM_PARAMS + BLOCKS_2_TO_5 + 2 * GATE) for k in (1, 1, 2, 3)]),
+        pytest.param(
+            "ens_moe", [k * (NUM_PARAMS + BLOCKS_2_TO_5 + 2 * GATE) for k in (1, 1, 2, 3)], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_each_learner_runs(learner, num_params, whole_run):
@@ -101,7 +108,7 @@ def test_each_learner_runs(learner, num_params, whole_run):
     assert ledgers[0] != ledgers[1]
 
 
-@pytest.mark.parametrize("learner", ["ens", "moe", *(pytest.param(one, marks=pytest.mark.slow) for one in ALIKE)])
+@pytest.mark.parametrize("learner", ["moe", *(pytest.param(one, marks=pytest.mark.slow) for one in ("ens", *ALIKE))])
 def test_a_second_run_is_identical(learner, tmp_path, whole_run):
     """For the learners that the next test continues, it shows this too."""
     again = small_run(tmp_path, learner)
@@ -110,7 +117,7 @@ def test_a_second_run_is_identical(learner, tmp_path, whole_run):
     ]
 
 
-@pytest.mark.parametrize("learner", ["sm", "gens", "gmoe", "ff"])
+@pytest.mark.parametrize("learner", ["gens", "gmoe", "ff", pytest.param("sm", marks=pytest.mark.slow)])
 def test_a_run_that_is_continued_ends_as_the_whole_one(learner, tmp_path, whole_run):
     # Firefly trains the seeds one after another, so one of them is enough.
     more = {"candidates": 5, "seeds": 1} if learner == "ff" else {}
@@ -301,6 +308,7 @@ def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tm
     assert everything[-1].spent.train_flops == 3 * changed[-1].spent.train_flops
 
 
+@pytest.mark.slow  # tests/vision/test_cifar.py reads the real images, too
 @pytest.mark.skipif("ALMA_DATA" not in os.environ, reason="ALMA_DATA names no folder with CIFAR-10")
 def test_a_stage_on_cifar10(tmp_path):
     settings = VisionSettings.from_mapping({
@@ -313,7 +321,7 @@ def test_a_stage_on_cifar10(tmp_path):
     assert rows[1].spent.num_updates == 20 * 8  # epochs, and batches of 900 examples
 
 
-@pytest.mark.parametrize("learner", ["sm", "ens", "gens", "gmoe", "ff"])
+@pytest.mark.parametrize("learner", ["gmoe", *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_LEARNERS)])
 def test_gaps_between_the_parameters_change_nothing(tmp_path, monkeypatch, learner):
     """On a GPU, each parameter begins at a multiple of 64 values."""
     more = {"candidates": 5} if learner == "ff" else {}

@@ -116,7 +116,10 @@ def test_each_month_is_a_mega_batch_and_what_is_fixed_is_of_the_first(stream):
     assert names == expected - longer.keys() | set(longer.values())
 
 
-@pytest.mark.parametrize("change", ["other text", "more text", "less text", "an earlier month ends"])
+@pytest.mark.parametrize("change", [
+        "other text", "more text",
+        *(pytest.param(change, marks=pytest.mark.slow) for change in ("less text", "an earlier month ends")),
+    ])  # fmt: skip
 def test_later_text_changes_no_earlier_byte(tmp_path, stream, change):
     """Months 1 and 2 are the same; later documents differ, and the sizes of the files."""
     if change == "other text":
@@ -224,7 +227,7 @@ def test_later_text_changes_no_earlier_model_decision_or_score(tmp_path):
         # The paths are equal while a stream is made and trained on, because checkpoints record them.
         source = write_months(tmp_path / "months", [month(1), month(2), *later])
         stream = prepare(tmp_path / "stream", f"text:{source}")
-        settings = (*RUN, "dropout=0.1", "updates=6", "validations=3", "wait=auto", "learner=gmoe", "experts=2")
+        settings = (*RUN, "dropout=0.1", "updates=3", "validations=1", "wait=auto", "learner=gmoe", "experts=2")
         done = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / 'run'}", *settings, "grow_experts=2")
         assert done.returncode == 0, done.stderr[-3000:]
         folder = tmp_path / name
@@ -314,7 +317,10 @@ def later_copies_first(spooled, keys, signatures, work, cache, which):
 
 
 @pytest.mark.damages_streams
-@pytest.mark.parametrize("leak", ["tokenizer", "validation", "limits", "dates", "copies"])
+@pytest.mark.parametrize("leak", [
+        "tokenizer", "copies",
+        *(pytest.param(leak, marks=pytest.mark.slow) for leak in ("validation", "limits", "dates")),
+    ])  # fmt: skip
 def test_the_check_finds_a_leak_in_a_stream_that_says_that_it_is_causal(tmp_path, capsys, monkeypatch, leak):
     months = [month(number) for number in MONTHS]
     if leak == "tokenizer":

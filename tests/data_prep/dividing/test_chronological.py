@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -44,6 +45,19 @@ def stream(tmp_path_factory, corpus, alma_prep):
     return out
 
 
+@pytest.fixture(scope="module")
+def three_periods(tmp_path_factory, corpus, alma_prep):
+    out = tmp_path_factory.mktemp("streams") / "three"
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+    return out
+
+
+@pytest.fixture
+def three(tmp_path, three_periods):
+    """A stream of three periods of the corpus, which a test may change."""
+    return shutil.copytree(three_periods, tmp_path / "out")
+
+
 def test_periods_follow_one_another_and_have_equal_words(stream, corpus):
     rows = [json.loads(line) for line in corpus.read_text().splitlines()]
     check_documents(stream, {(row["id"], row["date"]): row["text"] for row in rows}, f"text:{corpus}")
@@ -81,8 +95,6 @@ def test_validation_and_test_set_are_the_text_of_the_periods(stream):
 
 @pytest.mark.damages_streams
 def test_a_period_file_that_is_cut_short_is_noticed(stream, tmp_path):
-    import shutil
-
     from fairseq_alma.core.errors import StreamError
 
     copy = shutil.copytree(stream, tmp_path / "copy")
@@ -164,7 +176,7 @@ def test_a_source_without_dates_is_named_and_can_be_left_out(tmp_path, alma_prep
     assert not (tmp_path / "other" / "stream.json").exists()
 
 
-@pytest.mark.parametrize("duplicates", ["near", "keep"])
+@pytest.mark.parametrize("duplicates", ["near", pytest.param("keep", marks=pytest.mark.slow)])
 def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, capsys, duplicates):
     now = datetime.datetime.now(datetime.UTC)
     later, tomorrow = (f"{now + datetime.timedelta(days=days):%Y-%m-%d}" for days in (3, 1))
@@ -191,11 +203,10 @@ def test_a_date_in_the_future_does_not_close_the_stream(tmp_path, alma_prep, cap
     assert kept == {row["id"] for row in rows[:60]} | {"c"}
 
 
-def test_a_corrected_file_is_added_after_a_date_in_the_future(tmp_path, corpus, alma_prep, folder_bytes, capsys):
+def test_a_corrected_file_is_added_after_a_date_in_the_future(tmp_path, three, capsys):
     from data_prep.cli import main
 
-    out, good = tmp_path / "out", lines(60, 1899, seed=1)
-    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+    out, good = three, lines(60, 1899, seed=1)
     wrong = write_lines(tmp_path / "wrong.jsonl", [good[0] | {"date": "2106-02-07"}, *good[1:]])
     write_lines(tmp_path / "all_wrong.jsonl", [row | {"date": "2106-02-07"} for row in good])
     corrected = write_lines(tmp_path / "corrected.jsonl", good)
@@ -222,9 +233,8 @@ def test_the_date_of_the_file_is_used_where_the_document_has_none(tmp_path, alma
         assert all(row["id"] == f"doc-{row['date']}.txt" for row in rows_of(tmp_path / "out", split))
 
 
-def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, capsys):
-    out = tmp_path / "out"
-    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+def test_later_periods_are_added(tmp_path, three, folder_bytes, capsys):
+    out = three
     before = folder_bytes(out)
     later = write_lines(tmp_path / "later.jsonl", lines(60, 1899, seed=1))
     from data_prep.cli import main
@@ -249,9 +259,8 @@ def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, caps
     assert "--late drop" in message
 
 
-def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(tmp_path, corpus, alma_prep, capsys):
-    out = tmp_path / "out"
-    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(tmp_path, three, capsys):
+    out = three
     rows = lines(60, 1900, seed=1)
     for row in rows:
         row["text"] = f"{row['text']} {prose(20, 7)}"  # the same end, which the documents of `corpus` do not have
@@ -278,7 +287,7 @@ def test_the_held_out_text_of_added_periods_is_compared_with_their_mega_batches(
     )
 
 
-@pytest.mark.parametrize("decontaminates", [False, True])
+@pytest.mark.parametrize("decontaminates", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_extension_is_compared_with_the_held_out_text_of_all_periods(tmp_path, corpus, alma_prep, decontaminates):
     """The second extension quotes test documents of the period that the first one has added."""
     from data_prep.cli import main
@@ -361,7 +370,8 @@ def test_documents_of_one_date_are_in_the_order_of_their_text():
         chronological_layout(passages[:1], dates[:1], np.array([0]), HeldOut(0.1, 0.1), 3)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+# Without --causal, late documents take the same path, so this is slow.
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_late_documents_are_named_and_left_out_or_count_as_new(tmp_path, alma_prep, capsys, causal):
     """They are compared after copies were removed, so a file to which text is added each month can be given again."""
     from data_prep.cli import main

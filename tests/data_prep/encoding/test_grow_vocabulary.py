@@ -37,18 +37,25 @@ def texts_of(stream: StreamFolder, split: str) -> list[str]:
     return found
 
 
-@pytest.fixture
-def old(tmp_path, alma_prep):
+@pytest.fixture(scope="module")
+def two_months(tmp_path_factory, alma_prep):
     """A stream of two months. The second one, which was added later, has words of its own, and new ids."""
-    write_texts(tmp_path / "first.jsonl", 90, 0)
-    write_texts(tmp_path / "second.jsonl", 60, 1)
-    with open(tmp_path / "second.jsonl", "a") as file:
+    folder = tmp_path_factory.mktemp("two_months")
+    write_texts(folder / "first.jsonl", 90, 0)
+    write_texts(folder / "second.jsonl", 60, 1)
+    with open(folder / "second.jsonl", "a") as file:
         file.write(json.dumps({"story": NEW_WORDS}) + "\n")
-    out = tmp_path / "old"
+    out = folder / "old"
     more = ["--text-field", "story", "--duplicates", "exact"]
-    assert alma_prep(out, f"text:{tmp_path / 'first.jsonl'}", num_mega_batches=1, more=more) == 0
-    assert main(["--extend", str(out), "--source", f"text:{tmp_path / 'second.jsonl'}", "--workers", "1"]) == 0
+    assert alma_prep(out, f"text:{folder / 'first.jsonl'}", num_mega_batches=1, more=more) == 0
+    assert main(["--extend", str(out), "--source", f"text:{folder / 'second.jsonl'}", "--workers", "1"]) == 0
     return out
+
+
+@pytest.fixture
+def old(tmp_path, two_months):
+    """A copy of the stream of two months that a test may change."""
+    return shutil.copytree(two_months, tmp_path / "old")
 
 
 def grow(old, new, *more) -> int:

@@ -50,7 +50,7 @@ def test_tokens_are_removed_when_they_are_joined_and_not_encoded_again(tmp_path,
     assert alma_prep(tmp_path / "out", f"books:{books}") == 0
 
 
-@pytest.mark.parametrize("ending", ["bin", "idx", "done"])
+@pytest.mark.parametrize("ending", ["bin", *(pytest.param(one, marks=pytest.mark.slow) for one in ("idx", "done"))])
 def test_a_split_that_was_altered_or_lost_is_encoded_again(
     tmp_path, books, alma_prep, stopped_run, folder_bytes, monkeypatch, ending
 ):

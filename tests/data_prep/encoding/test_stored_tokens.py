@@ -93,6 +93,7 @@ def test_a_stream_with_other_passages_encodes_only_those(tmp_path, corpus, alma_
     assert folder_bytes(tmp_path / "second") == folder_bytes(tmp_path / "wanted")
 
 
+@pytest.mark.slow
 def test_a_stream_adds_the_tokens_of_what_a_share_left_out(tmp_path, corpus, alma_prep, folder_bytes, encoded_share):
     cache = tmp_path / "cache"
     more = f"text:{write_lines(tmp_path / 'more.jsonl', [{'text': prose(60, seed)} for seed in range(1000, 1400)])}"

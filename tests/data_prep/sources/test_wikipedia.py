@@ -317,6 +317,7 @@ def test_many_tags_that_need_no_end_are_an_article(tmp_path):
     assert texts[0].endswith("line 5999")
 
 
+@pytest.mark.slow
 def test_real_dumps(shared_data):
     texts, skipped = read_all(Source("wikipedia", str(shared_data / "wikipedia")))
     assert len(texts) == 112

@@ -67,13 +67,15 @@ def test_an_out_that_is_a_dangling_link_is_refused_by_name(tmp_path):
 
 
 ODD = [
-    "r/Zürich", "Fotos für Müller", "/home/josé/x", "写真", "🙂", "e\u0301", "a#1", "a & b", "a;b", "a,b", "it's",
-    'say "x"', "'x' or \"y\"", "a=b", "[a]", "{a: b}", "(a)", "f(x)", "glob(*)", "a\\b", "a\\", "a\\'", "\\", "a\\,b",
-    " a", "a ", "a\tb", "a\nb", "$HOME", "${", "${x}", "a${b", "\\${", "$", "~", "~/x", "-x", "+x", "@x", "a:b",
-    "hf:a/b", "100%", "1", "007", "1e3", "true", "nan", "a|b", "*.npz", "?", "!", "<x>", "^", "`x`", "a//b", ".",
-    "..", "", "x" * 300,
+    "r/Zürich", "写真", "a#1", "a & b", "a,b", "it's", 'say "x"', "a=b", "[a]", "{a: b}", "(a)", "a\\b", "a\\'", " a",
+    "a\nb", "$HOME", "${x}", "\\${", "~/x", "-x", "1", "true", "", "x" * 300,
 ]  # fmt: skip
-"""Texts that a path or another setting may have."""
+MORE_ODD = [
+    "Fotos für Müller", "/home/josé/x", "🙂", "e\u0301", "a;b", "'x' or \"y\"", "f(x)", "glob(*)", "a\\", "\\", "a\\,b",
+    "a ", "a\tb", "${", "a${b", "$", "~", "+x", "@x", "a:b", "hf:a/b", "100%", "007", "1e3", "nan", "a|b", "*.npz", "?",
+    "!", "<x>", "^", "`x`", "a//b", ".", "..",
+]  # fmt: skip
+"""Texts that a path or another setting may have. The slow suite has more of each kind."""
 TEXTS = TextSettings({"dataset", "out", "launch.setup"}, {"learner", "dataset"})
 
 
@@ -83,7 +85,7 @@ def read_by_hydra(*words: str, name: str = "dataset") -> object:
         return setting_values(compose("alma_vision", overrides=[*words, *(["out=x"] if name != "out" else [])]))[name]
 
 
-@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("text", [*ODD, *(pytest.param(text, marks=pytest.mark.slow) for text in MORE_ODD)])
 def test_a_text_is_taken_as_it_is_typed(text):
     word = TEXTS.for_hydra(f"dataset={text}", in_sweep=False)
     assert read_by_hydra(word) == text

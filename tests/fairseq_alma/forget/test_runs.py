@@ -249,6 +249,7 @@ def test_text_of_the_held_out_sets(two_months, tmp_path):
     assert rows_without_seconds(tmp_path / "run") == rows_without_seconds(tmp_path / "reference")
 
 
+@pytest.mark.slow
 def test_a_deployed_model_that_was_set_aside_is_found_and_one_from_before_the_text_stays(two_months, tmp_path):
     """Stage 2 has read the text, was taken back, and is trained again with another learning rate."""
     stream, run, to = shutil.copytree(two_months, tmp_path / "stream"), tmp_path / "run", tmp_path / "to"

@@ -175,7 +175,7 @@ def dated(folder: Path, t: int, more: dict[str, str]) -> str:
     return f"text:{path}"
 
 
-@pytest.mark.parametrize("duplicates", ["near", "exact"])
+@pytest.mark.parametrize("duplicates", ["near", pytest.param("exact", marks=pytest.mark.slow)])
 def test_forgotten_text_stays_out_of_a_month_that_is_taken_back_and_added_again(tmp_path, duplicates, capsys):
     out, more = tmp_path / "stream", ("--passage-words", "25", "--duplicates", duplicates, "--workers", "1")
     new = ("--partition", "chronological", "--period", "month", "--causal", "--vocab-size", "320", *more)

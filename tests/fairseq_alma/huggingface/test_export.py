@@ -62,7 +62,9 @@ def check_logits(ours, theirs, num_words, atol=1e-5):
     torch.testing.assert_close(logits[1], expected[1], atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize(("experts", "tree"), [(1, False), (2, False), (12, False), (4, True)])
+@pytest.mark.parametrize(
+    ("experts", "tree"), [(1, False), pytest.param(2, False, marks=pytest.mark.slow), (12, False), (4, True)]
+)
 def test_logits_are_those_of_the_model(checkpoint, stream, tmp_path, experts, tree):
     path = checkpoint(experts, tree=tree)
     assert export([path], tmp_path / "out", stream)
@@ -116,7 +118,7 @@ def check_greedy(models, ids, start, num_words):
     assert ids[start:] == mean.argmax(dim=-1)[start - 1 : -1].tolist()
 
 
-@pytest.mark.parametrize("experts", [(2,), (2, 1)], ids=["model", "ensemble"])
+@pytest.mark.parametrize("experts", [pytest.param((2,), marks=pytest.mark.slow), (2, 1)], ids=["model", "ensemble"])
 def test_generate_gives_the_tokens_of_the_run(checkpoint, stream, tmp_path, experts):
     from transformers import AutoTokenizer
 

@@ -33,13 +33,14 @@ def checkpoint(out: Path, k: int, name: str) -> dict:
     return found
 
 
-def train_two_stages(stream: Path, out: Path, *settings: str) -> list[dict]:
-    """Run two stages, one command each, and return the checkpoints from which the next stages continue."""
-    trained = []
-    for k in (1, 2):
-        succeed("alma-lm", f"stream={stream}", f"out={out}", *settings, f"mega_batches={k}")
-        trained.append(checkpoint(out, k, CONTINUATION))
-    return trained
+def train_two_stages(stream: Path, out: Path, *settings: str, commands: tuple[int, ...] = (2,)) -> list[dict]:
+    """Run two stages, and return the checkpoints from which the next stages continue.
+
+    Each command runs the stages up to one of the given numbers.
+    """
+    for last in commands:
+        succeed("alma-lm", f"stream={stream}", f"out={out}", *settings, f"mega_batches={last}")
+    return [checkpoint(out, k, CONTINUATION) for k in (1, 2)]
 
 
 def rates_in_log(out: Path, k: int) -> list[float]:
@@ -67,7 +68,7 @@ def test_the_predictor_is_the_mean_of_the_models_after_each_update(stream, tmp_p
 
 def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp_path):
     more = (*EMA, "optimizer_state=keep", "schedule=constant", "replay=0.5")
-    first, second = train_two_stages(stream, tmp_path, *SHORT, *more)
+    first, second = train_two_stages(stream, tmp_path, *SHORT, *more, commands=(1, 2))
     assert [one["extra_state"][AVERAGE]["count"] for one in (first, second)] == [UPDATES, 2 * UPDATES]
     steps = [{int(state["step"]) for state in one["last_optimizer_state"]["state"].values()} for one in (first, second)]
     assert steps == [{UPDATES}, {2 * UPDATES}]

@@ -63,6 +63,7 @@ def test_alma_grow_makes_the_same_checkpoints(deeper, tmp_path):
         same_models(target, grown(deeper, stage))
 
 
+@pytest.mark.slow  # test_learners.py has the same for a mixture that adds experts
 def test_a_run_that_lost_a_grown_stage_computes_the_same_again(deeper, stream, tmp_path):
     out = shutil.copytree(deeper, tmp_path / "run")
     shutil.rmtree(out / "stages/stage_003")

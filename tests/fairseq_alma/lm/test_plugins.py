@@ -71,9 +71,9 @@ def test_the_score_of_a_network_of_fairseq_does_not_depend_on_the_batch(transfor
     ("settings", "message"),
     [
         (("learner=gmoe", "grow_experts=1"), "learner=gmoe needs a switch_lm model"),
-        (("compile=true",), "compile=true needs a switch_lm model"),
-        (("expert_parallel=2",), "expert_parallel=2 needs"),
-        (("fairseq=--adaptive-softmax-cutoff 5,10",), "adaptive softmax"),
+        pytest.param(("compile=true",), "compile=true needs a switch_lm model", marks=pytest.mark.slow),
+        pytest.param(("expert_parallel=2",), "expert_parallel=2 needs", marks=pytest.mark.slow),
+        pytest.param(("fairseq=--adaptive-softmax-cutoff 5,10",), "adaptive softmax", marks=pytest.mark.slow),
         (("fairseq=--optimizer adagrad",), "the chosen optimizer has no dataclass of options"),
         (("fairseq=--lr-scheduler cosine", "schedule=constant"), "schedule=constant is for our learning rates"),
     ],

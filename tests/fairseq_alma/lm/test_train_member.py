@@ -39,7 +39,7 @@ def learner_and_stage(stream, folder: Path, processes: NoProcesses | None = None
     return learner, Stage(1, (first,), (), False, folder / "stages/stage_001")
 
 
-@pytest.mark.parametrize(("minutes", "num_saved"), [(10, 2), (1e-9, 12)])
+@pytest.mark.parametrize(("minutes", "num_saved"), [(10, 2), pytest.param(1e-9, 12, marks=pytest.mark.slow)])
 def test_checkpoints_are_written_after_validations_and_at_intervals_of_time(stream, tmp_path, minutes, num_saved):
     command = prepared(stream, tmp_path / "run", checkpoint_minutes=minutes)
     member = tmp_path / "run/stages/stage_001/member_1"

@@ -66,7 +66,11 @@ def test_the_best_run_and_its_numbers_are_on_top(opened, objective):
     )
 
 
-def test_the_pareto_front_is_right_on_every_axis_and_under_every_filter(opened):
+@pytest.mark.parametrize(
+    ("learner", "objective"),
+    [(None, "all"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((None, "final"), ("gens", "after")))],
+)
+def test_the_pareto_front_is_right_on_every_axis_and_under_every_filter(opened, learner, objective):
     view, comparison, numbers = opened
     xs = {
         "comp": lambda n: n.comp,
@@ -74,26 +78,25 @@ def test_the_pareto_front_is_right_on_every_axis_and_under_every_filter(opened):
         "mem": lambda n: n.mem,
         "wall": lambda n: n.wall_seconds,
     }
-    for learner, objective in ((None, "all"), (None, "final"), ("gens", "after")):
-        ys = {
-            "quality": lambda n: n.quality.mean,
-            "value": lambda n, objective=objective: n.scores[objective].value.mean,
-            "score": lambda n, objective=objective: n.scores[objective].score,
-        }
-        view.objective(objective)
-        if learner:
-            view.filter("learner", learner)
-        shown = [
-            i
-            for i, group in enumerate(comparison.groups)
-            if group.is_finished and (learner is None or group.learner == learner)
-        ]  # fmt: skip
-        for x, of_x in xs.items():
-            for y, of_y in ys.items():
-                view.page.select_option("#x-axis", x)
-                view.page.select_option("#y-axis", y)
-                points = [(of_x(numbers[i]), of_y(numbers[i])) for i in shown]
-                assert view.front() == sorted(shown[i] for i in pareto_front(points)), (objective, x, y)
+    ys = {
+        "quality": lambda n: n.quality.mean,
+        "value": lambda n: n.scores[objective].value.mean,
+        "score": lambda n: n.scores[objective].score,
+    }
+    view.objective(objective)
+    if learner:
+        view.filter("learner", learner)
+    shown = [
+        i
+        for i, group in enumerate(comparison.groups)
+        if group.is_finished and (learner is None or group.learner == learner)
+    ]  # fmt: skip
+    for x, of_x in xs.items():
+        for y, of_y in ys.items():
+            view.page.select_option("#x-axis", x)
+            view.page.select_option("#y-axis", y)
+            points = [(of_x(numbers[i]), of_y(numbers[i])) for i in shown]
+            assert view.front() == sorted(shown[i] for i in pareto_front(points)), (x, y)
     view.page.select_option("#x-axis", "wait")
     assert view.front() == []
 
@@ -186,7 +189,7 @@ def test_filters_and_the_chosen_run_survive_a_reload(opened):
     assert view.page.input_value("#objective") == "final"
 
 
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("width", [400, pytest.param(1600, marks=pytest.mark.slow)])
 def test_the_page_shows_the_plots_first_and_is_usable_when_narrow_and_when_wide(tab, report, width):
     with PageView(tab, report[0], width=width, height=900) as view:
         assert view.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -248,7 +251,7 @@ def test_the_chosen_run_is_found_again_in_a_report_with_more_runs(tab, tmp_path)
     "state",
     [
         '{"only":{"learner":5}}',
-        '{"comp":[],"x":"toString"}',
+        pytest.param('{"comp":[],"x":"toString"}', marks=pytest.mark.slow),
         pytest.param('{"c":"length","chosen":9}', marks=pytest.mark.slow),
         pytest.param('{"only":null,"objective":"x","sort":"none"}', marks=pytest.mark.slow),
     ],

@@ -76,7 +76,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_equal_those_of_autograd(kind, groups, double):
     stack = KINDS[kind]()
@@ -99,7 +99,12 @@ def test_gradients_equal_those_of_autograd(kind, groups, double):
 
 @pytest.mark.parametrize(
     ("backend", "kind", "nesterov"),
-    [("torch", "vgg", True), ("torch", "grown", False), ("narrow", "vgg", False), ("narrow", "grown", True)],
+    [
+        pytest.param("torch", "vgg", True, marks=pytest.mark.slow),
+        ("torch", "grown", False),
+        pytest.param("narrow", "vgg", False, marks=pytest.mark.slow),
+        ("narrow", "grown", True),
+    ],
     indirect=["backend"],
 )
 @pytest.mark.parametrize("num_updates", [12, pytest.param(50, marks=pytest.mark.slow)])
