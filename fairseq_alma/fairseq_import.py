@@ -1,4 +1,5 @@
 """Makes `import fairseq` three times as fast: scikit-learn, scipy.stats and wandb are loaded when they are first used.
+Leaves the logging of other libraries as it was: one of fairseq's models lets all of them log each detail.
 
 fairseq imports all its tasks and criteria. Some for audio and for classification import these libraries, of which a
 language model needs nothing. They take 2.9 of the 4.4 seconds of CPU time for which `import fairseq` needs.
@@ -6,6 +7,7 @@ language model needs nothing. They take 2.9 of the 4.4 seconds of CPU time for w
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -65,9 +67,12 @@ class _Finder(MetaPathFinder, Loader):
             if name not in sys.modules and PathFinder.find_spec(name.partition(".")[0])
         }
         sys.modules.update(postponed)
+        level, handlers = logging.root.level, logging.root.handlers[:]
         try:
             self._loader.exec_module(module)
         finally:
+            logging.root.setLevel(level)
+            logging.root.handlers[:] = handlers
             for name, placeholder in postponed.items():
                 placeholder.importing = False
                 if sys.modules.get(name) is placeholder:

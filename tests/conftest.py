@@ -2,7 +2,6 @@
 modules; enable Ctrl-C."""
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -56,12 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collections begin, which ignore all that was imported. With torch and fairseq, one takes 0.1 s.
-
-    One of fairseq's models lets all libraries log each detail when it is imported. Then Hydra composes the settings of
-    a command several times only to log them, and matplotlib logs each font. No command of ours logs so much.
-    """
-    logging.root.setLevel(logging.INFO)
+    """Let garbage collections begin, which ignore all that was imported. With torch and fairseq, one takes 0.1 s."""
     gc.enable()
     gc.collect()
     gc.freeze()

@@ -27,6 +27,10 @@ import fairseq_alma
 from fairseq.logging import progress_bar
 print(progress_bar.wandb)
 """
+LOGGING = """
+import logging, fairseq_alma, fairseq
+print(logging.root.level == logging.WARNING, logging.root.handlers)
+"""
 
 
 def after(first: str) -> str:
@@ -35,8 +39,8 @@ def after(first: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """What the codes of three tests print."""
-    return [" ".join(words) for words in run_after_torch(CALLS, after("import fairseq"), WITHOUT_WANDB)]
+    """What the codes of four tests print."""
+    return [" ".join(words) for words in run_after_torch(CALLS, after("import fairseq"), WITHOUT_WANDB, LOGGING)]
 
 
 def test_fairseq_gets_the_real_functions_when_it_calls_them(printed):
@@ -57,3 +61,7 @@ def test_one_that_is_loaded_before_stays():
 
 def test_wandb_is_missing_for_fairseq_where_it_is_not_installed(printed):
     assert printed[2] == "None"
+
+
+def test_fairseq_does_not_change_the_logging_of_others(printed):
+    assert printed[3] == "True []"
