@@ -102,6 +102,7 @@ class Command:
         subcommands: further subcommands of this command.
         other_choices: by the name of a config group, a function that returns choices for which there is no YAML file,
             each with its content. It is called only if the user gives a choice without a file.
+        presets: names of the presets that are registered with Hydra and have no YAML file.
     """
 
     def __init__(
@@ -116,10 +117,11 @@ class Command:
         data_setting: str = "dataset",
         other_choices: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
         subcommands: Mapping[str, Subcommand] | None = None,
+        presets: Sequence[str] = (),
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
-        self._data_setting, self._other_choices = data_setting, other_choices or {}
+        self._data_setting, self._other_choices, self._presets = data_setting, other_choices or {}, presets
         self._subcommands = {**SUBCOMMANDS, **(subcommands or {})}
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
@@ -154,7 +156,8 @@ class Command:
                 load_plugin(plugin)
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
-                print(help_text(self.introduction, self.settings, _files_in(self.configs / "preset"), GROUPS), end="")
+                presets = self._choices("preset", self.configs)
+                print(help_text(self.introduction, self.settings, presets, GROUPS), end="")
                 return
             if "--version" in arguments:
                 versions = [version_of(package) or "not installed" for package in ("fairseq-alma", "hydra-core")]
@@ -237,7 +240,7 @@ class Command:
         searches_elsewhere = any(one.lstrip("+").startswith("hydra.searchpath") for one in words)
         if name not in CONFIG_GROUPS or not (self.configs / name).is_dir() or searches_elsewhere:
             return
-        known = _files_in(*(folder / name for folder in (self.configs, *config_folders(words))))
+        known = self._choices(name, self.configs, *config_folders(words))
         for one in values_in(value):
             if one.removesuffix(".yaml") not in known:
                 others = self._other_choices[name]() if name in self._other_choices else {}
@@ -247,6 +250,15 @@ class Command:
                 known = list(dict.fromkeys([*known, *others]))
                 hint = f"did you mean {near}? They are" if (near := nearest_key(one, known)) else "it must be one of"
                 raise SettingError(f"{name}={one} does not exist: {hint} {', '.join(known)}")
+
+    def _choices(self, group: str, *folders: Path) -> list[str]:
+        """Return the choices of a config group: the registered presets, and the YAML files in its folder in `folders`.
+
+        A file may be at any depth. Its choice is its path in the folder of the group, without the ending.
+        """
+        groups = [folder / group for folder in folders]
+        found = {path.relative_to(one).with_suffix("").as_posix() for one in groups for path in one.rglob("*.yaml")}
+        return sorted({*found, *(self._presets if group == "preset" else ())})
 
     def _refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Raise SettingError if an argument names an unknown setting, or is no setting."""
@@ -334,14 +346,6 @@ class Command:
                 self._failed.append(str(out.relative_to(folder) if out.is_relative_to(folder) else out))
                 self._folder = folder
                 return math.inf
-
-
-def _files_in(*folders: Path) -> list[str]:
-    """Return the YAML files in some folders, at any depth: their paths in the folder, without the ending."""
-    found = {
-        path.relative_to(folder).with_suffix("").as_posix() for folder in folders for path in folder.rglob("*.yaml")
-    }
-    return sorted(found)
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:

@@ -58,6 +58,7 @@ from fairseq_alma.lm.rollback import finish_rollback, roll_back_runs
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import SlurmProcesses, run_member_job, submit_runs, summarize_seeds
 from fairseq_alma.lm.stage_processes import LocalProcesses
+from fairseq_alma.lm.table2 import PRESETS, store_presets
 from launch.slurm import SlurmSettings
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -235,6 +236,7 @@ def other_architectures() -> dict[str, dict[str, Any]]:
 
 
 store_settings(LanguageModelSettings)
+store_presets()
 COMMAND = Command(
     "alma-lm",
     __doc__ or "",
@@ -245,6 +247,7 @@ COMMAND = Command(
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
     other_choices={"arch": other_architectures},
+    presets=PRESETS,
     subcommands={"rollback": Subcommand(roll_back_runs, {"--to-stage": {"type": int, "required": True}})},
 )
 
