@@ -46,7 +46,7 @@ from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import GONE, SUCCESSORS, SettingErrors, describe, nearest_key, refuse_unknown_keys
-from launch.slurm import SlurmSettings
+from launch.slurm import LAUNCH, SlurmSettings
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
@@ -56,7 +56,7 @@ FLAGS_WITH_VALUE = {
 }  # fmt: skip
 """Hydra flags that are followed by a value."""
 CONFIG_GROUPS = ("preset", "arch", "launch")
-"""Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
+"""Settings whose value is the name of a YAML file, or of a registered configuration, with further settings."""
 GROUPS = {"launch": SlurmSettings}
 """Groups of settings whose names begin with the name of the group."""
 _RUN = "RUN is a run folder, or a folder that contains run folders at any depth."
@@ -121,7 +121,8 @@ class Command:
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
-        self._data_setting, self._other_choices, self._presets = data_setting, other_choices or {}, presets
+        self._data_setting, self._other_choices = data_setting, other_choices or {}
+        self._registered = {"preset": presets, "launch": LAUNCH}
         self._subcommands = {**SUBCOMMANDS, **(subcommands or {})}
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
@@ -238,7 +239,7 @@ class Command:
                 f"{name}={value} cannot be read: give a number, a word, true, false, null, or a list such as [2,2,4]"
             )
         searches_elsewhere = any(one.lstrip("+").startswith("hydra.searchpath") for one in words)
-        if name not in CONFIG_GROUPS or not (self.configs / name).is_dir() or searches_elsewhere:
+        if name not in self._config_groups() or searches_elsewhere:
             return
         known = self._choices(name, self.configs, *config_folders(words))
         for one in values_in(value):
@@ -252,13 +253,16 @@ class Command:
                 raise SettingError(f"{name}={one} does not exist: {hint} {', '.join(known)}")
 
     def _choices(self, group: str, *folders: Path) -> list[str]:
-        """Return the choices of a config group: the registered presets, and the YAML files in its folder in `folders`.
+        """Return the choices of a config group: registered ones, and the YAML files in its folder in `folders`.
 
         A file may be at any depth. Its choice is its path in the folder of the group, without the ending.
         """
         groups = [folder / group for folder in folders]
         found = {path.relative_to(one).with_suffix("").as_posix() for one in groups for path in one.rglob("*.yaml")}
-        return sorted({*found, *(self._presets if group == "preset" else ())})
+        return sorted({*found, *self._registered.get(group, ())})
+
+    def _config_groups(self) -> list[str]:
+        return [name for name in CONFIG_GROUPS if name in self._registered or (self.configs / name).is_dir()]
 
     def _refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Raise SettingError if an argument names an unknown setting, or is no setting."""
@@ -278,8 +282,7 @@ class Command:
 
     def _known(self) -> list[str]:
         """Return all names that may stand before "=" on the command line, without dots."""
-        groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
-        return list(dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys]))
+        return list(dict.fromkeys([*all_keys(self.settings), *self._config_groups(), *self._other_keys]))
 
     def _check_values(self, arguments: Sequence[str]) -> None:
         """Check the values of the known settings on the command line, like those of a run. For the error, see
@@ -355,7 +358,7 @@ def all_keys(cls: type[RunSettings]) -> list[str]:
 
 
 def store_settings(cls: type[RunSettings]) -> None:
-    """Register the names and default values of all settings of a command with Hydra.
+    """Register the names and default values of all settings of a command with Hydra, and the choices of `launch`.
 
     They are registered as a Hydra configuration, to which our YAML files refer by name. Settings that only some
     learners have are registered with the value null, because their default value depends on the learner.
@@ -365,6 +368,8 @@ def store_settings(cls: type[RunSettings]) -> None:
     for name in CONFIG_GROUPS:
         node.pop(name, None)
     ConfigStore.instance().store(name=f"{cls.program.replace(' ', '_')}_settings", node=node)
+    for choice, values in LAUNCH.items():
+        ConfigStore.instance().store(group="launch", name=choice, node=dict(values), package="launch")
 
 
 def composed(configs: Path, name: str, overrides: Sequence[str], values: Mapping[str, Any]) -> DictConfig:
