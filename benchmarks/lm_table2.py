@@ -28,6 +28,7 @@ from fairseq_alma.app.command import setting_values
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.table2 import PRESETS
 
 VOCABULARY = 50_264  # size of a fairseq dictionary for the 50,257 symbols of GPT-2, with special and padding symbols
 MEGA_BATCHES = 4
@@ -87,12 +88,12 @@ def main() -> None:
 
 def tokens_of_table_2(arch: str) -> int:
     """Return the number of training tokens of all rows of Table 2 together."""
-    return sum(_tokens_of_row(file.stem, arch) for file in sorted((CONFIGS / "preset" / "table2").glob("*.yaml")))
+    return sum(_tokens_of_preset(preset, arch) for preset in PRESETS)
 
 
-def _tokens_of_row(row: str, arch: str) -> int:
+def _tokens_of_preset(preset: str, arch: str) -> int:
     with initialize_config_dir(str(CONFIGS.absolute()), version_base="1.1"):
-        config = compose("alma_lm", ["stream=S", "out=O", f"preset=table2/{row}", f"arch={arch}"])
+        config = compose("alma_lm", ["stream=S", "out=O", f"preset={preset}", f"arch={arch}"])
     settings = LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), given=[])
     arrivals = settings.stream_settings(min(MEGA_BATCHES, settings.mega_batches or MEGA_BATCHES))
     stages = pairwise([0, *arrivals.arrivals_of_stages])

@@ -43,21 +43,19 @@ Start = Callable[[Sequence[str], int, Mapping[str, str], int], Process]
 """Type of a function that starts a command. For its arguments and its result, see `start_process`."""
 
 
-def start_process(
-    command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
-) -> Process:
+def start_process(command: Sequence[str], output: int, environment: Mapping[str, str], errors: int) -> Process:
     """Start a command with `subprocess.Popen`, and return its process.
 
     Args:
         command: program and arguments.
         output: file descriptor for stdout of the process.
         environment: environment variables of the process.
-        errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
+        errors: file descriptor for stderr of the process.
     """
     return subprocess.Popen(
         list(command),
         stdout=output,
-        stderr=output if errors is None else errors,
+        stderr=errors,
         env=environment,
         preexec_fn=killed_with(os.getpid()) if sys.platform == "linux" else None,
     )

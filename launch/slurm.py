@@ -14,9 +14,9 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.settings import Count, Settings
@@ -81,6 +81,13 @@ class SlurmSettings(Settings):
         }  # fmt: skip
         options = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return [*options, "--ntasks-per-node=1", "--requeue", "--open-mode=append", *shlex.split(self.options)]
+
+
+LAUNCH: Mapping[str, Mapping[str, Any]] = {
+    "local": {"name": "local"},  # the default: in processes on this machine
+    "slurm": {"name": "slurm", **vars(SlurmSettings())},  # in Slurm jobs
+}
+"""The choices of the setting `launch` of alma-lm and alma-vision, and what each sets."""
 
 
 @dataclass(frozen=True)

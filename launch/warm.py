@@ -66,13 +66,11 @@ def warm_start(modules: Sequence[str]) -> Start:
     else:
         server = _server(modules)
 
-    def start(
-        command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
-    ) -> Process:
+    def start(command: Sequence[str], output: int, environment: Mapping[str, str], errors: int) -> Process:
         if [*command[:2]] == [sys.executable, "-m"] and len(command) > 2:
             job = _Job(tuple(command[2:]), dict(environment), str(Path.cwd()), tuple(modules))
             with suppress(OSError, EOFError):  # the server could not be started, or cannot fork
-                return Fork(server, job, [output, output if errors is None else errors])
+                return Fork(server, job, [output, errors])
         return start_process(command, output, environment, errors)
 
     return start

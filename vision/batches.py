@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq_alma.core.protocol import Replay, Stage
 from fairseq_alma.core.stream import MegaBatch
 from vision.inputs import Inputs
-from vision.rows import LARGE_BYTES, Pieces, Rows, large_rows, stored
+from vision.rows import Pieces, Rows, large_rows, stored
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,12 @@ class Memory:
     With replay, the examples of earlier stages stay in memory, and each stage appends its new examples. Without replay,
     the examples of a stage replace the examples of the previous stage.
 
-    Exception: if the training or the validation examples of a stage need more than `large_bytes`, they stay in the
+    Exception: if the training or the validation examples of a stage need more than LARGE_BYTES, they stay in the
     dataset, which may be a file, and are copied to the device batch by batch (see `LargeRows`).
-
-    Args:
-        large_bytes: see above. By default LARGE_BYTES.
     """
 
-    def __init__(
-        self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device, large_bytes: int | None = None
-    ):
-        how = (inputs, num_classes, num_seeds, device, LARGE_BYTES if large_bytes is None else large_bytes)
+    def __init__(self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
+        how = (inputs, num_classes, num_seeds, device)
         self._training, self._validation = _Table("training", *how), _Table("validation", *how)
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
@@ -87,11 +82,9 @@ class _Table:
         part: "training" or "validation". For the other arguments, see `Memory`.
     """
 
-    def __init__(
-        self, part: str, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device, large_bytes: int
-    ):
+    def __init__(self, part: str, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
         self._part, self._inputs, self._num_classes, self._num_seeds = part, inputs, num_classes, num_seeds
-        self._device, self._large_bytes = device, large_bytes
+        self._device = device
         self._clear()
 
     def _clear(self) -> None:
@@ -107,7 +100,7 @@ class _Table:
     def rows(self, mega_batches: Sequence[MegaBatch]) -> Rows:
         """Return the examples of these mega-batches. Only those that are not stored yet are appended."""
         pieces = self._pieces(mega_batches)
-        if large := large_rows(pieces, self._num_classes, self._inputs, self._device, self._large_bytes):
+        if large := large_rows(pieces, self._num_classes, self._inputs, self._device):
             self._clear()
             return large
         digests = [mega_batch.digest for mega_batch in mega_batches]

@@ -22,11 +22,11 @@ from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, print_errors, slurm_settings
 from fairseq_alma.app.slurm_jobs import JOB, refuse_queued, submit_run
-from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.metrics import score_of
 from fairseq_alma.core.printing import hide_messages_of_libraries
 from fairseq_alma.core.program import stopped
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
@@ -39,7 +39,7 @@ from vision.settings import VisionSettings
 def run_and_show(settings: VisionSettings) -> float:
     """Call `vision.run`, and print the results.
 
-    Return the score by which runs are compared (see `score_key`), averaged over the seeds: the prequential error rate,
+    Return the score by which runs are compared (see `score_of`), averaged over the seeds: the prequential error rate,
     or the final validation error rate if only one mega-batch arrived.
 
     This function also changes how the process frees memory (see `keep_freed_memory`). So only the command alma-vision
@@ -66,7 +66,7 @@ def run_and_show(settings: VisionSettings) -> float:
     if before == dict(zip(result.folders, result.ledgers, strict=True)):
         console.print(NOTHING_TO_DO)
     console.print(f"ledger {out}{'' if num_seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
-    return summary[score_key([summary])]
+    return score_of(summary)
 
 
 def quickstart() -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from rich.console import Console
 from torch import Tensor
 
 from fairseq_alma.app.scalars import RunScalars
@@ -32,7 +31,6 @@ class RunDisplay(Watcher):
         title: text at the start of the progress line, for example the learner and its width.
         epochs: number of epochs of each stage that is planned, for the estimate of the remaining time.
         is_exact: whether the run will have exactly these stages. With wait=auto, they are an estimate.
-        console: console to print on; by default standard error.
         scalars: one TensorBoard writer per seed. Each writer gets the validation error of its seed every few seconds.
     """
 
@@ -42,7 +40,6 @@ class RunDisplay(Watcher):
         num_mega_batches: int,
         epochs: Sequence[int],
         is_exact: bool = True,
-        console: Console | None = None,
         scalars: Sequence[RunScalars] = (),
     ):
         self._scalars, self._next_scalars = scalars, 0.0
@@ -53,7 +50,7 @@ class RunDisplay(Watcher):
         """Number of epochs before each stage, and of all stages."""
         self._stage, self._first_epoch, self._began = 0, 0, time.monotonic()
         self._next = self._began + SECONDS_BETWEEN_REFRESHES
-        self._progress = progress_bar("{task.fields[state]}", console)
+        self._progress = progress_bar("{task.fields[state]}")
         self._console = self._progress.console
         self._task = self._progress.add_task(title, total=self._epochs_before[-1], state="")
 

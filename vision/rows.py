@@ -124,38 +124,32 @@ class LargeRows(Rows):
         return self.inputs.to_input(x.view(self.num_seeds, end - start, *x.shape[1:]))
 
 
-def rows_of(
-    examples: Examples, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int = LARGE_BYTES
-) -> Rows:
+def rows_of(examples: Examples, num_classes: int, inputs: Inputs, device: torch.device) -> Rows:
     """Return a table of examples that all seeds share, such as a test set. For the arguments, see `large_rows`."""
     whole = Selection(examples, torch.arange(len(examples)))
-    return rows_of_seeds([[whole]], num_classes, inputs, device, large_bytes)
+    return rows_of_seeds([[whole]], num_classes, inputs, device)
 
 
-def rows_of_seeds(
-    of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int = LARGE_BYTES
-) -> Rows:
+def rows_of_seeds(of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch.device) -> Rows:
     """Return a table of the examples of several seeds. For the arguments, see `large_rows`."""
-    if large := large_rows(of_seeds, num_classes, inputs, device, large_bytes):
+    if large := large_rows(of_seeds, num_classes, inputs, device):
         return large
     x, y = stored(of_seeds, inputs, device)
     one_hot = torch.nn.functional.one_hot(y, num_classes).float()
     return Rows(x.flatten(0, 1), y.flatten(), one_hot.flatten(0, 1), len(y), y.shape[1], inputs)
 
 
-def large_rows(
-    of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int
-) -> LargeRows | None:
+def large_rows(of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch.device) -> LargeRows | None:
     """Return a table of the examples of several seeds that stay in the dataset; None if they are few.
+
+    They are few if they need at most LARGE_BYTES when they are stored, or if they are not selections of one dataset.
 
     Args:
         of_seeds: for each seed, the examples in one or more pieces. Each seed has the same number of examples.
-        large_bytes: the examples are few if they need at most so many bytes when they are stored, or if they are not
-            selections of one dataset.
     """
     pieces = [piece for pieces in of_seeds for piece in pieces]
     bytes_of_one = inputs.to_storage(pieces[0][torch.arange(1)].images).nbytes
-    if bytes_of_one * sum(map(len, pieces)) <= large_bytes or not (selection := Selection.join(pieces)):
+    if bytes_of_one * sum(map(len, pieces)) <= LARGE_BYTES or not (selection := Selection.join(pieces)):
         return None
     empty, num_seeds = torch.empty(0, num_classes), len(of_seeds)
     sizes = (num_seeds, len(selection) // num_seeds)

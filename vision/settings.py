@@ -6,7 +6,6 @@ from math import isfinite
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
@@ -242,11 +241,6 @@ class VisionSettings(RunSettings):
     def network(self) -> str:
         """Name of the network: the setting `backbone`, or the dataset's default network."""
         return self.backbone or default_backbone(self.dataset)
-
-    @property
-    def average_weights(self) -> AverageWeights | None:
-        """The weights of the average that predicts, as the setting `average` says; None without an average."""
-        return None if self.average is None else AverageWeights.parse(self.average)
 
     def epochs_at(self, t: int) -> int:
         """Return the number of epochs of the stage that is trained at arrival t, counted from 1."""

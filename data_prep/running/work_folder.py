@@ -160,35 +160,27 @@ def work_folder(
         PrepError: if another alma-prep is running in `out` or has just finished there, or if an interrupted call of
             alma-prep that makes a new stream from other text left a work folder there.
     """
-    out_existed = out.is_dir()
-    try:
-        with lease_held(out) as place:
-            work = WorkFolder(out / WORK, place)
-            _check_unchanged(out, base)
-            resumes = _can_resume(out, settings, reading)
-            _remove_leftover_shards(out, settings, resumes)
-            write_json(work.folder / SETTINGS, settings)
-            remove(work.stream)
-            work.spool.mkdir(exist_ok=True)
-            work.stream.mkdir()
-            try:
-                yield work
-            except (NothingNew, Unworkable) as error:
-                if isinstance(error, NothingNew) or not _has_read(work):
-                    _empty(work.folder)
-                    raise
-                write_json(work.folder / SETTINGS, {**settings, _UNWORKABLE: str(error)})
-                raise Unworkable(
-                    f"{error} The text that was read is kept in {work.folder}: the next call for {out} uses it again, "
-                    "also with other settings. To give up, remove this folder."
-                ) from error
-            _empty(work.folder)
-    except Unworkable:
-        if not out_existed:
-            # Ignore the error that rmdir raises if another alma-prep has just created files in the folder.
-            with suppress(OSError):
-                out.rmdir()
-        raise
+    with _new_folder_removed_after(Unworkable, out), lease_held(out) as place:
+        work = WorkFolder(out / WORK, place)
+        _check_unchanged(out, base)
+        resumes = _can_resume(out, settings, reading)
+        _remove_leftover_shards(out, settings, resumes)
+        write_json(work.folder / SETTINGS, settings)
+        remove(work.stream)
+        work.spool.mkdir(exist_ok=True)
+        work.stream.mkdir()
+        try:
+            yield work
+        except (NothingNew, Unworkable) as error:
+            if isinstance(error, NothingNew) or not _has_read(work):
+                _empty(work.folder)
+                raise
+            write_json(work.folder / SETTINGS, {**settings, _UNWORKABLE: str(error)})
+            raise Unworkable(
+                f"{error} The text that was read is kept in {work.folder}: the next call for {out} uses it again, "
+                "also with other settings. To give up, remove this folder."
+            ) from error
+        _empty(work.folder)
 
 
 @contextmanager
@@ -201,25 +193,32 @@ def unfinished_copy(out: Path) -> Iterator[WorkFolder]:
     check_free(out)  # before there is a work folder, with which shards count as those of a killed call
     if _previous_settings(out):
         raise PrepError(f"{out} contains an unfinished stream: choose another folder, or remove it.")
-    out_existed = out.is_dir()
-    try:
-        with lease_held(out) as place:
-            work = WorkFolder(out / WORK, place)
-            _empty(work.folder)  # what a killed call has left
-            _remove_leftover_shards(out, {}, resumes=True)
-            work.stream.mkdir()
-            # After a kill or an error while shards are moved, this file keeps the work folder, which says that the
-            # shards beside it are not somebody else's.
-            (work.folder / "copy").touch()
-            try:
-                yield work
-            except PrepError:  # nothing was moved
-                _empty(work.folder)
-                raise
+    with _new_folder_removed_after(PrepError, out), lease_held(out) as place:
+        work = WorkFolder(out / WORK, place)
+        _empty(work.folder)  # what a killed call has left
+        _remove_leftover_shards(out, {}, resumes=True)
+        work.stream.mkdir()
+        # After a kill or an error while shards are moved, this file keeps the work folder, which says that the
+        # shards beside it are not somebody else's.
+        (work.folder / "copy").touch()
+        try:
+            yield work
+        except PrepError:  # nothing was moved
             _empty(work.folder)
-    except PrepError:
-        if not out_existed:
-            with suppress(OSError):  # another process has just created files in the folder
+            raise
+        _empty(work.folder)
+
+
+@contextmanager
+def _new_folder_removed_after(error: type[PrepError], out: Path) -> Iterator[None]:
+    """Context manager that, after such an error, removes `out` if it did not exist before and is empty."""
+    existed = out.is_dir()
+    try:
+        yield
+    except error:
+        if not existed:
+            # Ignore the error that rmdir raises if another alma-prep has just created files in the folder.
+            with suppress(OSError):
                 out.rmdir()
         raise
 

@@ -10,5 +10,4 @@ plugins.py   Python modules that the user adds with plugin=MODULE
 tables.py    prints a ledger as a table on the terminal
 scalars.py   writes TensorBoard scalars (named numbers) to RUN/tensorboard
 tracking.py  sends the same numbers to Weights & Biases
-sweep.py     prints the table at the end of a sweep (one command that trains many combinations of settings)
 """

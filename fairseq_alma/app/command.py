@@ -46,7 +46,7 @@ from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import GONE, SUCCESSORS, SettingErrors, describe, nearest_key, refuse_unknown_keys
-from launch.slurm import SlurmSettings
+from launch.slurm import LAUNCH, SlurmSettings
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
@@ -56,7 +56,7 @@ FLAGS_WITH_VALUE = {
 }  # fmt: skip
 """Hydra flags that are followed by a value."""
 CONFIG_GROUPS = ("preset", "arch", "launch")
-"""Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
+"""Settings whose value is the name of a YAML file, or of a registered configuration, with further settings."""
 GROUPS = {"launch": SlurmSettings}
 """Groups of settings whose names begin with the name of the group."""
 _RUN = "RUN is a run folder, or a folder that contains run folders at any depth."
@@ -102,6 +102,7 @@ class Command:
         subcommands: further subcommands of this command.
         other_choices: by the name of a config group, a function that returns choices for which there is no YAML file,
             each with its content. It is called only if the user gives a choice without a file.
+        presets: names of the presets that are registered with Hydra and have no YAML file.
     """
 
     def __init__(
@@ -116,10 +117,12 @@ class Command:
         data_setting: str = "dataset",
         other_choices: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
         subcommands: Mapping[str, Subcommand] | None = None,
+        presets: Sequence[str] = (),
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._example_out, self._other_keys, self._when_stopped = example_out, other_keys, when_stopped
         self._data_setting, self._other_choices = data_setting, other_choices or {}
+        self._registered = {"preset": presets, "launch": LAUNCH}
         self._subcommands = {**SUBCOMMANDS, **(subcommands or {})}
         self._signals: Sequence[int] = ()
         self._failed: list[str] = []
@@ -154,7 +157,8 @@ class Command:
                 load_plugin(plugin)
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
-                print(help_text(self.introduction, self.settings, _files_in(self.configs / "preset"), GROUPS), end="")
+                presets = self._choices("preset", self.configs)
+                print(help_text(self.introduction, self.settings, presets, GROUPS), end="")
                 return
             if "--version" in arguments:
                 versions = [version_of(package) or "not installed" for package in ("fairseq-alma", "hydra-core")]
@@ -235,9 +239,9 @@ class Command:
                 f"{name}={value} cannot be read: give a number, a word, true, false, null, or a list such as [2,2,4]"
             )
         searches_elsewhere = any(one.lstrip("+").startswith("hydra.searchpath") for one in words)
-        if name not in CONFIG_GROUPS or not (self.configs / name).is_dir() or searches_elsewhere:
+        if name not in self._config_groups() or searches_elsewhere:
             return
-        known = _files_in(*(folder / name for folder in (self.configs, *config_folders(words))))
+        known = self._choices(name, self.configs, *config_folders(words))
         for one in values_in(value):
             if one.removesuffix(".yaml") not in known:
                 others = self._other_choices[name]() if name in self._other_choices else {}
@@ -247,6 +251,18 @@ class Command:
                 known = list(dict.fromkeys([*known, *others]))
                 hint = f"did you mean {near}? They are" if (near := nearest_key(one, known)) else "it must be one of"
                 raise SettingError(f"{name}={one} does not exist: {hint} {', '.join(known)}")
+
+    def _choices(self, group: str, *folders: Path) -> list[str]:
+        """Return the choices of a config group: registered ones, and the YAML files in its folder in `folders`.
+
+        A file may be at any depth. Its choice is its path in the folder of the group, without the ending.
+        """
+        groups = [folder / group for folder in folders]
+        found = {path.relative_to(one).with_suffix("").as_posix() for one in groups for path in one.rglob("*.yaml")}
+        return sorted({*found, *self._registered.get(group, ())})
+
+    def _config_groups(self) -> list[str]:
+        return [name for name in CONFIG_GROUPS if name in self._registered or (self.configs / name).is_dir()]
 
     def _refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Raise SettingError if an argument names an unknown setting, or is no setting."""
@@ -266,8 +282,7 @@ class Command:
 
     def _known(self) -> list[str]:
         """Return all names that may stand before "=" on the command line, without dots."""
-        groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
-        return list(dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys]))
+        return list(dict.fromkeys([*all_keys(self.settings), *self._config_groups(), *self._other_keys]))
 
     def _check_values(self, arguments: Sequence[str]) -> None:
         """Check the values of the known settings on the command line, like those of a run. For the error, see
@@ -336,14 +351,6 @@ class Command:
                 return math.inf
 
 
-def _files_in(*folders: Path) -> list[str]:
-    """Return the YAML files in some folders, at any depth: their paths in the folder, without the ending."""
-    found = {
-        path.relative_to(folder).with_suffix("").as_posix() for folder in folders for path in folder.rglob("*.yaml")
-    }
-    return sorted(found)
-
-
 def all_keys(cls: type[RunSettings]) -> list[str]:
     """Return the names of all settings that a command accepts, including those that only some learners have."""
     own = [name for entry in learners(cls.program) for name in own_settings(entry.name, cls.program)]
@@ -351,7 +358,7 @@ def all_keys(cls: type[RunSettings]) -> list[str]:
 
 
 def store_settings(cls: type[RunSettings]) -> None:
-    """Register the names and default values of all settings of a command with Hydra.
+    """Register the names and default values of all settings of a command with Hydra, and the choices of `launch`.
 
     They are registered as a Hydra configuration, to which our YAML files refer by name. Settings that only some
     learners have are registered with the value null, because their default value depends on the learner.
@@ -361,6 +368,8 @@ def store_settings(cls: type[RunSettings]) -> None:
     for name in CONFIG_GROUPS:
         node.pop(name, None)
     ConfigStore.instance().store(name=f"{cls.program.replace(' ', '_')}_settings", node=node)
+    for choice, values in LAUNCH.items():
+        ConfigStore.instance().store(group="launch", name=choice, node=dict(values), package="launch")
 
 
 def composed(configs: Path, name: str, overrides: Sequence[str], values: Mapping[str, Any]) -> DictConfig:

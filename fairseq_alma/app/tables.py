@@ -45,12 +45,12 @@ def wide_console(stream: TextIO | None = None) -> Console:
     return SafeConsole(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
 
 
-def progress_bar(text: str, console: Console | None = None) -> Progress:
-    """Return a progress bar, by default on standard error. It disappears at the end, and is shown only on a terminal.
+def progress_bar(text: str) -> Progress:
+    """Return a progress bar on standard error. It disappears at the end, and is shown only on a terminal.
 
     `text`, which follows the bar, is a format with fields of a task, such as "{task.completed}/{task.total}".
     """
-    console = console or SafeConsole(file=sys.stderr, highlight=False, markup=False)
+    console = SafeConsole(file=sys.stderr, highlight=False, markup=False)
     columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn(text), TimeRemainingColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import (
     EnsembleOfMixturesSettings,
@@ -244,6 +245,12 @@ class RunSettings(Settings):
     program: ClassVar[Program]
     learner: str
     learner_settings: LearnerSettings | None
+    average: str | None
+
+    @property
+    def average_weights(self) -> AverageWeights | None:
+        """The weights of the average that predicts, as the setting `average` says; None without an average."""
+        return None if self.average is None else AverageWeights.parse(self.average)
 
     def _complete_and_check_learner_settings(self) -> None:
         """Check the additional settings of the learner. If they are None, first set them to the default settings.

@@ -48,26 +48,6 @@ def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
     return _mean(known) if known and len(known) == len(scores) else None
 
 
-def average_validation_error(rows: Sequence[LedgerRow], untrained: float) -> float | None:
-    """Return the mean validation error rate of a vision run over t = 1..B, a fraction between 0 and 1.
-
-    Sweeps and reports compare runs by it if one of them has no prequential error. It is too low for small waits,
-    because the same data chose the epoch of each stage. It is None if there is no stage, or if a score after it is
-    missing.
-
-    Args:
-        rows: rows of the ledger.
-        untrained: error rate to count for the arrivals before the first stage, for which a ledger has no validation
-            error. Give the same number for all runs that are compared.
-    """
-    if not rows or rows[-1].stage == 0:
-        return None
-    values = [row.scores.validation_error_rate for row in rows if row.t >= 1 and row.stage >= 1]
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    num_untrained = sum(row.t >= 1 and row.stage == 0 for row in rows)
-    return _mean([*known, *[untrained] * num_untrained]) if len(known) == len(values) else None
-
-
 def prequential_perplexity(rows: Sequence[LedgerRow]) -> float | None:
     """Return the prequential validation perplexity of a language model: the geometric mean over t = 1..B.
 
@@ -165,9 +145,8 @@ def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
 PREQUENTIAL_KEYS = ("prequential_error_rate", "prequential_perplexity")
 """Names of the prequential score in summary.json: of vision runs, and of language models."""
 
-
-AVERAGE_VALIDATION_KEY = "average_validation_error_rate"
-"""Name of `average_validation_error` in sweep.json."""
+FINAL_KEY = "final_validation"
+"""Name of the validation score after the last arrival in summary.json."""
 
 
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
@@ -198,12 +177,26 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
     validation = last.scores.validation_perplexity or last.scores.validation_error_rate
     return {
         **quality,
-        "final_validation": validation,
+        FINAL_KEY: validation,
         "mem": cumulative_params(rows),
         "comp": cumulative_flops(rows),
         "num_arrivals": last.t,
         "num_stages": last.stage,
     }
+
+
+def score_of(summary: Mapping[str, Any]) -> float:
+    """Return the score of a run, or of its seeds, for Hydra. A lower score is better; it is NaN for a diverged run.
+
+    It is the prequential score, or for images with only one arrival, which have none, the final validation score.
+
+    Args:
+        summary: the content of summary.json of a run, or the mean over its seeds.
+    """
+    final = summary.get(FINAL_KEY)
+    if final is None or not math.isfinite(final):
+        return math.nan
+    return next((summary[key] for key in PREQUENTIAL_KEYS if summary.get(key) is not None), final)
 
 
 class Summary(TypedDict, total=False):
@@ -216,7 +209,6 @@ class Summary(TypedDict, total=False):
     final_validation: Perplexity | Fraction | None
     prequential_error_rate: Fraction
     prequential_perplexity: Perplexity
-    average_validation_error_rate: Fraction
     forgetting: float
     backward_transfer: float
     forward_transfer: float

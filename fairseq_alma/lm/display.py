@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.progress import Progress
 
 from fairseq_alma.app.scalars import RunScalars
@@ -41,7 +40,6 @@ class StageDisplay:
         stage: the running stage.
         updates: number of optimizer updates of each member in this stage, by member number.
         num_mega_batches: number of mega-batches in the stream, B.
-        console: where to print. By default standard error.
         scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
     """
 
@@ -50,10 +48,9 @@ class StageDisplay:
         stage: Stage,
         updates: Mapping[int, int],
         num_mega_batches: int,
-        console: Console | None = None,
         scalars: RunScalars | None = None,
     ):
-        self._progress = progress_bar("update {task.completed}/{task.total}  {task.fields[state]}", console)
+        self._progress = progress_bar("update {task.completed}/{task.total}  {task.fields[state]}")
         seed = seed_text(stage.folder.parents[1])
         title = f"{seed}mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
         self._members = {}

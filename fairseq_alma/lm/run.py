@@ -28,7 +28,6 @@ from fairseq_alma.app.command import Command, Subcommand, slurm_settings, store_
 from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.slurm_jobs import JOB, RUN_STEP, refuse_queued
-from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import (
     NOTHING_TO_DO,
     deployed_message,
@@ -44,7 +43,7 @@ from fairseq_alma.app.tracking import Tracker
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
-from fairseq_alma.core.metrics import read_summary, write_mean
+from fairseq_alma.core.metrics import read_summary, score_of, write_mean
 from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_folder import RunFolder
@@ -58,6 +57,7 @@ from fairseq_alma.lm.rollback import finish_rollback, roll_back_runs
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import SlurmProcesses, run_member_job, submit_runs, summarize_seeds
 from fairseq_alma.lm.stage_processes import LocalProcesses
+from fairseq_alma.lm.table2 import PRESETS, store_presets
 from launch.slurm import SlurmSettings
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -183,7 +183,7 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
 def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> float:
     """Train the runs of all seeds, print their ledgers and write summary.json to the output folder.
 
-    Returns the prequential validation perplexity, averaged over the seeds (see `score_key`). For `slurm`, see `run`.
+    Returns the prequential validation perplexity, averaged over the seeds (see `score_of`). For `slurm`, see `run`.
     """
     console = wide_console()
     if settings.seeds == 1:
@@ -200,8 +200,7 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         say(f"next: alma-generate {settings.out} --prompt TEXT, or alma-report {settings.out} --out FOLDER")
         if is_refused(rows):
             COMMAND.exit_status = 3
-        summary = read_summary(Path(settings.out))
-        return summary[score_key([summary])]
+        return score_of(read_summary(Path(settings.out)))
     out = Path(settings.out)
     folders = RunFolder(out).of_each_seed(settings.seed, settings.seeds)
     with Lease(out):
@@ -213,7 +212,7 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
     found = read_summary(out)
     for key in SHOWN_MEANS:
         console.print(f"{key}: {found['mean'][key]:.4f} ± {found['stderr'][key]:.4f} (mean of {settings.seeds} seeds)")
-    return found["mean"][score_key([found["mean"]])]
+    return score_of(found["mean"])
 
 
 def refuse_other_layout(settings: LanguageModelSettings) -> None:
@@ -236,6 +235,7 @@ def other_architectures() -> dict[str, dict[str, Any]]:
 
 
 store_settings(LanguageModelSettings)
+store_presets()
 COMMAND = Command(
     "alma-lm",
     __doc__ or "",
@@ -246,6 +246,7 @@ COMMAND = Command(
     when_stopped="what is being trained is saved first, which takes up to a minute",
     data_setting="stream",
     other_choices={"arch": other_architectures},
+    presets=PRESETS,
     subcommands={"rollback": Subcommand(roll_back_runs, {"--to-stage": {"type": int, "required": True}})},
 )
 

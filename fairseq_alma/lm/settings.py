@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from fairseq_alma.core.averaging import AverageWeights
 from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
@@ -248,11 +247,6 @@ class LanguageModelSettings(RunSettings):
     def keeps_optimizer(self) -> bool:
         """Whether a stage continues the state of the optimizer of the previous stage."""
         return self.optimizer_state == "keep"
-
-    @property
-    def average_weights(self) -> AverageWeights | None:
-        """The weights of the average that predicts, as the setting `average` says; None without an average."""
-        return None if self.average is None else AverageWeights.parse(self.average)
 
     @property
     def keeps_continuation(self) -> bool:

@@ -123,7 +123,7 @@ class SlurmProcesses(LocalProcesses):
 class _Step:
     """A process srun, which runs a training on several nodes. Arguments: see `launch.local.start_process`."""
 
-    def __init__(self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None):
+    def __init__(self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int):
         self._srun = start_process(command, output, environment, errors)
         self.wait, self.kill = self._srun.wait, self._srun.kill
 

@@ -115,9 +115,7 @@ class LocalProcesses:
             Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
                 was not started because another job failed.
         """
-        with StageDisplay(
-            stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
-        ) as display:
+        with StageDisplay(stage, dict.fromkeys(jobs, updates), self._num_mega_batches, self._scalars) as display:
             processes = [
                 replace(self.member_job(command, log), on_line=display.member(m)) for m, (command, log) in jobs.items()
             ]

@@ -24,6 +24,7 @@ paper.py        the values that the paper printed in its Table 2
 policies.py     functions that decide at each arrival whether to train
 simulation.py   what such a policy costs on the paths that runs have measured
 decide.py       tables of policies, for `alma-report decide`
+sweep.py        prints the table at the end of a sweep (one command that trains many combinations of settings)
 figures/        figures as PNG and PDF
 page/           index.html
 cli.py          the command alma-report

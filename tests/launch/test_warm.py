@@ -356,7 +356,7 @@ def test_a_killed_server_means_that_its_fork_was_killed(folder, tmp_path):
     (folder / "sleeping.py").write_text(SLEEP)
     server = Server([])
     with open(tmp_path / "log", "wb") as log:
-        fork = server.start([sys.executable, "-m", "sleeping"], log.fileno(), os.environ)
+        fork = server.start([sys.executable, "-m", "sleeping"], log.fileno(), os.environ, log.fileno())
     assert isinstance(fork, Fork)
     with pytest.raises(subprocess.TimeoutExpired):
         fork.wait(timeout=0.01)
@@ -418,7 +418,7 @@ def test_the_forks_of_a_fork_end_with_it(folder, tmp_path):
     log = tmp_path / "log"
     with log.open("wb") as file:
         arguments = [sys.executable, "-m", "owner", str(tmp_path), "stubborn"]
-        fork = server.start(arguments, file.fileno(), os.environ)
+        fork = server.start(arguments, file.fileno(), os.environ, file.fileno())
     assert isinstance(fork, Fork)
     wait_until(lambda: log.read_text().endswith("\n"))
     fork.kill()

@@ -1,6 +1,5 @@
 """Tables of examples: large ones, which stay in the dataset, give the same batches and results as small ones."""
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,11 +8,11 @@ import torch
 
 from tests.vision.pictures import noise
 from tests.vision.tiny_runs import ledger, small_run, taken
-from vision import batches, evaluator, held_out
+from vision import rows as rows_module
 from vision.batches import Batches, Memory
 from vision.datasets import Dataset, dataset_from_arrays, load_dataset
 from vision.inputs import Images, Transformed, Vectors
-from vision.rows import LargeRows, Rows, rows_of, rows_of_seeds
+from vision.rows import LargeRows, Rows, rows_of
 from vision.seeds import generator
 from vision.stream import partition, stacked_stream
 
@@ -38,12 +37,15 @@ def inputs_of(kind: str, dataset: Dataset):
 
 @pytest.mark.parametrize("kind", ["vectors", "images", "transformed"])
 @pytest.mark.parametrize(("num_seeds", "replay", "bagging"), [(1, False, False), (2, "all", True), (3, 0.5, False)])
-def test_a_large_stage_has_the_same_batches_as_a_small_one(colours, kind, num_seeds, replay, bagging):
+def test_a_large_stage_has_the_same_batches_as_a_small_one(monkeypatch, colours, kind, num_seeds, replay, bagging):
     inputs = inputs_of(kind, colours)
     mega_batches = list(stacked_stream([partition(colours, 4, 0.2, seed) for seed in range(num_seeds)]))
-    small, large = (Memory(inputs, 3, num_seeds, CPU, large_bytes) for large_bytes in (10**9, 0))
+    small, large = (Memory(inputs, 3, num_seeds, CPU) for _ in range(2))
     for t in range(1, 4):
-        both = [memory.stage_data(mega_batches[t : t + 1], mega_batches[:t], replay) for memory in (small, large)]
+        both = []
+        for memory, large_bytes in ((small, 10**9), (large, 0)):
+            monkeypatch.setattr(rows_module, "LARGE_BYTES", large_bytes)
+            both.append(memory.stage_data(mega_batches[t : t + 1], mega_batches[:t], replay))
         assert [isinstance(data.training, LargeRows) for data in both] == [False, True]
         assert both[0].num_past == both[1].num_past
         epochs = []
@@ -70,24 +72,25 @@ def test_parts_have_at_most_the_given_number_of_examples(colours):
     assert [part.shape for part in rows.parts(at_once=50)] == [(1, 50, 6, 4, 3), (1, 50, 6, 4, 3), (1, 20, 6, 4, 3)]
 
 
-def test_a_stage_becomes_large_when_its_examples_need_more_than_the_limit(colours):
+def test_a_stage_becomes_large_when_its_examples_need_more_than_the_limit(monkeypatch, colours):
+    monkeypatch.setattr(rows_module, "LARGE_BYTES", 72 * 60)
     inputs = inputs_of("images", colours)
     mega_batches = list(stacked_stream([partition(colours, 4, 0.2, 0)]))  # 30 images each, of 72 bytes
-    memory = Memory(inputs, 3, 1, CPU, large_bytes=72 * 60)
+    memory = Memory(inputs, 3, 1, CPU)
     data = [memory.stage_data(mega_batches[t : t + 1], mega_batches[:t], "all") for t in range(4)]
     assert [isinstance(one.training, LargeRows) for one in data] == [False, False, True, True]
     assert isinstance(memory.stage_data(mega_batches[1:2], mega_batches[:1], "all").validation, Rows)
     assert all(torch.equal(b.training.examples[:, :24], a.training.examples[:, :24]) for a, b in pairwise(data))
     # Vectors are stored as floats, so they need four times as many bytes.
-    large = Memory(inputs_of("vectors", colours), 3, 1, CPU, large_bytes=72 * 60).stage_data(
-        mega_batches[:1], [], False
-    )
+    large = Memory(inputs_of("vectors", colours), 3, 1, CPU).stage_data(mega_batches[:1], [], False)
     assert isinstance(large.training, LargeRows)
 
 
-def test_a_test_set_is_a_table_too(colours):
+def test_a_test_set_is_a_table_too(monkeypatch, colours):
     inputs = inputs_of("images", colours)
-    small, large = (rows_of(colours.test, 3, inputs, CPU, large_bytes) for large_bytes in (10**9, 0))
+    small = rows_of(colours.test, 3, inputs, CPU)
+    monkeypatch.setattr(rows_module, "LARGE_BYTES", 0)
+    large = rows_of(colours.test, 3, inputs, CPU)
     assert [isinstance(rows, LargeRows) for rows in (small, large)] == [False, True]
     assert torch.equal(small.examples, large.examples)
     assert torch.equal(small.examples[0], inputs.to_input(inputs.to_storage(colours.test.images)))
@@ -99,9 +102,7 @@ def test_a_run_whose_stages_are_large_has_the_same_ledger(tmp_path, monkeypatch,
     digits = load_dataset("digits")
     how = {**taken(learner, members=2, experts=2), "replay": 0.5, "wait": 2, "epochs": 2}
     small_run(tmp_path / "small", digits, **how)
-    monkeypatch.setattr(batches, "LARGE_BYTES", 0)
     # The validation data of all mega-batches and the test set stay in the dataset, too.
-    monkeypatch.setattr(evaluator, "rows_of", partial(rows_of, large_bytes=0))
-    monkeypatch.setattr(held_out, "rows_of_seeds", partial(rows_of_seeds, large_bytes=0))
+    monkeypatch.setattr(rows_module, "LARGE_BYTES", 0)
     small_run(tmp_path / "large", digits, **how)
     assert ledger(tmp_path / "large") == ledger(tmp_path / "small")

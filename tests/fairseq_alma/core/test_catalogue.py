@@ -104,6 +104,7 @@ MAY_NAME = {
     "fairseq_alma/huggingface/card.py": {"experts"},  # a setting of all language models
     "fairseq_alma/huggingface/modeling_alma.py": {"members"},  # a name of transformers' weights
     "fairseq_alma/lm/learners.py": {"combine"},  # a key of predictor.json
+    "fairseq_alma/lm/table2.py": {"experts", "grow_experts", "members"},  # presets, which set them
     "vision/learners/base.py": {"combine"},  # a key of predictor.json
     "vision/predictor.py": {"combine"},  # the same
     "fairseq_alma/report/tables.py": {"experts"},  # a column of the paper's tables

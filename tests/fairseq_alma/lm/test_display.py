@@ -1,10 +1,10 @@
 """The progress line of a stage, from the lines that fairseq logs."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream import MegaBatch
@@ -19,8 +19,8 @@ def lines_of(run: Path, monkeypatch, *log: str) -> list[str]:
     """Return the progress lines of a stage of the run, after each line of a log."""
     monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0)
     stage = Stage(1, new=(MegaBatch(1, ""),), past=(), replay=False, folder=run / "stages/stage_001")
-    output = io.StringIO()
-    with StageDisplay(stage, {1: 4}, 2, Console(file=output, width=200)) as shown:
+    monkeypatch.setattr(sys, "stderr", output := io.StringIO())
+    with StageDisplay(stage, {1: 4}, 2) as shown:
         for line in log:
             shown.member(1)(line)
     return output.getvalue().splitlines()

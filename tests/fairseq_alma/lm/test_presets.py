@@ -11,6 +11,7 @@ from fairseq_alma.core.presets import is_anytime
 from fairseq_alma.lm.learners import LEARNERS
 from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.table2 import PRESETS
 
 STAGE, MEGA_BATCH = "updates", "updates_per_mega_batch"
 UPDATES = {"switch_lm_tiny": 300, "switch_lm_base": 120_000, "switch_lm_large": 120_000}
@@ -64,7 +65,7 @@ def total_updates(settings: LanguageModelSettings, num_mega_batches: int) -> int
 
 
 def test_every_row_has_one_preset():
-    assert sorted(path.stem for path in (CONFIGS / "preset/table2").glob("*.yaml")) == sorted(ROWS)
+    assert sorted(f"table2/{row}" for row in ROWS) == PRESETS
 
 
 # Composing the other architectures takes most of the time, and the test of Table 1 below does it for some rows.

@@ -2,46 +2,55 @@
 
 import json
 import shutil
+from math import isnan, nan
 
 import pytest
 from omegaconf import OmegaConf
 
-from fairseq_alma.app.sweep import BestByValidation, score_key
-from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.metrics import average_validation_error
+from fairseq_alma.core.metrics import score_of
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.objectives import validation_score
 from fairseq_alma.report.reading import read_run
+from fairseq_alma.report.sweep import BestByValidation
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
 
 
-def test_the_prequential_score_counts_if_all_runs_have_it():
-    whole, old = {"final_validation": 0.5, "prequential_error_rate": 0.6}, {"final_validation": 0.4}
-    assert score_key([whole]) == "prequential_error_rate"
-    assert score_key([whole, old]) == score_key([old]) == "final_validation"
-    assert score_key([{"final_validation": 9.0, "prequential_perplexity": 9.5}]) == "prequential_perplexity"
+def test_the_score_of_one_run_is_prequential_if_it_has_one_and_has_not_diverged():
+    assert score_of({"final_validation": 0.5, "prequential_error_rate": 0.6}) == 0.6
+    assert score_of({"final_validation": 9.0, "prequential_perplexity": 9.5}) == 9.5
+    assert score_of({"final_validation": 0.4}) == 0.4
+    assert isnan(score_of({"final_validation": nan, "prequential_error_rate": 0.6}))
+    assert isnan(score_of({"final_validation": None}))
 
 
-def test_of_language_models_those_without_the_prequential_score_come_last():
+def sweep(folder, of_text=False):
+    """Return what sweep.json says after the end of a sweep."""
+    stream = {"stream": "s"} if of_text else {}
+    BestByValidation().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}, **stream}))
+    return json.loads((folder / "sweep.json").read_text())
+
+
+def test_of_language_models_those_without_the_prequential_score_come_last(tmp_path):
     # The report does not choose a run without it, and compares the others by it.
-    assert score_key([{"final_validation": 9.0, "prequential_perplexity": 9.5}, {"final_validation": 8.0}]) == (
-        "prequential_perplexity"
-    )
+    for name, validation in (("a", 8.0), ("b", 9.5), ("c", 9.0)):
+        written = {"num_arrivals": 2, "final_validation": validation, "final": 1.0, "comp": 200}
+        if name != "a":
+            written["prequential_perplexity"] = validation
+        validations = [50.0, validation, validation]
+        write_text(tmp_path / name, [9.0, 5.0, 1.0], validations=validations, digests=["a", "b"], written=written)
+    assert [run["run"] for run in sweep(tmp_path, of_text=True)] == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize("wait", [1, 2, 4])
 def test_the_average_validation_error_is_that_of_the_report(tmp_path, wait):
-    run = write_vision(tmp_path / "a", [0.9, 0.6, 0.5, 0.4, 0.3], validations=[None, 0.61, 0.52, 0.43, 0.34], wait=wait)
-    expected = {1: (0.61 + 0.52 + 0.43 + 0.34) / 4, 2: (0.8 + 0.52 + 0.43 + 0.34) / 4, 4: (0.8 * 3 + 0.34) / 4}[wait]
-    rows = Ledger(run / "ledger.jsonl").rows()
-    assert average_validation_error(rows, untrained=0.8) == pytest.approx(expected)
-    assert validation_score(read_run(run), "all", "validation", untrained=0.8) == pytest.approx(expected)
-
-
-def test_a_diverged_run_does_not_change_the_rule():
-    run = {"final_validation": 9.0, "prequential_perplexity": 9.5}
-    assert score_key([run, {"final_validation": float("nan")}]) == "prequential_perplexity"
-    assert score_key([{"final_validation": float("nan")}]) == "final_validation"
+    run = write_vision(
+        tmp_path / "a", [0.9, 0.6, 0.5, 0.4, 0.3], validations=[None, 0.61, 0.52, 0.43, 0.34], wait=wait,
+        digests=["a", "b", "c", "d"],
+        written={"num_arrivals": 4, "final_validation": 0.34, "final": 0.3, "cer": 1.8, "comp": 400},
+    )  # fmt: skip
+    expected = {1: (0.61 + 0.52 + 0.43 + 0.34) / 4, 2: (0.9 + 0.52 + 0.43 + 0.34) / 4, 4: (0.9 * 3 + 0.34) / 4}[wait]
+    assert sweep(tmp_path)[0]["average_validation_error_rate"] == pytest.approx(expected)
+    assert validation_score(read_run(run), "all", "validation", untrained=0.9) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +73,9 @@ def test_a_sweep_is_sorted_by_the_measure_of_the_report_and_names_it(tmp_path, c
 
     of_text = {"num_arrivals": 2, "final_validation": 1.0, "final": 1.0, "comp": 200}
     other = write_text(tmp_path / "text", [9.0, 5.0, 1.0], digests=["a", "b"], written=of_text)
-    BestByValidation().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    found = sweep(tmp_path)
     shutil.rmtree(other)  # the sweep did not compare it with images, and neither does the report
-    assert [run["run"] for run in json.loads((tmp_path / "sweep.json").read_text())] == order
+    assert [run["run"] for run in found] == order
     comparison = only_comparison(tmp_path)
     numbers = all_numbers(comparison)
     ranked = sorted(range(len(numbers)), key=lambda index: numbers[index].validation_score)
