@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from _common import provenance, ratio_columns, table, verdict, write_part
 from fairseq.sequence_generator import SequenceGenerator
+from threadpoolctl import threadpool_limits
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import fairseq_alma as alma
@@ -58,6 +59,7 @@ def main() -> None:
         parser.error("--device cuda: this machine has no GPU")
     load_at_start, device = os.getloadavg()[0], torch.device(options.device)
     torch.set_num_threads(options.threads)
+    threadpool_limits(options.threads)  # of NumPy
     rows = []
     for arch in options.archs:
         with tempfile.TemporaryDirectory(prefix="generate_") as folder:
