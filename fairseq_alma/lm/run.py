@@ -195,9 +195,9 @@ def run_seeds(settings: LanguageModelSettings, slurm: SlurmSettings | None = Non
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
+        console.print(f"next: alma-generate {settings.out} --prompt TEXT, or alma-report {settings.out} --out FOLDER")
         if message := deployed_message(Path(settings.out), rows):
             console.print(message)
-        say(f"next: alma-generate {settings.out} --prompt TEXT, or alma-report {settings.out} --out FOLDER")
         if is_refused(rows):
             COMMAND.exit_status = 3
         return score_of(read_summary(Path(settings.out)))

@@ -317,12 +317,11 @@ class SwitchDecoder(FairseqIncrementalDecoder):
 
     def _numpy_step(self, cache: KeyValueCache, x: Tensor) -> NumpyStep | None:
         """Return what computes the layers for embeddings of single tokens, [B, 1, D]; None if the layers do."""
-        if x.requires_grad:
+        if x.device.type != "cpu" or self.precision != "float32" or self.training or x.requires_grad:
             return None
         if cache.step is None:
             mixtures = [layer.mixture for layer in self.layers if isinstance(layer.mixture, SwitchFeedForward)]
-            is_simple = not any(mixture.shard or mixture.router.splits() for mixture in mixtures)
-            if is_simple and x.device.type == "cpu" and self.precision == "float32" and not self.training:
+            if not any(mixture.shard or mixture.router.splits() for mixture in mixtures):
                 cache.step = NumpyStep(self.layers, self.layer_norm)
         return cache.step
 

@@ -52,7 +52,9 @@ def run_ranks(commands: Sequence[list[str]], seconds: float = 200) -> list[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(ROOT))
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
-        processes = [start(words, file.fileno(), os.environ) for words, file in zip(commands, files, strict=True)]
+        processes = [
+            start(words, file.fileno(), os.environ, file.fileno()) for words, file in zip(commands, files, strict=True)
+        ]
         statuses = [process.wait(seconds) for process in processes]
         outputs = [read_text(file) for file in files]
     assert not any(statuses), "\n".join(output[-3000:] for output in outputs)

@@ -74,7 +74,7 @@ def test_a_book_is_one_document_and_a_bad_or_empty_one_is_skipped(tmp_path):
     (tmp_path / "d.html").write_text("not a book")
     hint = "Replace the file by the output of: iconv -f WINDOWS-1252 -t UTF-8 FILE (if it is in Windows-1252)"
     assert read_all(Source("books", str(tmp_path))) == [
-        "# Café\r\n\r\ntext\n",
+        "# Café\n\ntext\n",
         Skipped("b.txt", f"the text is not valid UTF-8 at byte 3. {hint}"),
         Skipped("c.txt", "empty file", damaged=False),
     ]
