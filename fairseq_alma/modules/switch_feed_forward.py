@@ -39,11 +39,6 @@ class MixtureOutput:
         return self.plan.dropped_E.sum()
 
 
-FEW_TOKENS = 8
-"""Largest number of tokens for which `SwitchFeedForward.predict` computes each token by itself, on a CPU. On a GPU, it
-is 1, because each computation must be started by the host."""
-
-
 class SwitchFeedForward(nn.Module):
     """A mixture of E feed-forward experts. The output for a token is one expert's output times the gate probability.
 
@@ -155,17 +150,15 @@ class SwitchFeedForward(nn.Module):
     def predict(self, x_TD: Tensor) -> Tensor:
         """Return the outputs of the tokens, [T, D], without a capacity limit.
 
-        Generation consists of calls with few tokens. For those, what `forward` computes beside the output, and the
-        order in which it arranges the tokens, would take longer than the experts.
+        Generation consists of calls with few tokens. For one, what `forward` computes beside the output, and the order
+        in which it arranges tokens, would take longer than the expert.
         """
-        if len(x_TD) > (FEW_TOKENS if x_TD.device.type == "cpu" else 1) or self.shard:
+        if len(x_TD) != 1 or self.shard:
             return self(x_TD, has_limit=False).y_TD
         expert_T, probability_T = self.router.select(x_TD)
-        rows = []
-        for x_1D, expert in zip(x_TD.split(1), expert_T.tolist(), strict=True):
-            h_1F = F.relu(F.linear(x_1D, self.fc1_weight[expert], self.fc1_bias[expert]))
-            rows.append(F.linear(h_1F, self.fc2_weight[expert], self.fc2_bias[expert]))
-        y_TD = torch.cat(rows)
+        expert = int(expert_T)
+        h_TF = F.relu(F.linear(x_TD, self.fc1_weight[expert], self.fc1_bias[expert]))
+        y_TD = F.linear(h_TF, self.fc2_weight[expert], self.fc2_bias[expert])
         return y_TD * probability_T.unsqueeze(1).to(y_TD.dtype)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
