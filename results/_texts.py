@@ -126,7 +126,8 @@ class TextStudy(ABC):
         tasks = [(seed, row) for seed in range(arguments.seeds) for row in rows if seed in row.seeds]
         missing = [(seed, row) for seed, row in tasks if not (self._folder(row.name, seed) / "summary.json").exists()]
         if missing:
-            self._run(missing, *self._text(arguments, out), out, arguments.side_by_side, arguments.hours)
+            deadline = time.monotonic() + 3600 * arguments.hours
+            self._run(missing, *self._text(arguments, out), out, arguments.side_by_side, deadline)
 
     def _text(self, arguments: argparse.Namespace, out: Path) -> tuple[Path, str]:
         """Return the stream, which is made if it does not exist, and the folder of the text."""
@@ -134,20 +135,12 @@ class TextStudy(ABC):
         return arguments.stream or self._make_stream(data, out), str(data)
 
     def _run(
-        self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, hours: float
+        self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, deadline: float
     ) -> None:
-        deadline = time.monotonic() + 3600 * hours
-        updates = self.updates_of_stage(stream)
-
         def run_row(task: tuple[int, Row]) -> None:
             seed, row = task
-            if time.monotonic() > deadline:
-                return
             folder, started = out / row.name / f"seed_{seed}", time.monotonic()
-            words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
-            words += [*self.settings, *row.settings]
-            words += [f"{row.steps}={math.ceil(row.times * updates)}", f"seed={seed}", f"reuse_from={out / 'shared'}"]
-            if run_command(words, folder.with_suffix(".log")):
+            if self.train(row, seed, stream, folder, deadline):
                 copy_results(folder, self._folder(row.name, seed), data, out)
                 final = json.loads((folder / "summary.json").read_text())["final"]
                 seconds = time.monotonic() - started
@@ -155,6 +148,19 @@ class TextStudy(ABC):
 
         with ThreadPoolExecutor(side_by_side) as pool:
             list(pool.map(run_row, tasks))
+
+    def train(self, row: Row, seed: int, stream: Path, folder: Path, deadline: float) -> bool:
+        """Train a row with one seed in the run folder `folder`, in the folder of its row in the folder of all runs.
+
+        Return False if the deadline, a time of `time.monotonic`, has passed or the run has failed.
+        """
+        if time.monotonic() > deadline:
+            return False
+        updates = math.ceil(row.times * self.updates_of_stage(stream))
+        words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
+        words += [*self.settings, *row.settings]
+        words += [f"{row.steps}={updates}", f"seed={seed}", f"reuse_from={folder.parents[1] / 'shared'}"]
+        return run_command(words, folder.with_suffix(".log"))
 
     def _make_stream(self, data: Path, out: Path) -> Path:
         """Make the stream if it does not exist, and return its folder."""

@@ -213,7 +213,7 @@ def test_settings_are_chosen_by_errors_on_validation_data(study, tmp_path, monke
     (rows,) = small_run(tmp_path / "random")
     errors = [row.prequential.error_rate for row in rows if row.t >= 2]  # at t = 1 it is untrained
     assert study.validation_error(tmp_path / "random") == pytest.approx(sum(errors) / 3)
-    monkeypatch.setattr(study, "SELECTION", tmp_path / "selection.json")
+    monkeypatch.setattr(study, "SELECTION", replace(study.SELECTION, path=tmp_path / "selection.json"))
     cifar10 = study.STUDIES[0]
     assert (cifar10._best("anytime"), cifar10._best("sm_w1")) == (None, {})
     tried = [{"values": {"lr": lr}, "validation_error": error} for lr, error in (("0.01", 0.5), ("0.03", 0.4))]

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -248,22 +249,47 @@ def study():
     return study_module("frontier/rivals.py")
 
 
-def test_a_corpus_uses_what_was_chosen_on_the_other_one(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "SELECTION", tmp_path / "selection.json")
-    tried = [{"values": {"lr": "1"}, "bits_per_byte": 2.5}, {"values": {"lr": "2"}, "bits_per_byte": 2.25}]
-    (tmp_path / "selection.json").write_text(json.dumps({"peps": {"retrained_equal": tried}}))
-    assert study._chosen("retrained", study.OTHER["sotu"]) == {"lr": "2"}
-    assert study._chosen("retrained", study.OTHER["peps"]) is None
+def test_rows_use_what_was_chosen_on_another_stream(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "SELECTION", study.Choices(tmp_path / "selection.json", "validation_loss"))
+    tried = [{"values": {"lr": "1"}, "validation_loss": 2.5}, {"values": {"lr": "2"}, "validation_loss": 2.25}]
+    (tmp_path / "selection.json").write_text(json.dumps({"wikitext": {"retrained_equal": tried}}))
+    assert study.SELECTED_ON.stream not in {one.stream for one in study.STUDIES}
+    assert study.chosen("retrained") == {"lr": "2"}
+    assert study.chosen("anytime") is None
+
+
+def test_a_grid_is_searched_name_by_name_and_nothing_twice(study, tmp_path):
+    losses = {("1", "a"): 3.0, ("2", "a"): 2.0, ("3", "a"): 4.0, ("2", "b"): 2.5}
+    measured: list[tuple[str, ...]] = []
+
+    def measure(values):
+        measured.append(tuple(values.values()))
+        return losses[measured[-1]] if len(measured) != 2 else None  # the second run does not finish
+
+    choices, grid = study.Choices(tmp_path / "selection.json", "loss"), {"lr": ("1", "2", "3"), "warmup": ("a", "b")}
+    assert not choices.search("stream", "recipe", grid, measure)
+    assert choices.search("stream", "recipe", grid, measure)
+    assert measured == [("1", "a"), ("2", "a"), ("2", "a"), ("3", "a"), ("2", "b")]
+    assert choices.best("stream", "recipe") == {"lr": "2", "warmup": "a"}
+    assert [one["loss"] for one in choices.tried("stream", "recipe")] == [3.0, 2.0, 4.0, 2.5]
+
+
+def test_searches_at_the_same_time_lose_nothing(study, tmp_path):
+    choices, grid = study.Choices(tmp_path / "selection.json", "loss"), {"lr": tuple("123456")}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: choices.search("stream", name, grid, lambda values: int(values["lr"])), "abcdefgh"))
+    assert [len(choices.tried("stream", name)) for name in "abcdefgh"] == [6] * 8
 
 
 def test_the_averages_of_the_table_begin_at_the_second_arrival(study):
     periods = [{"test": {"tokens": 1, "bytes": 2}}] * 3
     rows = [
-        SimpleNamespace(t=t, scores=SimpleNamespace(period_perplexities=[2.0**n for n in bits]))
+        SimpleNamespace(t=t, scores=SimpleNamespace(period_perplexities=[2.0**n for n in bits], bits_per_byte=bits[0]))
         for t, bits in ((0, [9, 9, 9]), (1, [8, 8, 8]), (2, [2, 4, 6]), (3, [3, 3, 6]))
     ]
     # Half of: (3 + 4) / 2; (4 + 6) / 2; 6; 4.
     assert study._parts(rows, periods) == pytest.approx({"arrived": 1.75, "newest": 2.5, "next": 3.0, "last": 2.0})
+    assert study._parts(rows, None) == pytest.approx({"arrived": 2.5, "last": 3.0})
 
 
 @pytest.mark.slow
@@ -272,9 +298,8 @@ def test_every_recipe_of_the_study_trains(study, stream, tmp_path):
     for name, recipe in study.RECIPES.items():
         if name == "schedule_free" and importlib.util.find_spec("schedulefree") is None:
             continue
-        row = study.STUDIES["sotu"].row(name, {key: values[0] for key, values in recipe.grid.items()})
+        row = study.STUDIES[0].row(name, {key: values[0] for key, values in recipe.grid.items()})
         steps = [one for one in SETTINGS if not one.startswith(("updates=", "lr=", "warmup_updates="))]
-        result = run_command(
-            "alma-lm", f"stream={stream}", f"out={tmp_path / name}", *steps, *row.settings, f"{row.steps}=4"
-        )
+        steps += [f"{row.steps}=6"]  # more than the warm-up of 4 of the cosines
+        result = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / name}", *steps, *row.settings)
         assert result.returncode == 0, result.stderr[-3000:]

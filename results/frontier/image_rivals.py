@@ -21,6 +21,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,15 +30,14 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from _grid import Job, Study  # noqa: E402
+from _selection import Choices  # noqa: E402
 from _texts import mean_text  # noqa: E402
 
 from fairseq_alma.core.error_matrix import read_errors  # noqa: E402
-from fairseq_alma.core.errors import RunError  # noqa: E402
-from fairseq_alma.core.files import write_json  # noqa: E402
 from fairseq_alma.core.ledger import Ledger  # noqa: E402
 
 EPOCHS, SEEDS, SELECTION_SEED = 10, 5, 100
-SELECTION = HERE / "image_rivals_selection.json"
+SELECTION = Choices(HERE / "image_rivals_selection.json", "validation_error")
 MEMORIES = (500, 5000)
 REPLAYED = ("select_by=last", "lr={lr}", "epochs={epochs}")
 
@@ -129,56 +129,33 @@ class RivalStudy(Study):
             return self._select(arguments, deadline)
         known = {name: self._best(name) for name in RECIPES}
         if without := [name for name, values in known.items() if values is None]:
-            print(f"{SELECTION} has no choice on {self.stream} for {', '.join(without)}, which are not run: give "
+            print(f"{SELECTION.path} has no choice on {self.stream} for {', '.join(without)}, which are not run: give "
                   f"`select` first", file=sys.stderr)  # fmt: skip
         jobs = [self.job(name, values) for name, values in known.items() if values is not None]
         super(RivalStudy, replace(self, jobs=jobs)).do(arguments, deadline)
 
     def _best(self, name: str) -> dict[str, str] | None:
         """Return the values with the lowest error on validation data; None if none were tried."""
-        if not self.grid(name):
-            return {}
-        tried = _selection().get(self.stream, {}).get(name, [])
-        return min(tried, key=lambda one: one["validation_error"])["values"] if tried else None
+        return SELECTION.best(self.stream, name) if self.grid(name) else {}
 
     def _select(self, arguments: argparse.Namespace, deadline: float) -> None:
         """Try the grid of each recipe, with one seed, and write the errors on validation data to SELECTION."""
-        for name in RECIPES:
-            if not f"{self.stream}_{name}".startswith(arguments.only):
-                continue
-            chosen = {key: values[0] for key, values in self.grid(name).items()}
-            try:
-                for key, values in self.grid(name).items():
-                    tried = [self._tried(name, chosen | {key: value}, arguments, deadline) for value in values]
-                    chosen = min(tried, key=lambda one: one["validation_error"])["values"]
-            except RunError as error:
-                print(error, file=sys.stderr, flush=True)
 
-    def _tried(
-        self, name: str, values: dict[str, str], arguments: argparse.Namespace, deadline: float
-    ) -> dict[str, Any]:
-        """Return the entry of SELECTION for a recipe with these values. If it is missing, train the run and add it.
+        def search(name: str) -> None:
+            def measure(values: dict[str, str]) -> float | None:
+                job = self.job(name, values)
+                folder = "_".join(["select", job.name, *values.values()])
+                # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
+                if not self._train(job, folder, [f"seed={SELECTION_SEED}"], arguments.data_root, deadline):
+                    return None
+                return validation_error(self._runs / folder)
 
-        Raise RunError if the run has not finished.
-        """
-        selection = _selection()
-        entries = selection.setdefault(self.stream, {}).setdefault(name, [])
-        for entry in entries:
-            if entry["values"] == values:
-                return entry
-        job = self.job(name, values)
-        folder = "_".join(["select", job.name, *values.values()])
-        # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
-        if not self._train(job, folder, [f"seed={SELECTION_SEED}"], arguments.data_root, deadline):
-            raise RunError(f"{self._runs / folder} is not finished: give the same command again")
-        entry = {"values": values, "validation_error": validation_error(self._runs / folder)}
-        entries.append(entry)
-        write_json(SELECTION, selection)
-        return entry
+            if not SELECTION.search(self.stream, name, self.grid(name), measure):
+                print(f"{name}: not everything was tried: give the same command again", file=sys.stderr, flush=True)
 
-
-def _selection() -> dict[str, Any]:
-    return json.loads(SELECTION.read_text()) if SELECTION.exists() else {}
+        names = [name for name in RECIPES if f"{self.stream}_{name}".startswith(arguments.only)]
+        with ThreadPoolExecutor(arguments.side_by_side) as pool:
+            list(pool.map(search, names))
 
 
 def validation_error(run: Path) -> float:

@@ -1,29 +1,36 @@
-"""Compare preset=anytime with other recipes for models that learn in sequence, on two causal streams.
+"""Compare preset=anytime with other recipes for models that learn in sequence, on two causal streams and on books.
 
-python results/frontier/rivals.py select --dated FOLDER                  choose settings: about 60 runs for each corpus
-python results/frontier/rivals.py run --dated FOLDER                     train what has no ledger, two runs at a time
-python results/frontier/rivals.py run --dated FOLDER --only sotu --seeds 1     only the speeches, only seed 0
+python results/frontier/rivals.py select --data FOLDER            choose settings: about 60 runs on WikiText-2
+python results/frontier/rivals.py run --data FOLDER               train what has no ledger, two runs at a time
+python results/frontier/rivals.py run --data FOLDER --only sotu --seeds 1     only the speeches, only seed 0
 
-FOLDER contains sotu.jsonl and peps.jsonl: one JSON object per line, with the fields text and date. Each is cut into ten
-periods of about equal words, with --causal: tokenizer and validation set are those of the first period. A stage has as
-many updates as 0.3 passes over the largest period, so there is no dropout. All rows validate once, after the last
-update of a stage, so that the last checkpoint predicts: the validation set is text of the first period.
+FOLDER contains dated/sotu.jsonl and dated/peps.jsonl (one JSON object per line, with the fields text and date), the
+folder books, and wikitext-2/valid.txt and test.txt. The four streams that are compared:
+
+- sotu, peps: each is cut into ten periods of about equal words, with --causal: tokenizer and validation set are those
+  of the first period. A stage has as many updates as 0.3 passes over the largest period.
+- books_1, books_5: four mega-batches of nine books, all of the same mix. A stage of books_1 has one pass over 194,000
+  words, a stage of books_5 five passes over 39,000 words, with dropout.
+
+All rows validate once, after the last update of a stage, so that the last checkpoint predicts: the validation set of
+the causal streams is text of the first period.
 
 Recipes that need more computation in an update have fewer updates, so that the training FLOPs are those of anytime. Two
 rows of retraining do not: their stages are as long as all text so far is. The plugins in results/rivals name the
 sources of the recipes.
 
-`select` tries the values of `Recipe.grid` on one corpus, and `run` uses what was chosen on the other one.
+`select` tries the values of `Recipe.grid` on another stream, WikiText-2, and `run` uses what was chosen there.
 results/SELECTION.md says how. The results are in rivals_selection.json. results/rebuild.py makes
 results/frontier/rivals.md of the committed ledgers and of rivals_streams.json, which this script writes.
 """
 
 import argparse
 import json
-import math
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,22 +38,23 @@ from typing import Any, ClassVar
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _texts import SETTINGS, Row, TextStudy, bits_per_byte, mean_text, period_sizes, training_flops  # noqa: E402
+from _selection import Choices  # noqa: E402
+from _texts import (  # noqa: E402
+    SETTINGS,
+    Row,
+    TextStudy,
+    bits_per_byte,
+    link_books,
+    mean_text,
+    period_sizes,
+    training_flops,
+)
 
-from fairseq_alma.core.errors import RunError  # noqa: E402
 from fairseq_alma.core.files import write_json  # noqa: E402
 from fairseq_alma.core.ledger import Ledger, LedgerRow  # noqa: E402
-from fairseq_alma.core.predictors import checked_file, read_predictor  # noqa: E402
 
-LIMITS = {
-    "sotu": "1835-12-08,1852-12-06,1872-12-02,1890-12-01,1903-12-07,1913-12-02,1947-01-06,1973-03-04,1990-01-31",
-    "peps": "2002-08-12,2007-04-28,2012-04-26,2014-09-29,2017-01-12,2019-06-04,2021-05-28,2023-08-17,2025-04-04",
-}
-"""Name of the corpus -> where its periods begin: at about a tenth of its words each."""
-CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
-OTHER = {"sotu": "peps", "peps": "sotu"}
-PERIODS, SEEDS, SELECTION_SEED = 10, 5, 100
-SELECTION, SIZES = HERE / "rivals_selection.json", HERE / "rivals_streams.json"
+SEEDS, SELECTION_SEED = 5, 100
+SELECTION, SIZES = Choices(HERE / "rivals_selection.json", "validation_loss"), HERE / "rivals_streams.json"
 
 LR, WARMUP = ("0.005", "0.0025", "0.01"), ("10", "40")
 REPLAY, KEEP, CONSTANT, AVERAGE = "replay=0.5", "optimizer_state=keep", "schedule=constant", "average=power:8"
@@ -162,165 +170,151 @@ RECIPES = {
 """Name -> recipe, in the order in which they run. The last one needs a package that may be missing."""
 
 
-def _chosen(recipe: str, corpus: str) -> dict[str, str] | None:
-    """Return the values that were chosen for a recipe on a corpus; None if none were."""
-    selection = json.loads(SELECTION.read_text()) if SELECTION.exists() else {}
-    tried = selection.get(corpus, {}).get(RECIPES[recipe].as_for or recipe, [])
-    return _best(tried) if tried else None
-
-
-def _best(tried: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the values with the lowest loss on validation text."""
-    return min(tried, key=lambda one: one["bits_per_byte"])["values"]
+def chosen(name: str) -> dict[str, str] | None:
+    """Return the values with the lowest loss on validation text for a recipe; None if none were tried."""
+    return SELECTION.best(SELECTED_ON.stream, RECIPES[name].as_for or name)
 
 
 @dataclass(frozen=True)
 class RivalStudy(TextStudy):
-    """The runs on one of the corpora."""
+    """The runs on one stream. The run of a recipe has the name STREAM_rival_RECIPE."""
 
-    corpus: str = "sotu"
-    data: ClassVar[str] = "dated"
+    stream: str = ""
+    """Name of the stream."""
+    heading: str = ""
+    """Heading of its table."""
+    source: str = ""
+    """Kind and file of the text, as in alma-prep's --source, with the file in the folder of the data."""
+    options: tuple[str, ...] = ()
+    """Other arguments of alma-prep."""
+    data: ClassVar[str] = "."
     common: ClassVar[tuple[str, ...]] = (
         *(text for text in SETTINGS if not text.startswith("lr=")),
         "precision=float32", "validations=1",
     )  # fmt: skip
-    actions: ClassVar[Mapping[str, str]] = {**TextStudy.actions, "select": "choose settings for the other corpus"}
+    actions: ClassVar[Mapping[str, str]] = {**TextStudy.actions, "select": "choose settings on another stream"}
 
     def prepare(self, data: Path, out: Path) -> list[str]:
-        words = ["--source", f"text:{data / f'{self.corpus}.jsonl'}", "--partition", "chronological", "--causal"]
-        # Half of the usual test text, because scoring takes a third of the time of a run.
-        return [*words, "--period", LIMITS[self.corpus], "--vocab-size", "8000", "--test-words", "10000"]
+        kind, file = self.source.split(":")
+        path = link_books(data / file, out / "books") if kind == "books" else data / file
+        return ["--source", f"{kind}:{path}", "--vocab-size", "8000", *self.options]
 
     def _make_stream(self, data: Path, out: Path) -> Path:
         stream = super()._make_stream(data, out)
-        sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-        write_json(SIZES, sizes | {self.corpus: period_sizes(stream)})
+        if "periods" in json.loads((stream / "stream.json").read_text()):
+            sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+            write_json(SIZES, sizes | {self.stream: period_sizes(stream)})
         return stream
 
-    def row(self, name: str, chosen: Mapping[str, str]) -> Row:
+    def row(self, name: str, values: Mapping[str, str]) -> Row:
         """Return the runs of a recipe with these values from its grid."""
         recipe = RECIPES[name]
-        arguments = recipe.arguments(chosen)
-        return Row(f"{self.corpus}_rival_{name}", arguments, recipe.steps, tuple(range(SEEDS)), recipe.times)
+        arguments = recipe.arguments(values)
+        return Row(f"{self.stream}_rival_{name}", arguments, recipe.steps, tuple(range(SEEDS)), recipe.times)
+
+    def _select(self, arguments: argparse.Namespace, out: Path) -> None:
+        """Try the grid of each recipe, with one seed, and write the losses on validation text to SELECTION."""
+        stream, _ = self._text(arguments, out)
+        deadline = time.monotonic() + 3600 * arguments.hours
+
+        def search(name: str) -> None:
+            def measure(values: dict[str, str]) -> float | None:
+                run = out / name / "_".join(values.values())
+                # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
+                if not self.train(self.row(name, values), SELECTION_SEED, stream, run, deadline):
+                    return None
+                print(f"{name} {values}: {validation_loss(run):.4f}", flush=True)
+                return validation_loss(run)
+
+            if not SELECTION.search(self.stream, name, RECIPES[name].grid, measure):
+                print(f"{name}: not everything was tried: give the same command again", file=sys.stderr, flush=True)
+
+        names = [name for name, recipe in RECIPES.items() if not recipe.as_for and name.startswith(arguments.only)]
+        with ThreadPoolExecutor(arguments.side_by_side) as pool:
+            list(pool.map(search, names))
 
     def do(self, arguments: argparse.Namespace, out: Path) -> None:
         if arguments.what == "select":
             return self._select(arguments, out)
-        without = {name for name in RECIPES if _chosen(name, OTHER[self.corpus]) is None}
-        if without:
-            print(f"{SELECTION} has no choice on {OTHER[self.corpus]} for {', '.join(sorted(without))}, which are not "
-                  f"run for {self.corpus}: give `select` first", file=sys.stderr)  # fmt: skip
-        names = {f"{self.corpus}_rival_{name}" for name in without}
-        super(RivalStudy, replace(self, rows=[row for row in self.rows if row.name not in names])).do(arguments, out)
-
-    def _select(self, arguments: argparse.Namespace, out: Path) -> None:
-        """Try the grid of each recipe, with one seed, and write the losses on validation text to SELECTION."""
-        stream, data = self._text(arguments, out)
-        for name, recipe in RECIPES.items():
-            if recipe.as_for or not f"{self.corpus}_rival_{name}".startswith(arguments.only):
-                continue
-            chosen = {key: values[0] for key, values in recipe.grid.items()}
-            try:
-                for key, values in recipe.grid.items():
-                    tried = [self._tried(name, chosen | {key: value}, stream, data, out, arguments) for value in values]
-                    chosen = _best(tried)
-            except RunError as error:
-                print(error, file=sys.stderr, flush=True)
-                continue
-            print(f"{self.corpus} {name}: {chosen}", flush=True)
-
-    def _tried(
-        self, name: str, values: dict[str, str], stream: Path, data: str, out: Path, arguments: argparse.Namespace
-    ) -> dict[str, Any]:
-        """Return the entry of SELECTION for a recipe with these values. If it is missing, train the run and add it.
-
-        Raise RunError if the run has not finished.
-        """
-        selection = json.loads(SELECTION.read_text()) if SELECTION.exists() else {}
-        entries = selection.setdefault(self.corpus, {}).setdefault(name, [])
-        for entry in entries:
-            if entry["values"] == values:
-                return entry
-        row = self.row(name, values)
-        row = replace(row, name=f"select_{name}_{'_'.join(values.values())}")
-        # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
-        study = replace(self, rows=[row], ledgers=out / "selection")
-        study._run([(SELECTION_SEED, row)], stream, data, out, 1, arguments.hours)
-        run = out / row.name / f"seed_{SELECTION_SEED}"
-        if not (run / "summary.json").exists():
-            raise RunError(f"{run} is not finished: see {run.with_suffix('.log')}, and give the same command again")
-        entry = {"values": values, "bits_per_byte": validation_bits_per_byte(run, stream)}
-        entries.append(entry)
-        write_json(SELECTION, selection)
-        return entry
+        values = {name: chosen(name) for name in RECIPES}
+        if without := [name for name, one in values.items() if one is None]:
+            print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
+                  file=sys.stderr)  # fmt: skip
+        rows = [self.row(name, one) for name, one in values.items() if one is not None]
+        super(RivalStudy, replace(self, rows=rows)).do(arguments, out)
 
 
-def validation_bits_per_byte(run: Path, stream: Path) -> float:
-    """Return the loss on validation text: the mean over t >= 2 of the mean over all periods that have arrived.
-
-    Args:
-        run: the folder of a finished run.
-        stream: a causal stream, each period of which has validation text.
-    """
-    # Not at the top, because the tables need no torch.
-    from fairseq_alma.core.stream_folder import StreamFolder
-    from fairseq_alma.evaluation.held_out import scores_of
-
-    folder = StreamFolder.open(stream)
-    by_stage: dict[int, list[float]] = {}
-    means = []
-    for row in Ledger(run / "ledger.jsonl").rows()[2:]:
-        if row.stage not in by_stage:
-            splits = [f"mega_batch_{t}/valid" for t in range(1, folder.num_periods + 1)]
-            checkpoints = [checked_file(run, entry) for entry in read_predictor(run, row.stage)["checkpoints"]]
-            scores = scores_of(checkpoints, folder, splits)
-            by_stage[row.stage] = [
-                scores[split].nll_sum / folder.counts(split)["bytes"] / math.log(2) for split in splits
-            ]
-        means.append(statistics.mean(by_stage[row.stage][: row.t]))
-    return statistics.mean(means)
+def validation_loss(run: Path) -> float:
+    """Return the mean over t >= 2 of the loss on validation text, in nats per token."""
+    losses = [row.scores.validation_loss for row in Ledger(run / "ledger.jsonl").rows()[2:]]
+    return statistics.mean(loss for loss in losses if loss is not None)
 
 
-def _study(corpus: str) -> RivalStudy:
-    empty = RivalStudy((), HERE / "ledgers", ("dropout=0",), PERIODS, passes=0.3, corpus=corpus)
-    chosen = {
-        name: _chosen(name, OTHER[corpus]) or {key: values[0] for key, values in recipe.grid.items()}
-        for name, recipe in RECIPES.items()
-    }
-    return replace(empty, rows=[empty.row(name, chosen[name]) for name in RECIPES])
+def _study(
+    stream: str, heading: str, source: str, *options: str, periods: int, passes: float, **other: Any
+) -> RivalStudy:
+    study = RivalStudy((), HERE / "ledgers", ("dropout=0",), periods, passes)
+    return replace(study, stream=stream, heading=heading, source=source, options=options, **other)
 
 
-STUDIES = {corpus: _study(corpus) for corpus in CORPORA}
+def _dated(stream: str, heading: str, limits: str) -> RivalStudy:
+    """`limits`: where the periods begin, at about a tenth of the words each."""
+    # A fifth of the usual test text, because scoring ten periods after each arrival takes much of the time of a run.
+    options = ("--partition", "chronological", "--causal", "--period", limits, "--test-words", "4000")
+    return _study(stream, heading, f"text:dated/{stream}.jsonl", *options, periods=10, passes=0.3)
+
+
+def _books(stream: str, heading: str, parts: int, passes: float, **other: Any) -> RivalStudy:
+    options = ("--mega-batches", str(parts), "--valid-words", "10000", "--test-words", "40000")
+    return _study(stream, heading, "books:books", *options, periods=4, passes=passes, **other)
+
+
+STUDIES = (
+    _dated(
+        "peps",
+        "Python's proposals, 1996 to 2026, ten periods",
+        "2002-08-12,2007-04-28,2012-04-26,2014-09-29,2017-01-12,2019-06-04,2021-05-28,2023-08-17,2025-04-04",
+    ),
+    _dated(
+        "sotu",
+        "Speeches of presidents, 1790 to 2026, ten periods",
+        "1835-12-08,1852-12-06,1872-12-02,1890-12-01,1903-12-07,1913-12-02,1947-01-06,1973-03-04,1990-01-31",
+    ),
+    _books("books_1", "Nine books in one pass, four mega-batches", 10, 1),
+    _books("books_5", "Nine books in five passes, four mega-batches", 50, 5, settings=("dropout=0.2",)),
+)
+_SIZES = ("--mega-batches", "4", "--valid-words", "20000", "--test-words", "5000")
+SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=4, passes=0.75)
+"""The stream on which the settings are chosen."""
 
 
 def tables() -> dict[str, str]:
-    """Return file name -> the table of both corpora; {} without ledgers."""
-    if not SIZES.exists():
-        return {}
-    sizes = json.loads(SIZES.read_text())
-    lines = [line for corpus in CORPORA for line in _table(corpus, sizes.get(corpus, []))]
+    """Return file name -> the tables of all streams; {} without ledgers."""
+    sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+    lines = [line for study in STUDIES for line in _table(study, sizes.get(study.stream))]
     if not lines:
         return {}
     note = (
-        "Bits per byte of the test text, averaged over t = 2 to 10: over the periods that have arrived, over the "
-        "newest of them, and over the next one; and over all periods after the last arrival. In brackets: difference "
-        "from anytime in percent, paired over seeds, with its standard error; negative is better. FLOPs are relative "
-        "to anytime."
+        "Bits per byte of the test text, averaged from t = 2 to the last arrival. Proposals and speeches: over the "
+        "periods that have arrived, over the newest of them, and over the next one; and over all periods after the "
+        "last arrival. In brackets: difference from anytime in percent, paired over seeds, with its standard error; "
+        "negative is better. FLOPs are relative to anytime."
     )
-    return {"rivals.md": "\n".join(["# The recipe and its rivals", "", *lines, note, ""])}
+    return {"rivals.md": "\n".join(["# The recipe and its rivals on text", "", *lines, note, ""])}
 
 
-def _table(corpus: str, periods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of the table of a corpus, the best recipe first; [] without a ledger of anytime."""
-    found = {name: STUDIES[corpus].rows_by_seed(f"{corpus}_rival_{name}") for name in RECIPES}
+def _table(study: RivalStudy, periods: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Return the lines of the table of a stream, the best recipe first; [] without a ledger of anytime."""
+    found = {name: study.rows_by_seed(f"{study.stream}_rival_{name}") for name in RECIPES}
     base = {seed: _parts(rows, periods) for seed, rows in found["anytime"].items()}
     if not base:
         return []
+    names = PARTS if periods else {"arrived": "average from t = 2", "last": PARTS["last"]}
     lines = [
-        f"## {CORPORA[corpus]}",
+        f"## {study.heading}",
         "",
-        "| recipe | arrived | newest | next | after the last arrival | seeds | training FLOPs |",
-        "|:---|---:|---:|---:|---:|---:|---:|",
+        f"| recipe | {' | '.join(names.values())} | seeds | training FLOPs |",
+        f"|:---|{'---:|' * (len(names) + 2)}",
     ]
     parts = {
         name: {seed: _parts(rows, periods) for seed, rows in runs.items() if seed in base}
@@ -329,7 +323,7 @@ def _table(corpus: str, periods: Sequence[Mapping[str, Any]]) -> list[str]:
     known = {name: by_seed for name, by_seed in parts.items() if by_seed}
     for name in sorted(known, key=lambda one: statistics.mean(own["arrived"] for own in known[one].values())):
         cells = []
-        for part in ("arrived", "newest", "next", "last"):
+        for part in names:
             text = mean_text([own[part] for own in known[name].values()], digits=3)
             changes = [100 * (own[part] / base[seed][part] - 1) for seed, own in known[name].items()]
             cells.append(text if name == "anytime" else f"{text} ({mean_text(changes, signed=True)})")
@@ -339,11 +333,18 @@ def _table(corpus: str, periods: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def _parts(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bits per byte of a run over parts of the matrix, from t = 2 on.
+PARTS = {"arrived": "arrived", "newest": "newest", "next": "next", "last": "after the last arrival"}
+"""Parts of the matrix of losses -> how the table names them."""
+
+
+def _parts(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]] | None) -> dict[str, float]:
+    """Return the bits per byte of a run over parts of the matrix, from t = 2 on; without periods, over the test set.
 
     At t = 1, a learner that waits for two mega-batches has not trained yet.
     """
+    if periods is None:
+        losses = [bits for row in rows[2:] if (bits := row.scores.bits_per_byte) is not None]
+        return {"arrived": statistics.mean(losses), "last": losses[-1]}
     matrix = {t: losses for t, losses in bits_per_byte(rows, periods).items() if t >= 2}
     return {
         "arrived": statistics.mean(statistics.mean(losses[:t]) for t, losses in matrix.items()),
@@ -354,5 +355,5 @@ def _parts(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]]) -> d
 
 
 if __name__ == "__main__":
-    for name, study in STUDIES.items():
-        study.main(__doc__, out="runs/rivals", subfolder=name)
+    for one in (SELECTED_ON,) if sys.argv[1:2] == ["select"] else STUDIES:
+        one.main(__doc__, out="runs/rivals", subfolder=one.stream)
