@@ -27,10 +27,9 @@ class Choices:
         """Return what was tried for a recipe on a stream, in this order."""
         return self._read().get(stream, {}).get(recipe, [])
 
-    def best(self, stream: str, recipe: str) -> dict[str, str] | None:
-        """Return the values with the lowest score; None if none were tried."""
-        tried = self.tried(stream, recipe)
-        return min(tried, key=lambda one: one[self.score])["values"] if tried else None
+    def best(self, stream: str, recipe: str, grid: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
+        """Return the values with the lowest score; None if not all were tried that `search` would try."""
+        return self.search(stream, recipe, grid, lambda values: None)
 
     def search(
         self,
@@ -38,7 +37,7 @@ class Choices:
         recipe: str,
         grid: Mapping[str, Sequence[str]],
         measure: Callable[[dict[str, str]], float | None],
-    ) -> bool:
+    ) -> dict[str, str] | None:
         """Try the values of a grid name by name, in its order. Several threads may search at the same time.
 
         Names that are still to come have their first value; those before have the best values so far.
@@ -50,29 +49,30 @@ class Choices:
             measure: gives the score of values, or None if it cannot be had in this run of the script.
 
         Returns:
-            Whether everything was tried.
+            The values with the lowest score; None if a score was missing.
         """
         chosen = {name: values[0] for name, values in grid.items()}
         for name, values in grid.items():
-            for value in values:
-                if not self._try(stream, recipe, chosen | {name: value}, measure):
-                    return False
-            chosen = self.best(stream, recipe) or chosen
-        return True
+            scores = [self._score(stream, recipe, chosen | {name: value}, measure) for value in values]
+            known = [score for score in scores if score is not None]
+            if len(known) < len(scores):
+                return None
+            chosen |= {name: values[known.index(min(known))]}
+        return chosen
 
-    def _try(
+    def _score(
         self, stream: str, recipe: str, values: dict[str, str], measure: Callable[[dict[str, str]], float | None]
-    ) -> bool:
-        if any(one["values"] == values for one in self.tried(stream, recipe)):
-            return True
+    ) -> float | None:
+        for one in self.tried(stream, recipe):
+            if one["values"] == values:
+                return one[self.score]
         score = measure(values)
-        if score is None:
-            return False
-        with self._lock:
-            known = self._read()
-            known.setdefault(stream, {}).setdefault(recipe, []).append({"values": values, self.score: score})
-            write_json(self.path, known)
-        return True
+        if score is not None:
+            with self._lock:
+                known = self._read()
+                known.setdefault(stream, {}).setdefault(recipe, []).append({"values": values, self.score: score})
+                write_json(self.path, known)
+        return score
 
     def _read(self) -> dict[str, Any]:
         return json.loads(self.path.read_text()) if self.path.exists() else {}

@@ -160,7 +160,7 @@ class TextStudy(ABC):
         words = ["alma-lm", f"stream={stream}", f"out={folder}", *self.common, f"mega_batches={self.mega_batches}"]
         words += [*self.settings, *row.settings]
         words += [f"{row.steps}={updates}", f"seed={seed}", f"reuse_from={folder.parents[1] / 'shared'}"]
-        return run_command(words, folder.with_suffix(".log"))
+        return run_command(words, folder.with_name(f"{folder.name}.log"))
 
     def _make_stream(self, data: Path, out: Path) -> Path:
         """Make the stream if it does not exist, and return its folder."""

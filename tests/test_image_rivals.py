@@ -216,6 +216,7 @@ def test_settings_are_chosen_by_errors_on_validation_data(study, tmp_path, monke
     monkeypatch.setattr(study, "SELECTION", replace(study.SELECTION, path=tmp_path / "selection.json"))
     cifar10 = study.STUDIES[0]
     assert (cifar10._best("anytime"), cifar10._best("sm_w1")) == (None, {})
+    cifar10 = replace(cifar10, lr=("0.01", "0.03"))
     tried = [{"values": {"lr": lr}, "validation_error": error} for lr, error in (("0.01", 0.5), ("0.03", 0.4))]
     write_json(tmp_path / "selection.json", {"cifar10_classes": {"anytime": tried}})
     assert cifar10._best("anytime") == {"lr": "0.03"}

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -97,10 +98,10 @@ def test_the_ar_meta_schedule_takes_the_maxima_of_its_rounds_from_longer_and_lon
     plugin = rivals("tic_lm")
     learner = plugin.TicLM.__new__(plugin.TicLM)
     learner.settings = SimpleNamespace(lr=0.01)
-    learner.learner_settings = plugin.TicLMSettings(later_lr=0.0041)
+    learner.learner_settings = plugin.TicLMSettings(later_lr_ratio=0.41)
     # Rounds 0 to 2 are stages 2 to 4, at 0, 1/2 and 2/3 of a cosine from 0.0041 to 0.0001: 1, 1/2 and 1/4 of the way.
     assert [learner.maximum(k, 0.0001) for k in (1, 2, 3, 4)] == pytest.approx([0.01, 0.0041, 0.0021, 0.0011])
-    learner.learner_settings = plugin.TicLMSettings(later_lr=0.004, autoregressive=False)
+    learner.learner_settings = plugin.TicLMSettings(later_lr_ratio=0.4, autoregressive=False)
     assert [learner.maximum(k, 0.0001) for k in (1, 2, 3, 4)] == [0.01, 0.004, 0.004, 0.004]
 
 
@@ -252,10 +253,13 @@ def study():
 def test_rows_use_what_was_chosen_on_another_stream(study, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "SELECTION", study.Choices(tmp_path / "selection.json", "validation_loss"))
     tried = [{"values": {"lr": "1"}, "validation_loss": 2.5}, {"values": {"lr": "2"}, "validation_loss": 2.25}]
-    (tmp_path / "selection.json").write_text(json.dumps({"wikitext": {"retrained_equal": tried}}))
+    (tmp_path / "selection.json").write_text(json.dumps({"wikitext": {"anytime": tried}}))
     assert study.SELECTED_ON.stream not in {one.stream for one in study.STUDIES}
-    assert study.chosen("retrained") == {"lr": "2"}
-    assert study.chosen("anytime") is None
+    anytime = study.RECIPES["anytime"]
+    monkeypatch.setitem(study.RECIPES, "anytime", replace(anytime, grid={"lr": ("1", "2")}))
+    assert study.chosen("no_replay") == study.chosen("anytime") == {"lr": "2"}
+    monkeypatch.setitem(study.RECIPES, "anytime", replace(anytime, grid={"lr": ("1", "2", "3")}))
+    assert study.chosen("anytime") is None  # not everything was tried
 
 
 def test_a_grid_is_searched_name_by_name_and_nothing_twice(study, tmp_path):
@@ -267,11 +271,27 @@ def test_a_grid_is_searched_name_by_name_and_nothing_twice(study, tmp_path):
         return losses[measured[-1]] if len(measured) != 2 else None  # the second run does not finish
 
     choices, grid = study.Choices(tmp_path / "selection.json", "loss"), {"lr": ("1", "2", "3"), "warmup": ("a", "b")}
-    assert not choices.search("stream", "recipe", grid, measure)
-    assert choices.search("stream", "recipe", grid, measure)
-    assert measured == [("1", "a"), ("2", "a"), ("2", "a"), ("3", "a"), ("2", "b")]
-    assert choices.best("stream", "recipe") == {"lr": "2", "warmup": "a"}
-    assert [one["loss"] for one in choices.tried("stream", "recipe")] == [3.0, 2.0, 4.0, 2.5]
+    assert choices.search("stream", "recipe", grid, measure) is None
+    assert choices.best("stream", "recipe", grid) is None
+    assert choices.search("stream", "recipe", grid, measure) == {"lr": "2", "warmup": "a"}
+    assert measured == [("1", "a"), ("2", "a"), ("3", "a"), ("2", "a"), ("2", "b")]
+    assert choices.best("stream", "recipe", grid) == {"lr": "2", "warmup": "a"}
+    assert [one["loss"] for one in choices.tried("stream", "recipe")] == [3.0, 4.0, 2.0, 2.5]
+
+
+def test_a_choice_is_found_again_where_the_last_value_was_better_with_an_earlier_one(study, tmp_path):
+    """b was chosen with x, and is not tried with y again."""
+    losses = {("a", "x"): 2.0, ("b", "x"): 1.0, ("b", "y"): 0.5}
+    choices, grid = study.Choices(tmp_path / "selection.json", "loss"), {"one": ("a", "b"), "two": ("x", "y")}
+    found = choices.search("stream", "recipe", grid, lambda values: losses[tuple(values.values())])
+    assert found == choices.best("stream", "recipe", grid) == {"one": "b", "two": "y"}
+
+
+def test_rivals_with_more_work_have_fewer_updates(study):
+    """The teacher of LwF adds a third to nine of ten stages, and the Fisher information 12.5 updates before each."""
+    values = {"weight": "1", "lr": "1", "warmup": "1"}
+    times = {name: study.STUDIES[0].row(name, values, 100).times for name in ("anytime", "lwf", "ewc")}
+    assert times == pytest.approx({"anytime": 1, "lwf": 1 / 1.3, "ewc": 1 - 0.125 * 0.9})
 
 
 def test_searches_at_the_same_time_lose_nothing(study, tmp_path):
@@ -298,8 +318,8 @@ def test_every_recipe_of_the_study_trains(study, stream, tmp_path):
     for name, recipe in study.RECIPES.items():
         if name == "schedule_free" and importlib.util.find_spec("schedulefree") is None:
             continue
-        row = study.STUDIES[0].row(name, {key: values[0] for key, values in recipe.grid.items()})
+        row = study.STUDIES[0].row(name, {key: values[0] for key, values in recipe.grid.items()}, 100)
         steps = [one for one in SETTINGS if not one.startswith(("updates=", "lr=", "warmup_updates="))]
-        steps += [f"{row.steps}=6"]  # more than the warm-up of 4 of the cosines
+        steps += ["updates=6"]  # more than the warm-up of 4 of the cosines
         result = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / name}", *steps, *row.settings)
         assert result.returncode == 0, result.stderr[-3000:]

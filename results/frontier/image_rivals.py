@@ -135,8 +135,8 @@ class RivalStudy(Study):
         super(RivalStudy, replace(self, jobs=jobs)).do(arguments, deadline)
 
     def _best(self, name: str) -> dict[str, str] | None:
-        """Return the values with the lowest error on validation data; None if none were tried."""
-        return SELECTION.best(self.stream, name) if self.grid(name) else {}
+        """Return the values with the lowest error on validation data; None if not all of the grid were tried."""
+        return SELECTION.best(self.stream, name, self.grid(name))
 
     def _select(self, arguments: argparse.Namespace, deadline: float) -> None:
         """Try the grid of each recipe, with one seed, and write the errors on validation data to SELECTION."""
@@ -150,7 +150,7 @@ class RivalStudy(Study):
                     return None
                 return validation_error(self._runs / folder)
 
-            if not SELECTION.search(self.stream, name, self.grid(name), measure):
+            if SELECTION.search(self.stream, name, self.grid(name), measure) is None:
                 print(f"{name}: not everything was tried: give the same command again", file=sys.stderr, flush=True)
 
         names = [name for name in RECIPES if f"{self.stream}_{name}".startswith(arguments.only)]

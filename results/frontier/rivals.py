@@ -1,6 +1,6 @@
 """Compare preset=anytime with other recipes for models that learn in sequence, on two causal streams and on books.
 
-python results/frontier/rivals.py select --data FOLDER            choose settings: about 60 runs on WikiText-2
+python results/frontier/rivals.py select --data FOLDER            choose settings: 70 runs on WikiText-2
 python results/frontier/rivals.py run --data FOLDER               train what has no ledger, two runs at a time
 python results/frontier/rivals.py run --data FOLDER --only sotu --seeds 1     only the speeches, only seed 0
 
@@ -15,9 +15,9 @@ folder books, and wikitext-2/valid.txt and test.txt. The four streams that are c
 All rows validate once, after the last update of a stage, so that the last checkpoint predicts: the validation set of
 the causal streams is text of the first period.
 
-Recipes that need more computation in an update have fewer updates, so that the training FLOPs are those of anytime. Two
-rows of retraining do not: their stages are as long as all text so far is. The plugins in results/rivals name the
-sources of the recipes.
+Recipes that need more computation in an update have fewer updates, so that the training FLOPs are those of anytime.
+Retraining from scratch has as many updates, too, so it reads less of each mega-batch the more there are. The plugins in
+results/rivals name the sources of the recipes.
 
 `select` tries the values of `Recipe.grid` on another stream, WikiText-2, and `run` uses what was chosen there.
 results/SELECTION.md says how. The results are in rivals_selection.json. results/rebuild.py makes
@@ -29,7 +29,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,36 +61,50 @@ REPLAY, KEEP, CONSTANT, AVERAGE = "replay=0.5", "optimizer_state=keep", "schedul
 WARMED = ("lr={lr}", "warmup_updates={warmup}")
 ANYTIME = (REPLAY, KEEP, CONSTANT, AVERAGE, *WARMED)
 FROM_SCRATCH = ("from_scratch=true", "replay=all", *WARMED)
+GRID = {"lr": LR, "warmup": WARMUP}
+
+
+def _same(stages: int, updates: int) -> float:
+    return 1
+
+
+def _with_teacher(stages: int, updates: int) -> float:
+    """From the second stage on, the forward passes of a teacher add a third of the FLOPs."""
+    return 1 / (1 + (stages - 1) / stages / 3)
+
+
+def _with_fisher(stages: int, updates: int) -> float:
+    """Before each stage but the first, the Fisher information takes 100 sequences, as many as 12.5 updates."""
+    return 1 - 12.5 * (stages - 1) / stages / updates
+
+
+def _wide(stages: int, updates: int) -> float:
+    return 1 / 1.404
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One row of the table."""
+    """One row of the tables."""
 
     label: str
-    """The name in the table."""
+    """The name in the tables."""
     settings: tuple[str, ...]
     """Arguments of alma-lm. {NAME} stands for the value that was chosen from the grid."""
     plugin: str = ""
     """Name of the plugin in results/rivals, if it needs one."""
-    grid: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"lr": LR, "warmup": WARMUP})
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: GRID)
     """Name -> the values that are tried. They are tried name by name, in this order; names that are still to come have
     their first value."""
     as_for: str = ""
     """Another recipe whose choice this one uses, instead of one of its own."""
-    steps: str = "updates"
-    times: float = 1
-    """See `Row`."""
+    times: Callable[[int, int], float] = _same
+    """A function from the numbers of stages and of the updates of one of anytime to how many times these updates a
+    stage has, so that the training FLOPs are those of anytime."""
 
-    def arguments(self, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    def arguments(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """Return the arguments of alma-lm with these values from the grid."""
         plugin = (f"plugin=results.rivals.{self.plugin}",) if self.plugin else ()
-        return (*plugin, *(text.format_map(chosen) for text in self.settings))
-
-
-def _tic_lm(autoregressive: str) -> tuple[str, ...]:
-    own = ("learner=tic_lm", f"autoregressive={autoregressive}", "later_lr={later_lr}")
-    return (*own, REPLAY, *WARMED, "fairseq=--lr-scheduler cosine")
+        return (*plugin, *(text.format_map(values) for text in self.settings))
 
 
 def _continued(schedule: str, *more: str) -> tuple[str, ...]:
@@ -98,60 +112,56 @@ def _continued(schedule: str, *more: str) -> tuple[str, ...]:
     return ("learner=continued", REPLAY, KEEP, *WARMED, options, *more)
 
 
-TIC_GRID = {"lr": LR, "later_lr": ("0.005", "0.0025", "0.001"), "warmup": ("4", "20")}
-COOLDOWN_GRID = {"lr": LR, "warmup": WARMUP, "cooldown": ("0.2", "0.5")}
-LWF, LWF_GRID = "fairseq=--criterion lwf --distillation-weight {weight}", {"lr": LR, "weight": ("0.3", "1", "3")}
+TIC_LM = ("learner=tic_lm", "later_lr_ratio={later}", REPLAY, *WARMED, "fairseq=--lr-scheduler cosine")
+SHARE = {"cooldown": ("0.2", "0.5")}
+LWF = "fairseq=--criterion lwf --distillation-weight {weight}"
+FREE = "fairseq=--optimizer schedule_free --schedule-free-r {r} --adam-betas ({beta},0.98)"
 RECIPES = {
     "anytime": Recipe("**anytime**", ANYTIME),
     "sm": Recipe("SM", WARMED),
     "sm_replay": Recipe("SM, `replay=0.5`", (REPLAY, *WARMED)),
-    "tic_ar": Recipe("TiC-LM: AR cosines, `replay=0.5`", _tic_lm("true"), "tic_lm", TIC_GRID),
-    "tic_cyclic": Recipe("TiC-LM: cyclic cosines, `replay=0.5`", _tic_lm("false"), "tic_lm", TIC_GRID),
-    "wsd": Recipe("WSD, `replay=0.5`", _continued("wsd"), "schedules", COOLDOWN_GRID),
-    "wsd_average": Recipe("WSD and average, `replay=0.5`", _continued("wsd", AVERAGE), "schedules", COOLDOWN_GRID),
+    "tic_lm": Recipe(
+        "TiC-LM: AR cosines, `replay=0.5`", TIC_LM, "tic_lm", GRID | {"later": ("1", "0.5", "0.2", "0.1")}
+    ),
+    "wsd": Recipe("WSD, `replay=0.5`", _continued("wsd"), "schedules", GRID | SHARE),
+    "wsd_average": Recipe("WSD and average, `replay=0.5`", _continued("wsd", AVERAGE), "schedules", GRID | SHARE),
     # The rate falls to half after four times the warm-up.
     "rsqrt": Recipe(
         "inverse square root, `replay=0.5`",
         _continued("rsqrt"),
         "schedules",
-        COOLDOWN_GRID | {"warmup": ("10", "40", "160")},
+        {"lr": LR, "warmup": ("10", "40", "160", "640"), **SHARE},
     ),
-    "no_average": Recipe("anytime without the average", (REPLAY, KEEP, CONSTANT, *WARMED)),
-    "no_replay": Recipe("anytime without replay", (KEEP, CONSTANT, AVERAGE, *WARMED)),
-    "new_state": Recipe("anytime with a new optimizer state in each stage", (REPLAY, CONSTANT, AVERAGE, *WARMED)),
-    "decaying": Recipe("anytime with a decaying rate", (REPLAY, KEEP, AVERAGE, *WARMED)),
-    "retrained": Recipe(
-        "retrained on everything", FROM_SCRATCH, as_for="retrained_equal", steps="updates_per_mega_batch"
-    ),
+    "retrained": Recipe("retrained on everything", FROM_SCRATCH),
     "retrained_2": Recipe(
-        "retrained on everything, wait 2",
-        (*FROM_SCRATCH, "wait=2"),
-        as_for="retrained_equal",
-        steps="updates_per_mega_batch",
+        "retrained on everything, wait 2", (*FROM_SCRATCH, "wait=2"), times=lambda stages, updates: 2
     ),
-    "retrained_equal": Recipe("retrained on everything, equal FLOPs", FROM_SCRATCH),
-    "retrained_2_equal": Recipe(
-        "retrained on everything, wait 2, equal FLOPs", (*FROM_SCRATCH, "wait=2"), as_for="retrained_equal", times=2
+    "lwf": Recipe(
+        "LwF, `replay=0.5`",
+        ("learner=lwf", LWF, REPLAY, *WARMED),
+        "lwf",
+        GRID | {"weight": ("1", "0.3", "3")},
+        times=_with_teacher,
     ),
-    # From the second stage on, the teacher adds a third of the FLOPs: 1 + 0.9 / 3 in all.
-    "lwf": Recipe("LwF", ("learner=lwf", "lr={lr}", LWF), "lwf", LWF_GRID, times=1 / 1.3),
-    "lwf_replay": Recipe(
-        "LwF, `replay=0.5`", ("learner=lwf", "lr={lr}", LWF, REPLAY), "lwf", LWF_GRID, as_for="lwf", times=1 / 1.3
-    ),
-    # The Fisher information takes 12,800 tokens; a stage has 86,016 or more.
     "ewc": Recipe(
         "EWC",
-        ("learner=ewc", "lr={lr}", "fairseq=--criterion ewc --ewc-weight {weight}"),
+        ("learner=ewc", "fairseq=--criterion ewc --ewc-weight {weight}", *WARMED),
         "ewc",
-        {"lr": LR, "weight": ("1", "0.1", "10")},
-        times=0.89,
+        GRID | {"weight": ("0.01", "0.001", "0.1")},
+        times=_with_fisher,
     ),
     "shrink": Recipe(
         "shrink and perturb, `replay=0.5`",
-        ("learner=shrink", "lr={lr}", "shrink={shrink}", REPLAY),
+        ("learner=shrink", "shrink={shrink}", REPLAY, *WARMED),
         "shrink",
-        {"lr": LR, "shrink": ("0.6", "0.4", "0.8")},
+        GRID | {"shrink": ("0.6", "0.4", "0.8", "0.9")},
     ),
+    "no_average": Recipe("anytime without the average", (REPLAY, KEEP, CONSTANT, *WARMED), as_for="anytime"),
+    "no_replay": Recipe("anytime without replay", (KEEP, CONSTANT, AVERAGE, *WARMED), as_for="anytime"),
+    "new_state": Recipe(
+        "anytime with a new optimizer state in each stage", (REPLAY, CONSTANT, AVERAGE, *WARMED), as_for="anytime"
+    ),
+    "decaying": Recipe("anytime with a decaying rate", (REPLAY, KEEP, AVERAGE, *WARMED), as_for="anytime"),
     "dense": Recipe("anytime, dense, as many active parameters", (*ANYTIME, "experts=1"), as_for="anytime"),
     # Its 4 layers have 10 times 512 hidden units, like 2 dense layers and 2 mixtures of 4 experts. It needs 1.404 times
     # the FLOPs.
@@ -159,20 +169,22 @@ RECIPES = {
         "anytime, dense, as many parameters",
         (*ANYTIME, "experts=1", "fairseq=--decoder-ffn-embed-dim 1280"),
         as_for="anytime",
-        times=1 / 1.404,
+        times=_wide,
     ),
     "schedule_free": Recipe(
         "schedule-free AdamW, `replay=0.5`",
-        (REPLAY, KEEP, CONSTANT, *WARMED, "fairseq=--optimizer schedule_free"),
+        (REPLAY, KEEP, CONSTANT, FREE, *WARMED),
         "schedule_free",
+        {"lr": (*LR, "0.02"), "warmup": WARMUP, "r": ("0", "8"), "beta": ("0.9", "0.95")},
     ),
 }
 """Name -> recipe, in the order in which they run. The last one needs a package that may be missing."""
 
 
 def chosen(name: str) -> dict[str, str] | None:
-    """Return the values with the lowest loss on validation text for a recipe; None if none were tried."""
-    return SELECTION.best(SELECTED_ON.stream, RECIPES[name].as_for or name)
+    """Return the values with the lowest loss on validation text for a recipe; None if not all were tried."""
+    name = RECIPES[name].as_for or name
+    return SELECTION.best(SELECTED_ON.stream, name, RECIPES[name].grid)
 
 
 @dataclass(frozen=True)
@@ -206,27 +218,28 @@ class RivalStudy(TextStudy):
             write_json(SIZES, sizes | {self.stream: period_sizes(stream)})
         return stream
 
-    def row(self, name: str, values: Mapping[str, str]) -> Row:
-        """Return the runs of a recipe with these values from its grid."""
+    def row(self, name: str, values: Mapping[str, str], updates: int) -> Row:
+        """Return the runs of a recipe with these values from its grid, if a stage of anytime has `updates` updates."""
         recipe = RECIPES[name]
-        arguments = recipe.arguments(values)
-        return Row(f"{self.stream}_rival_{name}", arguments, recipe.steps, tuple(range(SEEDS)), recipe.times)
+        times = recipe.times(self.mega_batches, updates)
+        return Row(f"{self.stream}_rival_{name}", recipe.arguments(values), seeds=tuple(range(SEEDS)), times=times)
 
     def _select(self, arguments: argparse.Namespace, out: Path) -> None:
         """Try the grid of each recipe, with one seed, and write the losses on validation text to SELECTION."""
         stream, _ = self._text(arguments, out)
+        updates = self.updates_of_stage(stream)
         deadline = time.monotonic() + 3600 * arguments.hours
 
         def search(name: str) -> None:
             def measure(values: dict[str, str]) -> float | None:
                 run = out / name / "_".join(values.values())
                 # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
-                if not self.train(self.row(name, values), SELECTION_SEED, stream, run, deadline):
+                if not self.train(self.row(name, values, updates), SELECTION_SEED, stream, run, deadline):
                     return None
                 print(f"{name} {values}: {validation_loss(run):.4f}", flush=True)
                 return validation_loss(run)
 
-            if not SELECTION.search(self.stream, name, RECIPES[name].grid, measure):
+            if SELECTION.search(self.stream, name, RECIPES[name].grid, measure) is None:
                 print(f"{name}: not everything was tried: give the same command again", file=sys.stderr, flush=True)
 
         names = [name for name, recipe in RECIPES.items() if not recipe.as_for and name.startswith(arguments.only)]
@@ -240,7 +253,8 @@ class RivalStudy(TextStudy):
         if without := [name for name, one in values.items() if one is None]:
             print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
                   file=sys.stderr)  # fmt: skip
-        rows = [self.row(name, one) for name, one in values.items() if one is not None]
+        updates = self.updates_of_stage(self._text(arguments, out)[0])
+        rows = [self.row(name, one, updates) for name, one in values.items() if one is not None]
         super(RivalStudy, replace(self, rows=rows)).do(arguments, out)
 
 
@@ -283,8 +297,8 @@ STUDIES = (
     _books("books_1", "Nine books in one pass, four mega-batches", 10, 1),
     _books("books_5", "Nine books in five passes, four mega-batches", 50, 5, settings=("dropout=0.2",)),
 )
-_SIZES = ("--mega-batches", "4", "--valid-words", "20000", "--test-words", "5000")
-SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=4, passes=0.75)
+_SIZES = ("--mega-batches", "5", "--valid-words", "20000", "--test-words", "5000")
+SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=5, passes=1)
 """The stream on which the settings are chosen."""
 
 

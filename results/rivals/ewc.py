@@ -1,10 +1,14 @@
 """Elastic weight consolidation for language models (Kirkpatrick et al. 2017, arXiv 1612.00796, equation 3).
 
-alma-lm plugin=results.rivals.ewc learner=ewc fairseq='--criterion ewc --ewc-weight 1000' ...
+alma-lm plugin=results.rivals.ewc learner=ewc fairseq='--criterion ewc --ewc-weight 0.01' ...
 
-Before each stage, the diagonal of the Fisher information is measured on sequences of the last mega-batch, as squared
-gradients of their log-likelihoods. The penalty holds the weights at those after the last stage only, as in TiC-LM
-(arXiv 2504.02107), which also takes 100 batches. The passes are charged as training FLOPs.
+Before each stage, the diagonal of the Fisher information is measured on 100 sequences of the last mega-batch, as
+squared gradients of their log-likelihoods. The penalty holds the weights at those after the last stage only, as in
+TiC-LM (arXiv 2504.02107), which measures it on the new mega-batch instead. The passes are charged as training FLOPs.
+
+A log-likelihood is a sum over the tokens of a sequence, and the loss to which the penalty is added a mean over tokens.
+So for stages of equal length, equation 3 has lambda = 1 / (tokens of a sequence), 0.008 for 128. TiC-LM's weights are
+those of squared gradients of means over batches, and cannot be compared.
 """
 
 from dataclasses import dataclass, field

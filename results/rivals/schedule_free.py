@@ -7,6 +7,7 @@ The rate is constant after the warm-up. The optimizer itself averages the weight
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,18 +24,27 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-@register_optimizer("schedule_free", dataclass=FusedAdamConfig)
+@dataclass
+class ScheduleFreeConfig(FusedAdamConfig):
+    """Options of the optimizer schedule_free: those of fused_adam, and one more."""
+
+    schedule_free_r: float = field(
+        default=0.0, metadata={"help": "update n has a weight in the average proportional to n^r (the package's r)"}
+    )
+
+
+@register_optimizer("schedule_free", dataclass=ScheduleFreeConfig)
 class ScheduleFree(FusedAdam):
-    """Schedule-free AdamW, with the options of fused_adam.
+    """Schedule-free AdamW.
 
     Between updates, the model has the averaged weights (x in the paper), so that these are validated and saved. During
     an update, it has those at which the gradient is computed (y).
     """
 
-    def __init__(self, cfg: FusedAdamConfig, params: Iterable[torch.nn.Parameter]):
+    def __init__(self, cfg: ScheduleFreeConfig, params: Iterable[torch.nn.Parameter]):
         params = list(params)
         super().__init__(cfg, params)
-        self._optimizer = schedulefree.AdamWScheduleFree(params, **self.optimizer_config)
+        self._optimizer = schedulefree.AdamWScheduleFree(params, r=cfg.schedule_free_r, **self.optimizer_config)
 
     def zero_grad(self) -> None:
         """Clear the gradients and switch to the weights y. An update begins with this call."""
