@@ -200,9 +200,21 @@ def test_gdumb_has_as_many_epochs_as_its_memory_allows_at_equal_flops(study):
     images: 49,500 in each epoch, and 9 epochs.
     """
     cifar10 = study.STUDIES[0]
-    assert [cifar10.epochs(study.RECIPES[name], 5) for name in ("gdumb_500", "gdumb_5000", "anytime")] == [90, 9, 10]
+    assert [cifar10.epochs(study.RECIPES[name], "5") for name in ("gdumb_500", "gdumb_5000", "anytime")] == [90, 9, 10]
     job = cifar10.job("gdumb_500", {"lr": "0.03", "wait": "5"})
     assert {"order=classes", "memory=500", "lr=0.03", "wait=5", "epochs=90"} <= set(job.settings)
+    # Geometric waits train at arrivals 1, 2, 3, 5, 8, 12, 18, 27, 41 and 50: 900, 1,800, 2,700, 4,500 and six times
+    # 5,000 images, 39,900 in each epoch.
+    assert cifar10.epochs(study.RECIPES["gdumb_5000"], "geometric") == 11
+
+
+def test_rates_and_schedules_are_chosen_together(study):
+    cifar10 = study.STUDIES[0]
+    rates = cifar10.grid("er_500")["lr,schedule"]
+    assert rates == tuple(f"{lr},{name}" for name in ("constant", "cosine") for lr in ("0.01", "0.003", "0.03"))
+    job = cifar10.job("er_500", {"lr,schedule": rates[-1], "replay": "0.8"})
+    assert {"lr=0.03", "schedule=cosine", "replay=0.8", "memory=500"} <= set(job.settings)
+    assert cifar10.grid("anytime") == {"lr": ("0.01", "0.003", "0.03")}
 
 
 def test_settings_are_chosen_by_errors_on_validation_data(study, tmp_path, monkeypatch):

@@ -35,11 +35,13 @@ from _texts import mean_text  # noqa: E402
 
 from fairseq_alma.core.error_matrix import read_errors  # noqa: E402
 from fairseq_alma.core.ledger import Ledger  # noqa: E402
+from fairseq_alma.core.waiting import arrivals_of_stages  # noqa: E402
 
 EPOCHS, SEEDS, SELECTION_SEED = 10, 5, 100
 SELECTION = Choices(HERE / "image_rivals_selection.json", "validation_error")
 MEMORIES = (500, 5000)
 REPLAYED = ("select_by=last", "lr={lr}", "epochs={epochs}")
+SCHEDULE = "schedule={schedule}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Recipe:
     grid: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     """Name -> the values that are tried, after those of lr. They are tried name by name, in this order; names that are
     still to come have their first value. None: the settings of the paper, and nothing is tried."""
+    decays: bool = False
+    """Whether a rate that falls in each stage is tried, too, with all values of lr."""
     memory: int | None = None
     """Size of the memory if each stage trains on the memory only; None for the other recipes."""
 
@@ -60,14 +64,20 @@ class Recipe:
 def _with_memory(size: int) -> dict[str, Recipe]:
     """Return the recipes that keep a memory of `size` training images."""
     er, text, bounded = ("plugin=results.rivals.er", "learner=er"), f"memory {size:,}", (f"memory={size}", *REPLAYED)
-    derpp = ("plugin=results.rivals.der", "learner=derpp", "replay=0.667", "alpha={alpha}", "beta={beta}")
+    derpp = ("plugin=results.rivals.der", "learner=derpp", "replay=0.667", "alpha={alpha}", "beta={beta}", SCHEDULE)
     gdumb = ("plugin=results.rivals.gdumb", "learner=gdumb", "replay=all", "schedule=cosine", "wait={wait}")
+    alpha_beta = {"alpha": ("0.2", "0.1", "0.5", "1"), "beta": ("0.5", "1")}
     return {
-        f"er_{size}": Recipe(f"ER, {text}", (*er, "replay={replay}", *bounded), {"replay": ("0.5", "0.8", "uniform")}),
-        f"derpp_{size}": Recipe(
-            f"DER++, {text}", (*derpp, *bounded), {"alpha": ("0.2", "0.1", "0.5", "1"), "beta": ("0.5", "1")}
+        f"er_{size}": Recipe(
+            f"ER, {text}",
+            (*er, "replay={replay}", SCHEDULE, *bounded),
+            {"replay": ("0.5", "0.8", "uniform")},
+            decays=True,
         ),
-        f"gdumb_{size}": Recipe(f"GDumb, {text}", (*gdumb, *bounded), {"wait": ("5", "1", "10", "25")}, memory=size),
+        f"derpp_{size}": Recipe(f"DER++, {text}", (*derpp, *bounded), alpha_beta, decays=True),
+        f"gdumb_{size}": Recipe(
+            f"GDumb, {text}", (*gdumb, *bounded), {"wait": ("5", "1", "10", "25", "geometric")}, memory=size
+        ),
         f"anytime_{size}": Recipe(
             f"anytime, {text}", (*er, "replay={replay}", "average=power:8", *bounded), {"replay": ("uniform", "0.5")}
         ),
@@ -77,11 +87,8 @@ def _with_memory(size: int) -> dict[str, Recipe]:
 RECIPES = {
     "anytime": Recipe("**anytime**", ("preset=anytime", "extra_epochs=0", *REPLAYED)),
     "anytime_half": Recipe("anytime, `replay=0.5`", ("preset=anytime", "replay=0.5", "extra_epochs=0", *REPLAYED)),
-    "budgeted": Recipe(
-        "budgeted uniform sampling",
-        ("learner=sm", "replay=uniform", "schedule={schedule}", *REPLAYED),
-        {"schedule": ("constant", "cosine")},
-    ),
+    "budgeted": Recipe("budgeted uniform sampling", ("learner=sm", "replay=uniform", SCHEDULE, *REPLAYED), decays=True),
+    "sm_half": Recipe("SM, `replay=0.5`", ("learner=sm", "replay=0.5", SCHEDULE, *REPLAYED), decays=True),
     **{name: recipe for size in MEMORIES for name, recipe in _with_memory(size).items()},
     "sm_w1": Recipe("SM, wait 1", ("learner=sm", "epochs={epochs}"), None),
     "sm_w10": Recipe("SM, wait 10", ("learner=sm", "wait=10", "epochs={epochs}"), None),
@@ -105,23 +112,31 @@ class RivalStudy(Study):
     """The learning rates that are tried, the default first."""
     actions: ClassVar[Mapping[str, str]] = {"select": "choose the settings", **Study.actions}
 
-    def epochs(self, recipe: Recipe, wait: int) -> int:
+    def epochs(self, recipe: Recipe, wait: str) -> int:
         """Return the epochs of each stage for which the images that all stages read are those of EPOCHS passes."""
         if recipe.memory is None:
             return EPOCHS
-        arrivals = [min(t, self.num_mega_batches) for t in range(wait, self.num_mega_batches + wait, wait)]
-        read = sum(min(recipe.memory, t * self.num_new) for t in arrivals)
+        stages = arrivals_of_stages(self.num_mega_batches, int(wait) if wait.isdecimal() else wait)
+        read = sum(min(recipe.memory, t * self.num_new) for t in stages)
         return max(1, round(EPOCHS * self.num_mega_batches * self.num_new / read))
 
     def grid(self, name: str) -> dict[str, tuple[str, ...]]:
-        """Return the values that are tried for a recipe."""
-        grid = RECIPES[name].grid
-        return {} if grid is None else {"lr": self.lr, **grid}
+        """Return the values that are tried for a recipe. Names with a comma, and their values, belong together."""
+        recipe = RECIPES[name]
+        if recipe.grid is None:
+            return {}
+        rates = {"lr": self.lr}
+        if recipe.decays:
+            rates = {"lr,schedule": tuple(f"{lr},{name}" for name in ("constant", "cosine") for lr in self.lr)}
+        return {**rates, **recipe.grid}
 
     def job(self, name: str, chosen: Mapping[str, str]) -> Job:
         """Return the runs of a recipe with these values from its grid."""
-        epochs = self.epochs(RECIPES[name], int(chosen.get("wait", 1)))
-        settings = [text.format(**chosen, epochs=epochs) for text in RECIPES[name].settings]
+        values: dict[str, str] = {}
+        for names, texts in chosen.items():
+            values |= zip(names.split(","), texts.split(","), strict=True)
+        epochs = self.epochs(RECIPES[name], values.get("wait", "1"))
+        settings = [text.format(**values, epochs=epochs) for text in RECIPES[name].settings]
         return Job(f"{self.stream}_{name}", [*self.settings, *settings], SEEDS)
 
     def do(self, arguments: argparse.Namespace, deadline: float) -> None:
@@ -144,7 +159,7 @@ class RivalStudy(Study):
         def search(name: str) -> None:
             def measure(values: dict[str, str]) -> float | None:
                 job = self.job(name, values)
-                folder = "_".join(["select", job.name, *values.values()])
+                folder = "_".join(["select", job.name, *values.values()]).replace(",", "_")
                 # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
                 if not self._train(job, folder, [f"seed={SELECTION_SEED}"], arguments.data_root, deadline):
                     return None
@@ -176,7 +191,7 @@ CIFAR10 = {
 }  # fmt: skip
 MNIST = {
     "dataset": "mnist", "settings": ("mega_batches=100", "width=32"), "num_mega_batches": 100, "num_new": 540,
-    "lr": ("1", "0.3", "3"),
+    "lr": ("1", "0.3", "3", "10"),
 }  # fmt: skip
 
 
