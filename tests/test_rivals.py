@@ -101,8 +101,6 @@ def test_the_ar_meta_schedule_takes_the_maxima_of_its_rounds_from_longer_and_lon
     learner.learner_settings = plugin.TicLMSettings(later_lr_ratio=0.41)
     # Rounds 0 to 2 are stages 2 to 4, at 0, 1/2 and 2/3 of a cosine from 0.0041 to 0.0001: 1, 1/2 and 1/4 of the way.
     assert [learner.maximum(k, 0.0001) for k in (1, 2, 3, 4)] == pytest.approx([0.01, 0.0041, 0.0021, 0.0011])
-    learner.learner_settings = plugin.TicLMSettings(later_lr_ratio=0.4, autoregressive=False)
-    assert [learner.maximum(k, 0.0001) for k in (1, 2, 3, 4)] == [0.01, 0.004, 0.004, 0.004]
 
 
 def test_the_distance_from_the_teacher_is_a_kl_divergence_of_softened_predictions(rivals):

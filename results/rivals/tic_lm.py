@@ -1,13 +1,13 @@
-"""Cyclic cosine schedules and the autoregressive (AR) meta-schedule of TiC-LM (Li et al. 2025, arXiv 2504.02107).
+"""The autoregressive (AR) meta-schedule of TiC-LM (Li et al. 2025, arXiv 2504.02107).
 
 alma-lm plugin=results.rivals.tic_lm learner=tic_lm later_lr_ratio=0.1 replay=0.5 fairseq='--lr-scheduler cosine' ...
 
 Every stage has a warm-up and a cosine that ends at a hundredth of the setting `lr`, with a new state of the optimizer.
 The first stage is TiC-LM's initial training and rises to `lr`; all later ones are its continual rounds i = 0, 1, ...
-with a maximum and a warm-up of their own (in the paper, 5,000 and 50 updates). They rise to `later_lr_ratio` times `lr`
-(cyclic cosine) or, with the meta-schedule, to the rate of one cosine from there over all rounds up to the present one,
-at the place where the warm-up of this round ends. With warm-ups of w updates and rounds
-of S (`cosine_plus_ar_max_lr` in training/utils.py of apple/ml-tic-lm, with a warm-up of (i + 1) w), that place is
+with a maximum and a warm-up of their own (in the paper, the warm-ups have 5,000 and 50 updates). They rise to the rate
+of one cosine from `later_lr_ratio` times `lr` over all rounds up to the present one, at the place where the warm-up of
+this round ends. With warm-ups of w updates and rounds of S (`cosine_plus_ar_max_lr` in training/utils.py of
+apple/ml-tic-lm, with a warm-up of (i + 1) w), that place is
 
     (S i + w - (i + 1) w) / (S (i + 1) - (i + 1) w) = i / (i + 1)
 
@@ -25,16 +25,14 @@ class TicLMSettings(LearnerSettings):
     """Settings of TicLM."""
 
     later_lr_ratio: float = 0.1
-    """Maximum learning rate of the second stage, as a multiple of `lr`; with autoregressive=false of all later ones."""
+    """Maximum learning rate of the second stage, as a multiple of `lr`."""
     later_warmup: int = 4
     """Number of warm-up updates of each stage from the second one on."""
-    autoregressive: bool = True
-    """Whether the maximum falls from stage to stage."""
 
 
 @register_learner("tic_lm", label="TiC-LM", settings=TicLMSettings)
 class TicLM(SingleModel):
-    """One model that every stage trains with a cosine schedule, whose maximum may fall from stage to stage."""
+    """One model that every stage trains with a cosine schedule, whose maximum falls from stage to stage."""
 
     learner_settings: TicLMSettings
 
@@ -48,6 +46,4 @@ class TicLM(SingleModel):
         if stage_index == 1:
             return self.settings.lr
         later, i = self.learner_settings.later_lr_ratio * self.settings.lr, stage_index - 2
-        if not self.learner_settings.autoregressive:
-            return later
         return end + (later - end) * (1 + math.cos(math.pi * i / (i + 1))) / 2
