@@ -43,6 +43,7 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
             "system": platform.platform(),
             "processor": platform.processor() or platform.machine(),
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "gpus": machine_gpus(),
             "job_id": os.environ.get("SLURM_JOB_ID"),
         },
         "seed": settings.get("seed"),
@@ -64,6 +65,16 @@ def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
     continued = before.get("continued", [])
     if now != first and now not in continued:
         write_json(path, {**first, "continued": [*continued, now]})
+
+
+def machine_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the models of NVIDIA's GPUs in this machine, as its driver names them; [] without this folder.
+
+    Asking torch would take seconds, and this package uses the standard library only.
+    """
+    texts = [file.read_text(errors="replace") for file in sorted(driver.glob("*/information"))]
+    lines = [line.partition(":") for text in texts for line in text.splitlines()]
+    return [value.strip() for name, _, value in lines if name == "Model"]
 
 
 @cache

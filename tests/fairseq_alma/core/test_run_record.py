@@ -10,6 +10,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Prequential, Scores, Spent
+from fairseq_alma.core.provenance import machine_gpus
 from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
@@ -331,7 +332,16 @@ def test_provenance_tells_command_commit_versions_machine_and_seed(run_folder):
     assert "torch" in provenance["versions"]
     assert provenance["machine"]["host"] == platform.node()
     assert provenance["machine"]["cpus"] >= 1
+    assert provenance["machine"]["gpus"] == machine_gpus()
     assert provenance["seed"] == 5
+
+
+def test_provenance_names_the_gpus_as_the_driver_does(tmp_path):
+    for number, model in enumerate(("NVIDIA H200", "NVIDIA GeForce RTX 3090")):
+        (folder := tmp_path / f"0000:0{number}:00.0").mkdir()
+        (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 45\nGPU UUID: \t GPU-1:2\n")
+    assert machine_gpus(tmp_path) == ["NVIDIA H200", "NVIDIA GeForce RTX 3090"]
+    assert machine_gpus(tmp_path / "missing") == []
 
 
 def test_two_equal_runs_differ_only_in_seconds(tmp_path):
