@@ -102,17 +102,21 @@ class TextStudy(ABC):
         option = "--data" if self.data == "." else f"--{self.data}"
         help_text = f"folder of the text (default: {Path('ALMA_DATA', self.data)})"
         parser.add_argument(option, type=Path, dest="data", metavar="FOLDER", help=help_text)
-        help_text = "folder of a finished stream, for a machine without the text (default: made in the folder --out)"
-        parser.add_argument("--stream", type=Path, help=help_text)
         parser.add_argument("--out", type=Path, default=Path(out), help=f"folder of the runs (default: {out})")
         parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time, one thread each")
         parser.add_argument("--only", default="", help="run only rows whose name starts with this")
         parser.add_argument("--seeds", type=int, default=99, help="number of seeds (default: all of the study)")
         parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
         arguments = parser.parse_args()
-        if arguments.data is None and arguments.stream is None and "ALMA_DATA" not in os.environ:
-            sys.exit(f"no text: give {option} FOLDER, or set ALMA_DATA to the folder with the data")
-        self.do(arguments, arguments.out / subfolder)
+        out = arguments.out / subfolder
+        if arguments.data is None and "ALMA_DATA" in os.environ:
+            arguments.data = Path(os.environ["ALMA_DATA"], self.data)
+        if arguments.data is None and not (out / "stream" / "manifest.json").exists():
+            sys.exit(
+                f"no text: give {option} FOLDER, or set ALMA_DATA to the folder with the data, or copy the stream from "
+                f"another machine to {out / 'stream'}"
+            )
+        self.do(arguments, out)
 
     def do(self, arguments: argparse.Namespace, out: Path) -> None:
         """Train the runs that are missing and copy their ledgers.
@@ -130,9 +134,13 @@ class TextStudy(ABC):
             self._run(missing, *self._text(arguments, out), out, arguments.side_by_side, deadline)
 
     def _text(self, arguments: argparse.Namespace, out: Path) -> tuple[Path, str]:
-        """Return the stream, which is made if it does not exist, and the folder of the text."""
-        data = arguments.data or Path(os.environ.get("ALMA_DATA", "")) / self.data
-        return arguments.stream or self._make_stream(data, out), str(data)
+        """Return the stream, which is made if it does not exist, and the folder of the text.
+
+        Without the text, a stream that was made on another machine is used as it is.
+        """
+        if arguments.data is None:
+            return out / "stream", "data"
+        return self._make_stream(arguments.data, out), str(arguments.data)
 
     def _run(
         self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, deadline: float

@@ -28,7 +28,7 @@ RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
 PAGES = (*STUDIES, "frontier", "policies")
 TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{page}/README.md" for page in PAGES))
-COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))?(?: only: (.+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))?(?: only: ([^\n]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""
 

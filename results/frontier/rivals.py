@@ -19,6 +19,10 @@ Recipes that need more computation in an update have fewer updates, so that the 
 Retraining from scratch has as many updates, too, so it reads less of each mega-batch the more there are. The plugins in
 results/rivals name the sources of the recipes.
 
+On a machine without the text, copy the streams from another one (runs/rivals/*/stream), and leave out --data. A run
+takes four (WikiText-2) to ten minutes of a CPU core. Eighteen runs at a time on an H200 with 16 cores take one to two
+minutes, with NVIDIA's Multi-Process Service.
+
 `select` tries the values of `Recipe.grid` on another stream, WikiText-2, and `run` uses what was chosen there.
 results/SELECTION.md says how. The results are in rivals_selection.json. results/rebuild.py makes
 results/frontier/rivals.md of the committed ledgers and of rivals_streams.json, which this script writes.
@@ -195,6 +199,8 @@ class RivalStudy(TextStudy):
     """Name of the stream."""
     heading: str = ""
     """Heading of its table."""
+    column: str = ""
+    """Its name in the table that compares streams."""
     source: str = ""
     """Kind and file of the text, as in alma-prep's --source, with the file in the folder of the data."""
     options: tuple[str, ...] = ()
@@ -271,11 +277,11 @@ def _study(
     return replace(study, stream=stream, heading=heading, source=source, options=options, **other)
 
 
-def _dated(stream: str, heading: str, limits: str) -> RivalStudy:
+def _dated(stream: str, column: str, heading: str, limits: str) -> RivalStudy:
     """`limits`: where the periods begin, at about a tenth of the words each."""
     # A fifth of the usual test text, because scoring ten periods after each arrival takes much of the time of a run.
     options = ("--partition", "chronological", "--causal", "--period", limits, "--test-words", "4000")
-    return _study(stream, heading, f"text:dated/{stream}.jsonl", *options, periods=10, passes=0.3)
+    return _study(stream, heading, f"text:dated/{stream}.jsonl", *options, periods=10, passes=0.3, column=column)
 
 
 def _books(stream: str, heading: str, parts: int, passes: float, **other: Any) -> RivalStudy:
@@ -286,65 +292,110 @@ def _books(stream: str, heading: str, parts: int, passes: float, **other: Any) -
 STUDIES = (
     _dated(
         "peps",
+        "proposals",
         "Python's proposals, 1996 to 2026, ten periods",
         "2002-08-12,2007-04-28,2012-04-26,2014-09-29,2017-01-12,2019-06-04,2021-05-28,2023-08-17,2025-04-04",
     ),
     _dated(
         "sotu",
+        "speeches",
         "Speeches of presidents, 1790 to 2026, ten periods",
         "1835-12-08,1852-12-06,1872-12-02,1890-12-01,1903-12-07,1913-12-02,1947-01-06,1973-03-04,1990-01-31",
     ),
-    _books("books_1", "Nine books in one pass, four mega-batches", 10, 1),
-    _books("books_5", "Nine books in five passes, four mega-batches", 50, 5, settings=("dropout=0.2",)),
-)
+    _books("books_1", "Nine books in one pass, four mega-batches", 10, 1, column="books, one pass"),
+    _books(
+        "books_5", "Nine books in five passes, four mega-batches", 50, 5,
+        column="books, five passes", settings=("dropout=0.2",),
+    ),
+)  # fmt: skip
 _SIZES = ("--mega-batches", "5", "--valid-words", "20000", "--test-words", "5000")
 SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=5, passes=1)
 """The stream on which the settings are chosen."""
 
 
 def tables() -> dict[str, str]:
-    """Return file name -> the tables of all streams; {} without ledgers."""
+    """Return file name -> the tables of all streams, and one that compares the streams; {} without ledgers."""
     sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-    lines = [line for study in STUDIES for line in _table(study, sizes.get(study.stream))]
-    if not lines:
+    runs = {study: _runs(study, sizes.get(study.stream)) for study in STUDIES}
+    known = {study: found for study, found in runs.items() if found}
+    if not known:
         return {}
+    lines = [line for study, found in known.items() for line in _table(study, found)]
     note = (
         "Bits per byte of the test text, averaged from t = 2 to the last arrival. Proposals and speeches: over the "
         "periods that have arrived, over the newest of them, and over the next one; and over all periods after the "
         "last arrival. In brackets: difference from anytime in percent, paired over seeds, with its standard error; "
         "negative is better. FLOPs are relative to anytime."
     )
-    return {"rivals.md": "\n".join(["# The recipe and its rivals on text", "", *lines, note, ""])}
+    return {
+        "rivals.md": "\n".join(["# The recipe and its rivals on text", "", *lines, note, ""]),
+        "rivals_by_stream.md": "\n".join(_table_of_streams(known)),
+    }
 
 
-def _table(study: RivalStudy, periods: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Return the lines of the table of a stream, the best recipe first; [] without a ledger of anytime."""
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a recipe on a stream. The keys are seeds."""
+
+    parts: Mapping[int, Mapping[str, float]]
+    """Bits per byte over the parts of the matrix."""
+    flops: float
+    """Training FLOPs, relative to those of anytime with the same seeds."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds of the average from t = 2 on."""
+        return statistics.mean(own["arrived"] for own in self.parts.values())
+
+    def changes(self, base: "Runs", part: str = "arrived") -> str:
+        """Return by how many percent the runs differ from those of `base` with the same seeds, as text."""
+        changes = [100 * (own[part] / base.parts[seed][part] - 1) for seed, own in self.parts.items()]
+        return mean_text(changes, signed=True)
+
+
+def _runs(study: RivalStudy, periods: Sequence[Mapping[str, Any]] | None) -> dict[str, Runs]:
+    """Return recipe -> its runs with seeds that anytime has, too, the best recipe first; {} without anytime."""
     found = {name: study.rows_by_seed(f"{study.stream}_rival_{name}") for name in RECIPES}
-    base = {seed: _parts(rows, periods) for seed, rows in found["anytime"].items()}
-    if not base:
-        return []
-    names = PARTS if periods else {"arrived": "average from t = 2", "last": PARTS["last"]}
+    known = {}
+    for name, by_seed in found.items():
+        if rows := {seed: one for seed, one in by_seed.items() if seed in found["anytime"]}:
+            cost = training_flops(rows) / training_flops({seed: found["anytime"][seed] for seed in rows})
+            known[name] = Runs({seed: _parts(one, periods) for seed, one in rows.items()}, cost)
+    return dict(sorted(known.items(), key=lambda one: one[1].mean))
+
+
+def _table(study: RivalStudy, known: Mapping[str, Runs]) -> list[str]:
+    """Return the lines of the table of a stream."""
+    has_periods = "newest" in next(iter(known["anytime"].parts.values()))
+    names = PARTS if has_periods else {"arrived": "average from t = 2", "last": PARTS["last"]}
     lines = [
         f"## {study.heading}",
         "",
         f"| recipe | {' | '.join(names.values())} | seeds | training FLOPs |",
         f"|:---|{'---:|' * (len(names) + 2)}",
     ]
-    parts = {
-        name: {seed: _parts(rows, periods) for seed, rows in runs.items() if seed in base}
-        for name, runs in found.items()
-    }
-    known = {name: by_seed for name, by_seed in parts.items() if by_seed}
-    for name in sorted(known, key=lambda one: statistics.mean(own["arrived"] for own in known[one].values())):
+    for name, runs in known.items():
         cells = []
         for part in names:
-            text = mean_text([own[part] for own in known[name].values()], digits=3)
-            changes = [100 * (own[part] / base[seed][part] - 1) for seed, own in known[name].items()]
-            cells.append(text if name == "anytime" else f"{text} ({mean_text(changes, signed=True)})")
-        cost = training_flops({seed: found[name][seed] for seed in known[name]})
-        cost /= training_flops({seed: found["anytime"][seed] for seed in known[name]})
-        lines.append(f"| {RECIPES[name].label} | {' | '.join(cells)} | {len(known[name])} | {cost:.2f} |")
+            text = mean_text([own[part] for own in runs.parts.values()], digits=3)
+            cells.append(text if name == "anytime" else f"{text} ({runs.changes(known['anytime'], part)})")
+        lines.append(f"| {RECIPES[name].label} | {' | '.join(cells)} | {len(runs.parts)} | {runs.flops:.2f} |")
     return [*lines, ""]
+
+
+def _table_of_streams(known: Mapping[RivalStudy, Mapping[str, Runs]]) -> list[str]:
+    """Return the lines of the table that compares recipes over the streams, the best mean over the streams first."""
+    names = [name for name in RECIPES if name != "anytime" and all(name in found for found in known.values())]
+    names.sort(key=lambda name: statistics.mean(found[name].mean / found["anytime"].mean for found in known.values()))
+    lines = [f"| recipe |{''.join(f' {study.column} |' for study in known)}", f"|:---|{'---:|' * len(known)}"]
+    for name in names:
+        cells = [found[name].changes(found["anytime"]) for found in known.values()]
+        lines.append(f"| {RECIPES[name].label} | {' | '.join(cells)} |")
+    note = (
+        "Bits per byte relative to anytime, in percent, averaged from t = 2 on, over the text that has arrived; "
+        "negative is better."
+    )
+    return ["# The recipe and its rivals on text, by stream", "", *lines, "", note, ""]
 
 
 PARTS = {"arrived": "arrived", "newest": "newest", "next": "next", "last": "after the last arrival"}
