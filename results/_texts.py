@@ -108,15 +108,9 @@ class TextStudy(ABC):
         parser.add_argument("--seeds", type=int, default=99, help="number of seeds (default: all of the study)")
         parser.add_argument("--hours", type=float, default=3.0, help="start no run after this many hours (default: 3)")
         arguments = parser.parse_args()
-        out = arguments.out / subfolder
-        if arguments.data is None and "ALMA_DATA" in os.environ:
-            arguments.data = Path(os.environ["ALMA_DATA"], self.data)
-        if arguments.data is None and not (out / "stream" / "manifest.json").exists():
-            sys.exit(
-                f"no text: give {option} FOLDER, or set ALMA_DATA to the folder with the data, or copy the stream from "
-                f"another machine to {out / 'stream'}"
-            )
-        self.do(arguments, out)
+        if arguments.data is None and (root := os.environ.get("ALMA_DATA")):
+            arguments.data = Path(root, self.data)
+        self.do(arguments, arguments.out / subfolder)
 
     def do(self, arguments: argparse.Namespace, out: Path) -> None:
         """Train the runs that are missing and copy their ledgers.
@@ -131,16 +125,20 @@ class TextStudy(ABC):
         missing = [(seed, row) for seed, row in tasks if not (self._folder(row.name, seed) / "summary.json").exists()]
         if missing:
             deadline = time.monotonic() + 3600 * arguments.hours
-            self._run(missing, *self._text(arguments, out), out, arguments.side_by_side, deadline)
+            stream, data = self._stream(arguments, out), str(arguments.data or "data")
+            self._run(missing, stream, data, out, arguments.side_by_side, deadline)
 
-    def _text(self, arguments: argparse.Namespace, out: Path) -> tuple[Path, str]:
-        """Return the stream, which is made if it does not exist, and the folder of the text.
+    def _stream(self, arguments: argparse.Namespace, out: Path) -> Path:
+        """Return the folder of the stream, which is made of the text if it does not exist.
 
-        Without the text, a stream that was made on another machine is used as it is.
+        Without the text, a stream is used that was copied from another machine. If there is none, this script exits.
         """
-        if arguments.data is None:
-            return out / "stream", "data"
-        return self._make_stream(arguments.data, out), str(arguments.data)
+        if arguments.data is not None:
+            return self._make_stream(arguments.data, out)
+        if not (out / "stream" / "manifest.json").exists():
+            option = "--data" if self.data == "." else f"--{self.data}"
+            sys.exit(f"no text: give {option} FOLDER, or copy the stream from another machine to {out / 'stream'}")
+        return out / "stream"
 
     def _run(
         self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, deadline: float

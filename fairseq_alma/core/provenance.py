@@ -68,11 +68,15 @@ def write_provenance(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def machine_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Return the models of NVIDIA's GPUs in this machine, as its driver names them; [] without this folder.
+    """Return the models of NVIDIA's GPUs in this machine, whether or not the run uses them.
 
-    Asking torch would take seconds, and this package uses the standard library only.
+    They are read from the driver's folder, because asking torch would take seconds. Without this folder, the list is
+    empty.
     """
-    texts = [file.read_text(errors="replace") for file in sorted(driver.glob("*/information"))]
+    try:
+        texts = [file.read_text(errors="replace") for file in sorted(driver.glob("*/information"))]
+    except OSError:
+        return []
     lines = [line.partition(":") for text in texts for line in text.splitlines()]
     return [value.strip() for name, _, value in lines if name == "Model"]
 

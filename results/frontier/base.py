@@ -8,7 +8,7 @@ The first four are trained on. As in the paper, each stage is one pass over its 
 steps is taken from new text. All rows have the same number of updates. The settings are those of arch=switch_lm_base,
 but an update has 4,096 tokens, so that a stage has some hundred updates. Nothing was tuned.
 
-On a machine without the text, copy a stream that was made on another one to runs/base/stream, and leave out --data.
+On a machine without the text, copy the stream from another one (runs/base/stream), and leave out --data and ALMA_DATA.
 One row with one seed takes two to three minutes on an H200, beside 15 smaller runs.
 
 results/rebuild.py makes results/frontier/base.md of the committed ledgers.

@@ -19,13 +19,14 @@ Recipes that need more computation in an update have fewer updates, so that the 
 Retraining from scratch has as many updates, too, so it reads less of each mega-batch the more there are. The plugins in
 results/rivals name the sources of the recipes.
 
-On a machine without the text, copy the streams from another one (runs/rivals/*/stream), and leave out --data. A run
-takes four (WikiText-2) to ten minutes of a CPU core. Eighteen runs at a time on an H200 with 16 cores take one to two
-minutes, with NVIDIA's Multi-Process Service.
+On a machine without the text, copy the streams from another one (runs/rivals/*/stream), and leave out --data and
+ALMA_DATA. A run takes four (WikiText-2) to ten minutes of a CPU core. Eighteen runs at a time on an H200 with 16 cores
+take one to two minutes, with NVIDIA's Multi-Process Service.
 
 `select` tries the values of `Recipe.grid` on another stream, WikiText-2, and `run` uses what was chosen there.
 results/SELECTION.md says how. The results are in rivals_selection.json. results/rebuild.py makes
-results/frontier/rivals.md of the committed ledgers and of rivals_streams.json, which this script writes.
+results/frontier/rivals.md and rivals_by_stream.md of the committed ledgers and of rivals_streams.json, which this
+script writes.
 """
 
 import argparse
@@ -212,14 +213,19 @@ class RivalStudy(TextStudy):
     )  # fmt: skip
     actions: ClassVar[Mapping[str, str]] = {**TextStudy.actions, "select": "choose settings on another stream"}
 
+    @property
+    def has_periods(self) -> bool:
+        """Whether the mega-batches are periods, each with its own test text."""
+        return "--period" in self.options
+
     def prepare(self, data: Path, out: Path) -> list[str]:
         kind, file = self.source.split(":")
         path = link_books(data / file, out / "books") if kind == "books" else data / file
         return ["--source", f"{kind}:{path}", "--vocab-size", "8000", *self.options]
 
-    def _make_stream(self, data: Path, out: Path) -> Path:
-        stream = super()._make_stream(data, out)
-        if "periods" in json.loads((stream / "stream.json").read_text()):
+    def _stream(self, arguments: argparse.Namespace, out: Path) -> Path:
+        stream = super()._stream(arguments, out)
+        if self.has_periods:
             sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
             write_json(SIZES, sizes | {self.stream: period_sizes(stream)})
         return stream
@@ -232,7 +238,7 @@ class RivalStudy(TextStudy):
 
     def _select(self, arguments: argparse.Namespace, out: Path) -> None:
         """Try the grid of each recipe, with one seed, and write the losses on validation text to SELECTION."""
-        stream, _ = self._text(arguments, out)
+        stream = self._stream(arguments, out)
         updates = self.updates_of_stage(stream)
         deadline = time.monotonic() + 3600 * arguments.hours
 
@@ -259,7 +265,10 @@ class RivalStudy(TextStudy):
         if without := [name for name, one in values.items() if one is None]:
             print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
                   file=sys.stderr)  # fmt: skip
-        updates = self.updates_of_stage(self._text(arguments, out)[0])
+        names = f"{self.stream}_rival_"
+        if not (names.startswith(arguments.only) or arguments.only.startswith(names)):
+            return
+        updates = self.updates_of_stage(self._stream(arguments, out))
         rows = [self.row(name, one, updates) for name, one in values.items() if one is not None]
         super(RivalStudy, replace(self, rows=rows)).do(arguments, out)
 
@@ -304,10 +313,14 @@ STUDIES = (
     ),
     _books("books_1", "Nine books in one pass, four mega-batches", 10, 1, column="books, one pass"),
     _books(
-        "books_5", "Nine books in five passes, four mega-batches", 50, 5,
-        column="books, five passes", settings=("dropout=0.2",),
+        "books_5",
+        "Nine books in five passes, four mega-batches",
+        50,
+        5,
+        column="books, five passes",
+        settings=("dropout=0.2",),
     ),
-)  # fmt: skip
+)
 _SIZES = ("--mega-batches", "5", "--valid-words", "20000", "--test-words", "5000")
 SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=5, passes=1)
 """The stream on which the settings are chosen."""
@@ -316,8 +329,7 @@ SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, perio
 def tables() -> dict[str, str]:
     """Return file name -> the tables of all streams, and one that compares the streams; {} without ledgers."""
     sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-    runs = {study: _runs(study, sizes.get(study.stream)) for study in STUDIES}
-    known = {study: found for study, found in runs.items() if found}
+    known = {study: runs for study in STUDIES if (runs := _runs(study, sizes))}
     if not known:
         return {}
     lines = [line for study, found in known.items() for line in _table(study, found)]
@@ -338,36 +350,39 @@ class Runs:
     """The runs of a recipe on a stream. The keys are seeds."""
 
     parts: Mapping[int, Mapping[str, float]]
-    """Bits per byte over the parts of the matrix."""
+    """Part, a key of PARTS -> bits per byte."""
+    changes: Mapping[str, Sequence[float]]
+    """Part -> by how many percent the runs differ from those of anytime with the same seeds."""
     flops: float
     """Training FLOPs, relative to those of anytime with the same seeds."""
 
-    @property
-    def mean(self) -> float:
-        """The mean over seeds of the average from t = 2 on."""
-        return statistics.mean(own["arrived"] for own in self.parts.values())
 
-    def changes(self, base: "Runs", part: str = "arrived") -> str:
-        """Return by how many percent the runs differ from those of `base` with the same seeds, as text."""
-        changes = [100 * (own[part] / base.parts[seed][part] - 1) for seed, own in self.parts.items()]
-        return mean_text(changes, signed=True)
+def _runs(study: RivalStudy, sizes: Mapping[str, Any]) -> dict[str, Runs]:
+    """Return recipe -> its runs with seeds that anytime has, too, the best recipe first; {} without anytime.
 
-
-def _runs(study: RivalStudy, periods: Sequence[Mapping[str, Any]] | None) -> dict[str, Runs]:
-    """Return recipe -> its runs with seeds that anytime has, too, the best recipe first; {} without anytime."""
+    Args:
+        study: the runs on one stream.
+        sizes: the content of SIZES: stream -> sizes of its periods.
+    """
     found = {name: study.rows_by_seed(f"{study.stream}_rival_{name}") for name in RECIPES}
+    periods = sizes[study.stream] if study.has_periods and found["anytime"] else None
+    base = {seed: _parts(rows, periods) for seed, rows in found["anytime"].items()}
     known = {}
     for name, by_seed in found.items():
-        if rows := {seed: one for seed, one in by_seed.items() if seed in found["anytime"]}:
+        if rows := {seed: one for seed, one in by_seed.items() if seed in base}:
+            parts = {seed: _parts(one, periods) for seed, one in rows.items()}
+            names = next(iter(parts.values()))
+            changes = {
+                part: [100 * (own[part] / base[seed][part] - 1) for seed, own in parts.items()] for part in names
+            }
             cost = training_flops(rows) / training_flops({seed: found["anytime"][seed] for seed in rows})
-            known[name] = Runs({seed: _parts(one, periods) for seed, one in rows.items()}, cost)
-    return dict(sorted(known.items(), key=lambda one: one[1].mean))
+            known[name] = Runs(parts, changes, cost)
+    return dict(sorted(known.items(), key=lambda one: statistics.mean(one[1].changes["arrived"])))
 
 
 def _table(study: RivalStudy, known: Mapping[str, Runs]) -> list[str]:
     """Return the lines of the table of a stream."""
-    has_periods = "newest" in next(iter(known["anytime"].parts.values()))
-    names = PARTS if has_periods else {"arrived": "average from t = 2", "last": PARTS["last"]}
+    names = PARTS if study.has_periods else {"arrived": "average from t = 2", "last": PARTS["last"]}
     lines = [
         f"## {study.heading}",
         "",
@@ -378,18 +393,19 @@ def _table(study: RivalStudy, known: Mapping[str, Runs]) -> list[str]:
         cells = []
         for part in names:
             text = mean_text([own[part] for own in runs.parts.values()], digits=3)
-            cells.append(text if name == "anytime" else f"{text} ({runs.changes(known['anytime'], part)})")
+            cells.append(text if name == "anytime" else f"{text} ({mean_text(runs.changes[part], signed=True)})")
         lines.append(f"| {RECIPES[name].label} | {' | '.join(cells)} | {len(runs.parts)} | {runs.flops:.2f} |")
     return [*lines, ""]
 
 
 def _table_of_streams(known: Mapping[RivalStudy, Mapping[str, Runs]]) -> list[str]:
-    """Return the lines of the table that compares recipes over the streams, the best mean over the streams first."""
+    """Return the lines of the table of the recipes that have run on all streams, the best mean over streams first."""
     names = [name for name in RECIPES if name != "anytime" and all(name in found for found in known.values())]
-    names.sort(key=lambda name: statistics.mean(found[name].mean / found["anytime"].mean for found in known.values()))
+    changes = {name: [found[name].changes["arrived"] for found in known.values()] for name in names}
+    names.sort(key=lambda name: statistics.mean(map(statistics.mean, changes[name])))
     lines = [f"| recipe |{''.join(f' {study.column} |' for study in known)}", f"|:---|{'---:|' * len(known)}"]
     for name in names:
-        cells = [found[name].changes(found["anytime"]) for found in known.values()]
+        cells = [mean_text(one, signed=True) for one in changes[name]]
         lines.append(f"| {RECIPES[name].label} | {' | '.join(cells)} |")
     note = (
         "Bits per byte relative to anytime, in percent, averaged from t = 2 on, over the text that has arrived; "

@@ -206,7 +206,7 @@ def main() -> None:
     if arguments.what == "images":
         train_images(arguments.data, arguments.out)
         return
-    root, arguments.stream, arguments.hours = arguments.data, None, math.inf
+    root, arguments.hours = arguments.data, math.inf
     for name, study in TEXTS.items():
         arguments.data = root / study.data
         study.do(arguments, arguments.out / name)
