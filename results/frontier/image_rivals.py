@@ -41,6 +41,7 @@ EPOCHS, SEEDS, SELECTION_SEED = 10, 5, 100
 SELECTION = Choices(HERE / "image_rivals_selection.json", "validation_error")
 MEMORIES = (500, 5000)
 REPLAYED = ("select_by=last", "lr={lr}", "epochs={epochs}")
+WAITS = {"wait": ("10", "1", "5", "25", "geometric")}
 SCHEDULE = "schedule={schedule}"
 
 
@@ -90,6 +91,10 @@ RECIPES = {
     "budgeted": Recipe("budgeted uniform sampling", ("learner=sm", "replay=uniform", SCHEDULE, *REPLAYED), decays=True),
     "sm_half": Recipe("SM, `replay=0.5`", ("learner=sm", "replay=0.5", SCHEDULE, *REPLAYED), decays=True),
     **{name: recipe for size in MEMORIES for name, recipe in _with_memory(size).items()},
+    "anytime_waits": Recipe(
+        "anytime, waits chosen", ("preset=anytime", "extra_epochs=0", "wait={wait}", *REPLAYED), WAITS
+    ),
+    "sm_waits": Recipe("SM, waits chosen", ("learner=sm", "wait={wait}", "lr={lr}", "epochs={epochs}"), WAITS),
     "sm_w1": Recipe("SM, wait 1", ("learner=sm", "epochs={epochs}"), None),
     "sm_w10": Recipe("SM, wait 10", ("learner=sm", "wait=10", "epochs={epochs}"), None),
 }
