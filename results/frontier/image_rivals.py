@@ -1,6 +1,6 @@
 """Compare preset=anytime with rivals of the continual learning literature on images: class by class, in random order.
 
-python results/frontier/image_rivals.py select --data-root DATA          choose settings: 54 runs for each stream
+python results/frontier/image_rivals.py select --data-root DATA          choose settings: 90 to 110 runs a stream
 python results/frontier/image_rivals.py run --data-root DATA             train what has no ledger, two runs at a time
 python results/frontier/image_rivals.py run --data-root DATA --only cifar10_classes
 
