@@ -99,9 +99,8 @@ class TextStudy(ABC):
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         help_text = "; ".join(f"{name}: {text}" for name, text in self.actions.items())
         parser.add_argument("what", choices=[*self.actions], help=help_text)
-        option = "--data" if self.data == "." else f"--{self.data}"
         help_text = f"folder of the text (default: {Path('ALMA_DATA', self.data)})"
-        parser.add_argument(option, type=Path, dest="data", metavar="FOLDER", help=help_text)
+        parser.add_argument(self._option, type=Path, dest="data", metavar="FOLDER", help=help_text)
         parser.add_argument("--out", type=Path, default=Path(out), help=f"folder of the runs (default: {out})")
         parser.add_argument("--side-by-side", type=int, default=2, help="number of runs at a time, one thread each")
         parser.add_argument("--only", default="", help="run only rows whose name starts with this")
@@ -128,6 +127,11 @@ class TextStudy(ABC):
             stream, data = self._stream(arguments, out), str(arguments.data or "data")
             self._run(missing, stream, data, out, arguments.side_by_side, deadline)
 
+    @property
+    def _option(self) -> str:
+        """The option of the command line for the folder of the text."""
+        return "--data" if self.data == "." else f"--{self.data}"
+
     def _stream(self, arguments: argparse.Namespace, out: Path) -> Path:
         """Return the folder of the stream, which is made of the text if it does not exist.
 
@@ -136,8 +140,9 @@ class TextStudy(ABC):
         if arguments.data is not None:
             return self._make_stream(arguments.data, out)
         if not (out / "stream" / "manifest.json").exists():
-            option = "--data" if self.data == "." else f"--{self.data}"
-            sys.exit(f"no text: give {option} FOLDER, or copy the stream from another machine to {out / 'stream'}")
+            sys.exit(
+                f"no text: give {self._option} FOLDER, or copy the stream from another machine to {out / 'stream'}"
+            )
         return out / "stream"
 
     def _run(
