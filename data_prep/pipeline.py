@@ -14,6 +14,7 @@ from data_prep.dividing.chronological import (
     LATE,
     Periods,
     as_new,
+    dates_for_copies,
     is_causal,
     is_chronological,
     joined_periods,
@@ -28,7 +29,7 @@ from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer
 from data_prep.errors import NothingNew, Unworkable
 from data_prep.leakage.measure import HeldOutText, held_out_of, measure_leakage, without_overlaps
 from data_prep.reading.facts import dates_of
-from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, is_training, write_index
+from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, is_training, sortable, write_index
 from data_prep.reading.read import Spooled, read_sources
 from data_prep.reading.signatures import SignatureFiles
 from data_prep.running.progress import note
@@ -191,7 +192,8 @@ def _divide_periods(
     `_divide`.
     """
     assert settings.period is not None and spooled.dates is not None
-    counted_as = as_new(spooled.dates, description) if description else spooled.dates
+    is_known = np.isin(sortable(spooled.documents["document"]), sortable(known[0]))
+    counted_as = as_new(spooled.dates, description, is_known) if description else spooled.dates
     period_of_document, parts = period_of(settings.period, counted_as)[which], []
     for period in np.unique(period_of_document):
         now = which[period_of_document == period]
@@ -239,7 +241,8 @@ def _divide(
     work, chronological = where.work, spooled.dates is not None
     documents, table, record, late = spooled.documents[which], [], None, list[dict]()
     if settings.duplicates != "keep":
-        documents, found, rows = remove_copies(spooled, *known, work, settings.cache, which)
+        order = dates_for_copies(settings, spooled.dates, description)
+        documents, found, rows = remove_copies(spooled, *known, work, settings.cache, which, order)
         table += rows
     if description and chronological:
         documents, late = without_late(settings, documents, spooled.names, work.spool, description)
@@ -326,6 +329,9 @@ def _lay_out(
     """
     valid_source = base["settings"].get("valid_source") if base else settings.valid_source
     strata, valid_strata = layout.strata_of(files, valid_source)
+    if valid_source and valid_strata is None and is_chronological(settings, base):
+        note(f"the validation text of the new period is of all sources: none is of the kind {valid_source}, which "
+             f"--valid-source names for this stream")  # fmt: skip
     if is_chronological(settings, base):
         periods = lay_out_periods(
             settings, passages, strata, valid_strata, plan.valid_words, num_mega_batches, spool, base

@@ -38,7 +38,7 @@ _SORTED_ROWS = 1 << 18
 
 def remove_copies(
     spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[SignatureFiles], work: WorkFolder,
-    cache: str | None = None, which: np.ndarray | None = None,
+    cache: str | None = None, which: np.ndarray | None = None, dates: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Duplicates, list[dict]]:  # fmt: skip
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
@@ -52,6 +52,7 @@ def remove_copies(
         work: the work folder.
         cache: the folder of --cache, which keeps the pairs of near copies of a new stream.
         which: indices of the new documents to look at, for example those of one period; None: all.
+        dates: the date of each new document by which copies are chosen, the earliest first; None: those in `spooled`.
 
     Returns:
         Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which of the new
@@ -64,7 +65,8 @@ def remove_copies(
     zeros = np.zeros(num_known, np.int32)
     # Give the documents already in the stream rank -1, because a smaller rank has priority, and the ranks of new
     # documents, which are the indices of their snapshots or their dates, start at 0.
-    rank_of_new = documents["group"].astype(np.int32) if spooled.dates is None else spooled.dates[which]
+    dates = spooled.dates if dates is None else dates
+    rank_of_new = documents["group"].astype(np.int32) if dates is None else dates[which]
     rank = np.concatenate([zeros - 1, rank_of_new])
     num_words = np.concatenate([zeros, documents["num_words"]])
 

@@ -194,13 +194,35 @@ def without_late(
     return documents[~is_late], removed_rows(LATE, names, late)
 
 
-def as_new(dates: np.ndarray, base: Mapping) -> np.ndarray:
+def as_new(dates: np.ndarray, base: Mapping, is_known: np.ndarray | None = None) -> np.ndarray:
     """Return the dates by which new documents are sorted, for a stream with the stream.json `base`.
 
     Late documents are earlier than the last document of the stream. They get the earliest date of the others.
+
+    Args:
+        dates: the date of each document.
+        base: the content of stream.json.
+        is_known: True for documents that are in the stream, whose dates do not count; None: no document is.
     """
     last = parse_date(base["periods"][-1]["last_date"])
-    return np.maximum(dates, dates[dates >= last].min() if (dates >= last).any() else last)
+    of_others = dates[(dates >= last) & (True if is_known is None else ~is_known)]
+    return np.maximum(dates, of_others.min() if len(of_others) else last)
+
+
+def dates_for_copies(settings: PrepSettings, dates: np.ndarray | None, base: Mapping | None) -> np.ndarray | None:
+    """Return the dates by which it is chosen which of several new copies is kept: the earliest.
+
+    Late documents that `without_late` will leave out come last, so that no text is removed in favour of one of them.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        dates: the date of each new document; None if the stream is not chronological.
+        base: the content of stream.json of the stream to extend; None for a new stream.
+    """
+    if dates is None or base is None or settings.late != "drop":
+        return dates
+    is_late = dates < parse_date(base["periods"][-1]["last_date"])
+    return np.where(is_late, dates.max(initial=0) + 1, dates)
 
 
 def _held_out_fractions(total_words: int, valid_words: int, test_words: int | None, num_mega_batches: int) -> HeldOut:
@@ -255,7 +277,10 @@ def chronological_layout(
         if valid_strata is not None:
             source_of = passages["source"][documents.order[documents.first[start:end]]]
             is_candidate = np.isin(strata[source_of], valid_strata)
-        part_of = _hold_out(documents, start, end, is_candidate, held_out)
+        try:
+            part_of = _hold_out(documents, start, end, is_candidate, held_out)
+        except Unworkable as error:
+            raise Unworkable(f"{_period(name, documents, start, end)}: {error}") from error
         for index, part in enumerate(parts):
             which = documents.passages_of(start + np.flatnonzero(part_of == index))
             words = int(passages["num_words"][which].sum(dtype=np.int64))
@@ -319,13 +344,22 @@ def _hold_out(documents: _Documents, start: int, end: int, is_candidate: np.ndar
 
     Documents are taken in the shuffled order, first for validation and then for the test, until their number of words
     is nearest to the wanted one. At least one document is taken for each.
+
+    Raises:
+        Unworkable: if the documents of the setting `valid_source` are too few for the validation set.
     """
     part_of = np.ones(end - start, np.int8)
     total = int(documents.num_words[start:end].sum())
     for part, fraction in ((0, held_out.valid), (2, held_out.test)):
         which = np.flatnonzero((part_of == 1) & (is_candidate | (part == 2)))
         which = which[np.argsort(documents.shuffled[start + which])]
-        count = max(1, nearest_cut(documents.num_words[start + which], round(total * fraction)))
+        wanted, sizes = round(total * fraction), documents.num_words[start + which]
+        if part == 0 and not is_candidate.all() and sizes.sum() < wanted:
+            raise Unworkable(
+                f"the sources of the kind given by --valid-source have only {sizes.sum():,} words, but {wanted:,} are "
+                "held out for validation. Give a smaller --valid-words, or leave out --valid-source."
+            )
+        count = max(1, nearest_cut(sizes, wanted))
         part_of[which[:count]] = part
     return part_of
 

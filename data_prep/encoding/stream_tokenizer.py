@@ -1,7 +1,6 @@
 """Make dict.txt and the tokenizer file of a stream: copy the user's tokenizer, or train one on the mega-batches."""
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +45,10 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Pa
     start, end = index.training(only_first=settings.causal)
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
-    # Train only on one in `one_in` passages, so that the training text has about `most` words.
-    one_in = max(1, math.ceil(num_words / most))
+    # Train only on a share of the passages, so that the training text has about `most` words.
+    num_trained = min(num_words, most)
     keys = _sampling_keys(index.passages[start:end])
-    count = -(-len(keys) // one_in)
+    count = -(-len(keys) * num_trained // num_words)
     max_key = int(np.partition(keys, count - 1)[count - 1])
     task: Task = TrainTokenizerTask(settings.tokenizer, settings.vocab_size, index.texts(start, end), max_key)
     if tokenizer is ByteBPE:
@@ -58,8 +57,8 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder) -> Pa
         prefixes = [str(counting.prefix(number)) for number in range(len(counting.tasks))]
         digests = [counting.file(number, "words")[1]["sha256"] for number in range(len(counting.tasks))]
         task = TrainOnCountsTask(settings.vocab_size, prefixes, hashlib.sha256("".join(digests).encode()).hexdigest())
-    title, num_trained = f"train {settings.tokenizer}", num_words // one_in
-    step = work.run("tokenizer", [task], title, "words", [num_trained], threads=settings.workers)
+    title, threads = f"train {settings.tokenizer}", settings.workers
+    step = work.run("tokenizer", [task], title, "words", [num_trained], threads=threads)
     return _write(work.stream / tokenizer.file_name, Path(f"{step.prefix(0)}.tokenizer").read_bytes())
 
 

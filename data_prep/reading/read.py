@@ -36,7 +36,7 @@ from data_prep.sources import (
     merge_skipped,
     split_into_parts,
 )  # fmt: skip
-from data_prep.sources.dates import date_text, groups_of
+from data_prep.sources.dates import date_in_path, date_text, groups_of
 from fairseq_alma.core.files import remove
 from fairseq_alma.core.store import Store
 
@@ -189,7 +189,7 @@ def _spool_tasks(
     cleaning = settings.cleaning(source.kind)  # once, because it computes digests of files
     return [
         SpoolTask(
-            parts=[_absolute(part) for part in batch],
+            parts=[_for_task(part) for part in batch],
             cleaning=cleaning,
             sign=settings.duplicates == "near",
             stamp=stamp_of(stamps[part.name] for part in batch),
@@ -200,11 +200,14 @@ def _spool_tasks(
     ]
 
 
-def _absolute(part: Part) -> Part:
-    """Return the part of a file with the absolute path of the file. A part of a remote file is not changed."""
-    if not Path(part.path).exists():
-        return part
-    return part._replace(path=str(Path(part.path).absolute()))
+def _for_task(part: Part) -> Part:
+    """Return the part of a file with the date in its path, and with the absolute path unless the file is remote.
+
+    The date is looked for in the path that the user gave. In the absolute path, a date could be that of any folder, and
+    the stream would depend on where it is made.
+    """
+    part = part._replace(date=date_in_path(Path(part.name).name, part.path))
+    return part._replace(path=str(Path(part.path).absolute())) if Path(part.path).exists() else part
 
 
 def _warn_without_fields(settings: PrepSettings, results: Mapping[Source, Sequence[dict]]) -> None:

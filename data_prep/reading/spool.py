@@ -27,7 +27,7 @@ from data_prep.reading.signatures import SignatureFiles, Signer
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Task
 from data_prep.sources import Document, Part, Skipped, merge_skipped, read_documents_of
-from data_prep.sources.dates import UNDATED, date_in_path, parse_date
+from data_prep.sources.dates import UNDATED, parse_date
 from data_prep.sources.remote import is_remote
 from data_prep.words import count_words
 
@@ -180,8 +180,8 @@ class SpoolTask(Task):
     @classmethod
     def from_fields(cls, values: dict) -> Self:
         parts = [
-            Part(kind, path, name, start, end, tuple(map(tuple, options)))
-            for kind, path, name, start, end, options in values["parts"]
+            Part(kind, path, name, start, end, tuple(map(tuple, options)), date)
+            for kind, path, name, start, end, options, date in values["parts"]
         ]
         cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
         return cls(**values | {"parts": parts, "cleaning": cleaning})
@@ -238,7 +238,7 @@ class SpoolTask(Task):
 
 def date_of(document: Document, part: Part) -> int:
     """Return the date (see `dates`) of a document, or else that in the path of its file; UNDATED if there is none."""
-    return parse_date(document.date) if document.date else date_in_path(Path(part.name).name, part.path)
+    return parse_date(document.date) if document.date else part.date
 
 
 def read_text(folder: Path, entry: np.void) -> str:

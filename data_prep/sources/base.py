@@ -47,6 +47,9 @@ class Part(NamedTuple):
     end: int
     options: tuple[tuple[str, str], ...] = ()
     """Options for reading this kind of source, for example the name of the JSON field with the text."""
+    date: int = 0
+    """The number (see `dates`) of the date in the path that the user gave. Documents without a date get it. 0 if there is
+    none."""
 
     def option(self, name: str) -> str:
         """Return the value of the option with this name; an empty text if it is not given."""

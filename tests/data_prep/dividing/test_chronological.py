@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -411,6 +412,58 @@ def test_late_documents_are_named_and_left_out_or_count_as_new(tmp_path, alma_pr
     capsys.readouterr()
     assert main(["--extend", str(out), "--source", f"text:{more_late}", "--workers", "1", "--late", "drop"]) == 0
     assert "there is nothing to add" in capsys.readouterr().err
+
+
+def test_no_text_is_removed_in_favour_of_late_text_that_is_left_out(tmp_path, stream):
+    """Texts are published again, some with a few more words, and the file has the late versions, too."""
+    from data_prep.cli import main
+
+    out, rows = shutil.copytree(stream, tmp_path / "out"), lines(30, 1900, seed=1)
+    again = [*rows[:10]] + [row | {"text": row["text"] + " and more"} for row in rows[10:12]]
+    late = [row | {"id": f"late-{n}", "date": "1810"} for n, row in enumerate(again)]
+    source = write_lines(tmp_path / "new.jsonl", [*late, *rows])
+    assert main(["--extend", str(out), "--source", f"text:{source}", "--workers", "1", "--late", "drop"]) == 0
+    parts = [f"mega_batch_5{part}" for part in ("", "/valid", "/test")]
+    found = {row["id"] for part in parts for row in rows_of(out, part)}
+    assert found == {row["id"] for row in rows}
+
+
+def test_a_period_with_too_little_text_of_valid_source_is_refused(tmp_path, corpus, alma_prep, capsys):
+    book = tmp_path / "books" / "1850.txt"
+    book.parent.mkdir()
+    book.write_text(prose(300, 7), encoding="utf-8")
+    more = [*CHRONOLOGICAL, "--source", f"books:{book.parent}", "--valid-source", "books", "--valid-words", "1000"]
+    assert alma_prep(tmp_path / "out", f"text:{corpus}", num_mega_batches=2, more=more) == 2
+    message = capsys.readouterr().err
+    assert "the period of mega_batch_1 (1800 to 18" in message
+    assert "the kind given by --valid-source have only 0 words, but 500 are held out" in message
+
+
+def test_an_extension_without_text_of_valid_source_says_so(tmp_path, alma_prep, capsys, corpus):
+    from data_prep.cli import main
+
+    out, books = tmp_path / "out", tmp_path / "books"
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=2, more=[*CHRONOLOGICAL, "--valid-source", "text"]) == 0
+    books.mkdir()
+    for year in range(1900, 1920):
+        (books / f"{year}.txt").write_text(prose(200, year), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["--extend", str(out), "--source", f"books:{books}", "--workers", "1"]) == 0
+    assert "none is of the kind text, which --valid-source names" in capsys.readouterr().err
+
+
+def test_an_undated_document_has_the_date_of_the_given_path_and_of_no_folder_above(tmp_path, alma_prep, monkeypatch):
+    rows = [{key: row[key] for key in ("id", "text")} for row in lines(20)]
+    (tmp_path / "2021-03-05" / "crawl 2019-03").mkdir(parents=True)
+    write_lines(tmp_path / "2021-03-05" / "crawl 2019-03" / "lines.jsonl", rows)
+    monkeypatch.chdir(tmp_path / "2021-03-05")
+    for given, date in (("crawl 2019-03", "2019-03"), ("crawl 2019-03/lines.jsonl", "2019-03")):
+        out = tmp_path / date / Path(given).name
+        assert alma_prep(out, f"text:{given}", num_mega_batches=1, more=["--duplicates", "exact"]) == 0
+        assert {row["date"] for row in rows_of(out, "mega_batch_1")} == {date}
+    monkeypatch.chdir(tmp_path / "2021-03-05" / "crawl 2019-03")
+    assert alma_prep(tmp_path / "out", "text:lines.jsonl", num_mega_batches=1, more=["--duplicates", "exact"]) == 0
+    assert {row["date"] for row in rows_of(tmp_path / "out", "mega_batch_1")} == {None}
 
 
 def test_late_is_refused_where_no_text_is_late(tmp_path, corpus, alma_prep, capsys):
