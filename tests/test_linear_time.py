@@ -163,6 +163,10 @@ PATTERNS = {
     ),
     "fairseq_alma.core.printing:_UNSAFE": search("\x1b", "a\x1b", "a"),
     "fairseq_alma.lm.failures:RANK": match(("1", "[rank"), "[rank"),
+    "vision.stream:_NUMERIC_DATE": match(*SPACES, "1", "1/"),
+    "vision.stream:_NAMED_MONTH": search(
+        "may", "may ", "may 2", "may 12 ", " may", "2020", "2020 ", "2020 may", "2020 mayx "
+    ),
     "fairseq_alma.lm.failures:AFTER_ANOTHER": search("connection ", "Connection rese", "Broken pip", "NCC", "c"),
 }  # fmt: skip
 """Each pattern with its worst inputs: the method that ALMA calls, and functions that return texts of a given length."""
@@ -184,7 +188,6 @@ OWN = {
     "vision.dataset_names:kind_of": "a setting",
     "vision.dataset_names:is_function": "a setting",
     "vision.dataset_names:mega_batch_folders": "the name of a folder",
-    "vision.stream:_column": "a text of at most 1,000 characters",
     "data_prep.tokenization.word_counts:_IS_ASCII_SPACE": "a single character",
     "data_prep.tokenization.word_counts:_WIDE_SPACES": "all characters",
     "fairseq_alma.report.page:GLOSSARY_ENTRY": "a page of ours",

@@ -152,6 +152,16 @@ def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.nd
     return folders, sizes
 
 
+_NUMERIC_DATE = re.compile(r"\s*\d{1,2}[./-](?:\d{1,2}[./-]\d{2,4}|(?:19|20)\d\d)\b")
+"""A date that does not begin with the year, such as 23/11/2026 and 11/2026."""
+_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_NAMED_MONTH = re.compile(
+    rf"\b{_MONTH}[ .,/-]{{1,3}}(?:\d{{1,2}}[ .,/-]{{1,3}})?(?:19|20)\d\d\b|\b(?:19|20)\d\d[ .,/-]{{1,3}}{_MONTH}\b",
+    re.IGNORECASE,
+)
+"""A date with the name of its month, such as 5-Mar-2020, March 5, 2020 and 2020 Mar."""
+
+
 def _column(dataset: Dataset, name: str) -> np.ndarray:
     """Return the values of a column of the dataset; the rank in natural order if the values are texts."""
     if name not in dataset.columns:
@@ -171,10 +181,10 @@ def _column(dataset: Dataset, name: str) -> np.ndarray:
         )
     if not are_texts:
         return values
-    if dates := [one for one in texts if re.fullmatch(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*", one)]:
+    if dates := [one for one in texts if _NUMERIC_DATE.match(one) or _NAMED_MONTH.search(one)]:
         raise SettingError(
-            f"order=column:{name}: the date {dates[0]} does not begin with the year, so it cannot be sorted as a text: "
-            f"write dates as 2026-11-23"
+            f"order=column:{name}: the date {dates[0]} does not begin with the year, or its month is a word, so it "
+            f"cannot be sorted as a text: write dates as 2026-11-23"
         )
     rank = {text: number for number, text in enumerate(sorted(set(texts), key=natural_key))}
     return np.array([rank[text] for text in texts])

@@ -235,6 +235,10 @@ def test_a_column_sorts_numbers_and_texts(root, texts, order):
         (("10", "9", "nan", "7"), "has no value for 1 images, the first of which is train/b/00.png"),
         (("10", "9", "8", "n/a"), "has 3 numbers and 1 texts, the first of which is 'n/a' for train/b/01.png"),
         (("31/12/2019", "01/01/2020", "02/01/2020", "03/01/2020"), "the date 31/12/2019 does not begin with the year"),
+        (("12/2019", "01/2020", "02/2020", "03/2020"), "the date 12/2019 does not begin with the year"),
+        (("5-Mar-2020", "6-Apr-2020", "7-May-2020", "8-Jun-2020"), "or its month is a word"),
+        (("2020 March", "2020 April", "2020 May", "2020 June"), "the date 2020 March does not begin"),
+        (("March 5 2020", "April 6 2020", "x", "y"), "the date March 5 2020 does not begin"),
     ],
 )
 def test_a_column_that_cannot_be_sorted_is_refused(root, texts, message):
