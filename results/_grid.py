@@ -9,6 +9,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -137,14 +138,14 @@ def copy_results(run: Path, target: Path, data_root: str = "data", runs: Path | 
         data_root: the folder of the dataset's files.
         runs: the folder of the runs, if it is not in the repository.
     """
+    places = {Path(data_root): "data"} | ({} if runs is None else {runs: f"runs/{runs.name}"})
     for settings in sorted(run.rglob("settings.json")):
         folder = target / settings.parent.relative_to(run)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("settings.json", "provenance.json", "summary.json"):
-            text = (settings.parent / name).read_text(encoding="utf-8")
-            text = text.replace(f"{ROOT}/", "").replace(data_root, "data")
-            if runs is not None and runs.is_absolute():
-                text = text.replace(str(runs), f"runs/{runs.name}")
+            text = (settings.parent / name).read_text(encoding="utf-8").replace(f"{ROOT}/", "")
+            for path, short in places.items():
+                text = re.sub(rf"{re.escape(str(path.absolute()))}(?![\w.-])", short, text)
             (folder / name).write_text(text, encoding="utf-8")
         # Store no file name and no time in the compressed file, so that equal ledgers give equal files.
         ledger = gzip.compress((settings.parent / "ledger.jsonl").read_bytes(), mtime=0)

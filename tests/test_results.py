@@ -13,6 +13,7 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import tables_of
+from tests.studies import study_module
 from vision.settings import VisionSettings
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +69,20 @@ def test_the_readme_and_the_pages_show_the_main_figures():
     pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     for figure in ("over_the_stream", "against_compute", "running_average"):
         assert f"/{figure}.png)" in pages
+
+
+def test_paths_of_the_machine_and_nothing_else_are_changed_in_committed_ledgers(tmp_path):
+    grid = study_module("_grid.py")
+    run = tmp_path / "studies" / "books" / "sm"
+    run.mkdir(parents=True)
+    paths = {"data": str(tmp_path / "data"), "file": str(tmp_path / "data" / "a.txt"), "other": f"{tmp_path}/data_2"}
+    content = {"perplexity": 280.65, "name": "books", "out": str(run), "stream": f"{ROOT}/runs/books", **paths}
+    for name in ("settings.json", "provenance.json", "summary.json"):
+        (run / name).write_text(json.dumps(content))
+    (run / "ledger.jsonl").touch()
+    grid.copy_results(run, tmp_path / "copy", str(tmp_path / "data"), tmp_path / "studies" / "books")
+    changed = {"data": "data", "file": "data/a.txt", "out": "runs/books/sm", "stream": "runs/books"}
+    assert json.loads((tmp_path / "copy" / "provenance.json").read_text()) == content | changed
 
 
 def test_a_report_reads_the_committed_ledgers_of_a_study(tmp_path):
