@@ -48,8 +48,8 @@ class Part(NamedTuple):
     options: tuple[tuple[str, str], ...] = ()
     """Options for reading this kind of source, for example the name of the JSON field with the text."""
     date: int = 0
-    """The number (see `dates`) of the date in the path that the user gave. Documents without a date get it. 0 if there is
-    none."""
+    """The number (see `dates`) of the date in the path that the user gave; 0 if there is none. Documents without a date
+    get it."""
 
     def option(self, name: str) -> str:
         """Return the value of the option with this name; an empty text if it is not given."""
