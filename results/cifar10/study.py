@@ -30,7 +30,7 @@ def jobs() -> Iterator[Job]:
     """Yield all jobs: first those that two CPU cores finish in an afternoon, then those that need a GPU."""
     for wait, learner in product((10, 100), ("sm", "gens", "umix", "ens", "gmoe", "ff")):
         yield Job(f"{learner}_c4_w{wait}_e10", settings_of(learner, wait, 4, 10), seeds=2)
-    # Train SM at widths for which it is about as large as ff (3,505 parameters), gmoe (6,789) and gens (11,472) are
+    # Train SM at widths for which it is about as large as ff (3,481 parameters), gmoe (6,789) and gens (11,472) are
     # on average over the arrivals.
     for width in (5, 7, 9):
         yield Job(f"sm_c{width}_w10_e10", settings_of("sm", 10, width, 10), seeds=2)
