@@ -24,6 +24,8 @@ from fairseq_alma.stream_tokenizer import StreamTokenizer
 
 # Dimensions: B sequences, L tokens, T tokens of a text, V ids of the dictionary.
 
+_LEAST_TEMPERATURE = 1e-30
+"""A division of scores by less could overflow. With less, the most likely token is as good as certain."""
 SEQUENCES_AT_ONCE = 32
 """Number of prompts that are continued together."""
 
@@ -311,7 +313,11 @@ class LanguagePredictor:
             has_padding = None if not state else False
             features, _ = member(tokens, incremental_state=state, features_only=True, has_padding=has_padding)
             scores = member.decoder.output_layer(features[:, -1]).float()
-            parts.append(scores if temperature == 1 else scores / temperature)
+            if temperature < _LEAST_TEMPERATURE:
+                scores = (scores - scores.amax(-1, keepdim=True)) / _LEAST_TEMPERATURE
+            elif temperature != 1:
+                scores = scores / temperature
+            parts.append(scores)
         scores = parts[0] if len(parts) == 1 else _mean([part.log_softmax(-1) for part in parts])
         return scores.index_fill_(1, never, -math.inf)
 

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,38 @@ def digest_of_model(checkpoint: Path) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(name.encode())
+        _add(digest, tensor)
     return digest.hexdigest()
+
+
+def digest_of_state(checkpoint: Path) -> str | None:
+    """Return the SHA-256 digest of the optimizer state and of the average in a checkpoint; None if it has neither.
+
+    For the errors, see `require_checkpoint`.
+    """
+    content = require_checkpoint(checkpoint)
+    state = [content.get("last_optimizer_state"), content["extra_state"].get(AVERAGE)]
+    if state == [None, None]:
+        return None
+    digest = hashlib.sha256()
+    _add(digest, state)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a tensor, a plain value, or a list or dictionary of them, to a digest."""
+    if isinstance(value, torch.Tensor):
+        digest.update(f" {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, Mapping):
+        _add(digest, [part for name in sorted(value, key=str) for part in (name, value[name])])
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)} parts".encode())
+        for part in value:
+            _add(digest, part)
+    else:
+        digest.update(repr(value).encode())
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:

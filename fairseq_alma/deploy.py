@@ -31,14 +31,14 @@ from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.run_folder import DEPLOYED, RunFolder
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_description import read_description
 from fairseq_alma.core.stream_folder import check_tokenizer_files
 from fairseq_alma.huggingface.export import RECORD as EXPORT_RECORD
 from fairseq_alma.huggingface.export import Record as ExportRecord
 
-RECORD = "deployed.json"
+RECORD = DEPLOYED
 """File in a deployed folder that says what was deployed, with digests of its files."""
 CURRENT = "current"
 """The link to the deployed folder."""
@@ -56,6 +56,7 @@ class _Record(TypedDict):
     is_withdrawn: bool
     content: list[str]
     files: dict[str, str]
+    name: str
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Deployed:
     """SHA-256 digests of what predicts. Two predictors with equal content are the same."""
     files: dict[str, str]
     """SHA-256 digest of each file, by the path in the folder."""
+    name: str
+    """Name of the folder. A copy that the user has made has another name, and is left alone."""
 
     @classmethod
     def read(cls, folder: Path) -> "Deployed":
@@ -230,7 +233,8 @@ def withdraw(to: Path, digests: Collection[str]) -> list[Path]:
 def all_deployed(to: Path) -> list[Deployed]:
     """Return the predictors in a folder, in the order in which they were deployed."""
     folders = [path.parent for path in to.glob(f"*/{RECORD}") if not path.parent.is_symlink()]
-    return sorted(map(Deployed.read, folders), key=lambda one: one.number)
+    found = [one for one in map(Deployed.read, folders) if one.name == one.folder.name]
+    return sorted(found, key=lambda one: one.number)
 
 
 def current_of(to: Path) -> Path | None:
@@ -350,7 +354,7 @@ def _write(copy: _Copy, to: Path, number: int) -> Deployed:
             path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
         }
         origin = copy.source, copy.run, copy.stage
-        Deployed(folder, *origin, _now(), number, False, False, copy.content, files).write()
+        Deployed(folder, *origin, _now(), number, False, False, copy.content, files, target.name).write()
     return Deployed.read(target)
 
 

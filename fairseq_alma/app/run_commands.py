@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from json import dumps
-from math import exp
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -21,7 +20,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of, holder_of_run
 from fairseq_alma.core.ledger import deployed_stage
-from fairseq_alma.core.metrics import checked_rows, excess_losses, unusual_arrivals
+from fairseq_alma.core.metrics import checked_rows, excess_losses, perplexity_of, unusual_arrivals
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
@@ -63,6 +62,7 @@ def status(folder: Path, json: bool = False) -> int:
             console.print(ledger_table(rows, title, 20))
             num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
+            left = left if digests else "no mega-batch has arrived"
             trained = max(RunFolder(run).stages_with_predictor(), default=0)
             if left and trained > (rows[-1].stage if rows else 0):
                 left += f", and stage {trained} is trained, but not scored"
@@ -104,7 +104,7 @@ def state_of(run: Path) -> dict[str, Any]:
     rows = checked_rows(run, read_settings(run).get("cer_from", 1))
     left = len(digests) - max(0, len(rows) - 1)
     is_running = holder_of_run(run, ask_slurm=True) is not None
-    state: dict[str, Any] = {"run": str(run), "state": "running" if is_running else "unfinished" if left or not rows
+    state: dict[str, Any] = {"run": str(run), "state": "running" if is_running else "unfinished" if left or not digests
                              else "finished", "arrivals": max(0, len(rows) - 1), "arrivals_left": left}  # fmt: skip
     if not rows:
         return state
@@ -120,7 +120,7 @@ def state_of(run: Path) -> dict[str, Any]:
         "predictor": deployed_stage(rows) if is_text else None,
         "deployed": stage_in_use(run, rows) if is_text else None,
         "refused": gate and not gate["passed"],
-        "new_text_perplexity": exp(new_text.loss) if is_text and new_text else None,
+        "new_text_perplexity": perplexity_of(new_text.loss) if is_text and new_text else None,
         "new_text_arrival": t if is_text and new_text else None,
         "unusual": unusual_arrivals(excess_losses(rows)) if is_text else None,
         "skipped": [row.t for row in rows if row.is_skipped] if is_text else None,

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from math import exp
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from fairseq_alma.core.deployments import deployed_last
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Spent, deployed_stage
-from fairseq_alma.core.metrics import excess_losses, unusual_arrivals
+from fairseq_alma.core.metrics import excess_losses, perplexity_of, unusual_arrivals
 from fairseq_alma.core.presets import ANYTIME, is_anytime
 from fairseq_alma.core.printing import perplexity_text, printable
 from fairseq_alma.core.run_folder import RunFolder, find_runs
@@ -153,7 +152,8 @@ def waiting_message(rows: Sequence[LedgerRow], wait: Wait, num_known: int = 0) -
     if not (count := len(waiting)):
         return None
     which = f"mega-batch {waiting[0]} waits" if count == 1 else f"mega-batches {waiting[0]} to {waiting[-1]} wait"
-    missing = num_missing(count, last_stage, wait)
+    num_skipped = sum(row.is_skipped for row in rows[: last_stage + 1])
+    missing = num_missing(count, last_stage - num_skipped, wait, rows[-1].t)
     more = "later ones" if missing is None else f"{missing} more"
     return f"{which} for {more} (wait={wait}); to train now, give last_group=train"
 
@@ -169,14 +169,14 @@ def new_text_message(rows: Sequence[LedgerRow], t: int, score: Prequential) -> s
     row = LedgerRow(t, rows[-1].stage, False, rows[-1].scores, prequential=score)
     excess = excess_losses([*rows, row])
     before = [
-        f"{one.t}: {perplexity_text(exp(one.prequential.loss), 1)}"
+        f"{one.t}: {perplexity_text(perplexity_of(one.prequential.loss), 1)}"
         for one in rows
         if one.prequential and one.t in excess
     ]
     earlier = f"; earlier mega-batches: {', '.join(before[-6:])}" if before else ""
-    validation = exp(rows[-1].scores.validation_loss or 0.0)
+    validation = perplexity_of(rows[-1].scores.validation_loss or 0.0)
     text = (
-        f"mega-batch {t}, before training on it: perplexity {perplexity_text(exp(score.loss), 1)} "
+        f"mega-batch {t}, before training on it: perplexity {perplexity_text(perplexity_of(score.loss), 1)} "
         f"(validation set {validation:,.1f}){earlier}"
     )
     if t in unusual_arrivals(excess):

@@ -76,7 +76,7 @@ def period_averages(rows: Sequence[LedgerRow]) -> dict[str, float]:
     An average without values is left out.
     """
     losses = {row.t: period_losses(row) for row in rows if row.t >= 1}
-    return {f"{name}_perplexity": math.exp(loss) for name, loss in averages_by_part(losses).items()}
+    return {f"{name}_perplexity": perplexity_of(loss) for name, loss in averages_by_part(losses).items()}
 
 
 def period_losses(row: LedgerRow) -> list[float]:
@@ -251,6 +251,11 @@ def check_summary(ledger: Path, rows: Sequence[LedgerRow], summary: Mapping[str,
                 f"{ledger} gives {name} {value}, but summary.json beside it says {summary[name]}, so one of the two is "
                 f"damaged: restore both from a backup, or, if only summary.json is wrong, remove it"
             )
+
+
+def perplexity_of(loss: float) -> float:
+    """Return the perplexity of a loss in nats; infinity if it is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def checked_rows(folder: Path, cer_from: int = 1) -> list[LedgerRow]:

@@ -170,7 +170,7 @@ def stage_is_due(
         curve: the errors that are known so far.
     """
     ratio, reason = settings.ratio(curve)
-    is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio)
+    is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio, gathered[-1].t)
     if stream_ends and settings.last_group == "train" and not is_complete:
         return Decision(True, reason and "the stream ends")
     return Decision(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")

@@ -25,6 +25,9 @@ from pathlib import Path
 
 from fairseq_alma.core.errors import RunError
 
+DEPLOYED = "deployed.json"
+"""Name of the file that describes a deployed model in its folder (see `fairseq_alma.deploy`)."""
+
 
 class RunFolder:
     """The folder of a run, and the paths in it. They need not exist."""
@@ -94,6 +97,12 @@ class RunFolder:
         """Whether the folder has the name of the folder of one of several seeds."""
         return re.fullmatch(r"seed_\d+", self.path.name) is not None
 
+    def refuse_inside_run(self) -> None:
+        """Raise RunError if the folder is inside the folder of another run, where no command would find it."""
+        for parent in self.path.absolute().parents:
+            if RunFolder(parent).ledger.exists() and RunFolder(parent).settings.exists():
+                raise RunError(f"{self.path} is inside the run folder {parent}: choose an out= outside of it")
+
     def refuse_runs_in(self, folders: "Iterable[RunFolder]") -> None:
         """Raise RunError if one of these folders, which belong to other seeds than those of this run, has a run."""
         if found := [str(folder.path) for folder in folders if folder.settings.exists()]:
@@ -112,12 +121,15 @@ def index_of_stage(path: Path) -> int:
 def find_runs(folder: Path) -> list[Path]:
     """Return all run folders in `folder`, at any depth, sorted. If `folder` is a run folder, return only `folder`.
 
-    A folder with a ledger, but without settings.json, is a damaged run folder, and is returned too. A sweep names its
+    Folders of deployed models are left out, although they have the settings of their run. A folder with a ledger, but
+    without settings.json, is a damaged run folder, and is returned too. A sweep names its
     run folders after the settings, where a slash, such as the one in preset=table2/gmoe_w1, makes a nested folder.
     """
     found = []
     for path, folders, files in os.walk(folder):
-        if not {"settings.json", "ledger.jsonl", "ledger.jsonl.gz"}.isdisjoint(files):
+        if DEPLOYED in files:
+            folders.clear()
+        elif not {"settings.json", "ledger.jsonl", "ledger.jsonl.gz"}.isdisjoint(files):
             found.append(Path(path))
             # Do not search the subfolders of a run folder. They contain no other run, but many checkpoints, so the
             # search would take long on a slow file system.

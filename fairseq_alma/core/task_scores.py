@@ -6,7 +6,7 @@ from typing import Any, NotRequired, TypedDict
 
 from fairseq_alma.core.files import sha256_once
 from fairseq_alma.core.json_lines import JsonLines
-from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.ledger import Ledger, deployed_stage
 from fairseq_alma.core.predictors import read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import NonNegative
@@ -37,14 +37,14 @@ def record_task_scores(run: Path, stage: int | None, scores: Sequence[Mapping[st
 
     Args:
         run: the run folder.
-        stage: the stage; None: the last one.
+        stage: the stage; None: the one that is deployed.
         scores: the results, see TaskScore.
 
     Raises:
         RunError: if a file of the run is damaged.
     """
     folder = RunFolder(run)
-    number = Ledger(folder.ledger).rows()[-1].stage if stage is None else stage
+    number = deployed_stage(Ledger(folder.ledger).rows()) if stage is None else stage
     digests = [one.get("sha256") or sha256_once(run / one["path"]) for one in read_predictor(run, stage)["checkpoints"]]
     found = [{"stage": number, "checkpoints": digests, **score} for score in scores]
     JsonLines(folder.task_scores).append(*found)

@@ -17,24 +17,27 @@ def ratio_of(wait: Wait) -> float:
     return float(str(wait).partition(":")[2] or DEFAULT_RATIO)
 
 
-def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float | None = None) -> bool:
+def group_is_complete(
+    num_gathered: int, num_past: int, wait: Wait, ratio: float | None = None, t: int | None = None
+) -> bool:
     """Return True if enough mega-batches have been gathered for a stage.
 
     With a number w, a stage needs w mega-batches. With "geometric", it needs `ratio` times as many as all stages before
     have trained on, so the waits grow with the stream: a new mega-batch changes the model less the more data it has
     seen. The first stage needs one mega-batch. With "auto", it is the same, but the ratio changes during the run. With
-    a list, a stage is trained when as many mega-batches have been gathered in all as one of its numbers says.
+    a list, a stage is trained at the arrivals in it.
 
     Args:
         num_gathered: number of mega-batches since the previous stage, at least 1.
         num_past: number of mega-batches of all earlier stages.
         wait: the setting `wait`.
         ratio: with "auto", the ratio that the rule chooses now. By default that of `ratio_of`.
+        t: the arrival. By default, no mega-batch was skipped, and it is the number of all mega-batches so far.
     """
     if isinstance(wait, int):
         return num_gathered >= wait
     if isinstance(wait, list):
-        return num_gathered + num_past in wait
+        return (num_gathered + num_past if t is None else t) in wait
     # Subtract 1e-9, because rounding errors may make the product slightly larger than an integer.
     return num_gathered >= (ratio_of(wait) if ratio is None else ratio) * num_past - 1e-9
 
@@ -60,17 +63,18 @@ def arrivals_of_stages(
     return arrivals
 
 
-def num_missing(num_gathered: int, num_past: int, wait: Wait) -> int | None:
+def num_missing(num_gathered: int, num_past: int, wait: Wait, t: int | None = None) -> int | None:
     """Return how many mega-batches must still arrive until a stage is due (for the arguments, see above).
 
     None: the errors at the next arrivals decide that (wait="auto"), or a list has no later arrival.
     """
-    if wait == "auto" or (isinstance(wait, list) and wait[-1] <= num_gathered + num_past):
+    t = num_gathered + num_past if t is None else t
+    if isinstance(wait, list):
+        return next((arrival - t for arrival in wait if arrival > t), None)
+    if wait == "auto":
         return None
-    missing = 0
-    while not group_is_complete(num_gathered + missing, num_past, wait):
-        missing += 1
-    return missing
+    needed = wait if isinstance(wait, int) else math.ceil(ratio_of(wait) * num_past - 1e-9)
+    return max(0, needed - num_gathered)
 
 
 def check_wait(wait: object, num_mega_batches: int | None = None) -> None:

@@ -71,6 +71,7 @@ class PerplexityEvaluator:
         arch: architecture of the models, if they are not switch_lm models.
         untrained_tokens: number of tokens of each split on which an untrained learner is scored; None for all. See
             `score_tokens`.
+        code: digest of code of the user that computes the scores, such as a plugin; None if there is none.
     """
 
     def __init__(
@@ -81,8 +82,9 @@ class PerplexityEvaluator:
         shared: Path | None = None,
         untrained_tokens: int | None = None,
         arch: str | None = None,
+        code: str | None = None,
     ):
-        self._stream, self._arch = stream, arch
+        self._stream, self._arch, self._code = stream, arch, code
         # The test set contains the test text of most periods, so it need not be scored again. Only the text of periods
         # that were added to the stream later is not in it.
         periods = range(1, stream.num_periods + 1)
@@ -166,7 +168,7 @@ class PerplexityEvaluator:
     def _key(self, checkpoint: Path, max_tokens: int | None) -> str:
         """Return the key under which the scores of a checkpoint are stored."""
         digests = {split: self._stream.digest(split) for split in self._splits}
-        return key_of_scores(checkpoint, digests, self._stream.dictionary_digest, max_tokens)
+        return key_of_scores(checkpoint, digests, self._stream.dictionary_digest, max_tokens, self._code)
 
     def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
         """Return the scores of a checkpoint. Compute them only if they are not stored yet, and store them.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairseq_alma.core.errors import StreamError, message_of
+from fairseq_alma.core.metrics import perplexity_of
 from fairseq_alma.core.stream_folder import IDX_HEADER_BYTES, StreamFolder, split_entry
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ class PerplexityScore:
     @property
     def perplexity(self) -> float:
         """Perplexity per token."""
-        return _exp(self.loss)
+        return perplexity_of(self.loss)
 
     @property
     def word_perplexity(self) -> float:
         """Perplexity per word. Unlike the perplexity per token, it can be compared across different tokenizers."""
-        return _exp(self.nll_sum / self.num_words)
+        return perplexity_of(self.nll_sum / self.num_words)
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -89,11 +90,6 @@ def combine(
     return PerplexityScore(nll_sum, num_tokens - num_masked, num_words, num_bytes)
 
 
-def _exp(nats: float) -> float:
-    """Return exp(nats); infinity if the result is too large for a float."""
-    return math.exp(nats) if nats < 700 else math.inf
-
-
 def read_documents(stream: StreamFolder, split: str, columns: Sequence[str]) -> tuple["pyarrow.Table", np.ndarray]:
     """Return what documents/SPLIT.parquet says about the sequences of a split, and the number of tokens of each.
 
@@ -120,7 +116,7 @@ def read_documents(stream: StreamFolder, split: str, columns: Sequence[str]) -> 
 
 
 def scores_by_source(members: Sequence[np.ndarray], stream: StreamFolder, split: str) -> dict[str, PerplexityScore]:
-    """Return the score on each source whose text is in the split, by the name of the source.
+    """Return the score on each source whose text is in the split, and was not masked, by the name of the source.
 
     The first tokens of a passage are predicted from the passage before, as in the score of the complete split. Raise
     StreamError if the stream does not say from which source its passages come, or if the file has changed.
@@ -135,6 +131,8 @@ def scores_by_source(members: Sequence[np.ndarray], stream: StreamFolder, split:
     scores = {}
     for name, number in sorted((name, number) for number, name in enumerate(sources.dictionary.to_pylist())):
         sums = [int(table[unit].to_numpy()[source_of == number].sum(dtype=np.int64)) for unit in ("words", "bytes")]
+        if not sums[0]:
+            continue
         members_T = [member_T[source_T == number] for member_T in members]
         scores[name] = combine(members_T, *sums)
     return scores

@@ -45,7 +45,9 @@ class MemberScores:
     """For each split, the log-probability of each scored token, in nats and in the order of the split. float32 [T]."""
 
 
-def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, max_tokens: int | None) -> str:
+def key_of_scores(
+    checkpoint: Path, splits: Mapping[str, str], dictionary: str, max_tokens: int | None, code: str | None = None
+) -> str:
     """Return the key under which the scores of a checkpoint are stored, a digest of all that the scores depend on.
 
     It depends on the digest of the weights, not on the path of the checkpoint, so runs in different folders have the
@@ -56,6 +58,7 @@ def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, 
         splits: mapping from split name to the digest of the data of the split.
         dictionary: digest of the dictionary.
         max_tokens: maximum number of tokens that are scored in each split; None for all.
+        code: digest of code of the user that computes the scores; None if there is none.
 
     Raises:
         StageError: if the checkpoint is missing or damaged.
@@ -67,7 +70,7 @@ def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, 
         "dictionary": dictionary,
         "max_tokens": max_tokens,
         "torch": metadata.version("torch"),
-        "code": digest_of_code(CODE),
+        "code": [digest_of_code(CODE), code],
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -9,23 +9,24 @@ remaining text.
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.deployments import deployments
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import remove, sha256_of, write_json
+from fairseq_alma.core.files import remove, write_json
 from fairseq_alma.core.lease import Lease, holder_of_run
-from fairseq_alma.core.ledger import Ledger, Spent
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Spent
 from fairseq_alma.core.metrics import write_mean
 from fairseq_alma.core.provenance import read_provenance
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import RunFolder, find_runs, index_of_stage
+from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.seed_record import is_finished
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.core.waiting import arrivals_of_stages
 from fairseq_alma.deploy import withdraw
 from fairseq_alma.forget.mask import Certificate, path_of
-from fairseq_alma.forget.traces import aside_has_learned
+from fairseq_alma.forget.traces import digests_of_stages, forgotten_checkpoints
 from fairseq_alma.lm.rollback import can_return_to, roll_back, stage_before
 from fairseq_alma.lm.run import run_seeds
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -56,6 +57,10 @@ class Price(NamedTuple):
     """How many mega-batches have arrived in the run. No more are used, although the stream may have more now."""
     last_group: str
     """What happened to the last mega-batches if they were fewer than the wait (see the setting `last_group`)."""
+    skipped: list[int]
+    """The mega-batches that no stage trains on."""
+    steps: list[tuple[int, dict[str, Any]]]
+    """The commands that train the run again: the last arrival of each, and the settings that it changes (a fork)."""
 
 
 def price_of(run: Path, masked: Mapping[str, Sequence[str]]) -> Price | None:
@@ -88,7 +93,30 @@ def price_of(run: Path, masked: Mapping[str, Sequence[str]]) -> Price | None:
     score_seconds = sum(row.scores.score_seconds or 0.0 for row in again)
     last_group = "wait" if len(rows) > 1 and not rows[-1].updated else "train"
     stages = [row.stage for row in again]
-    return Price(run, to_stage, wanted, stages, spent, score_seconds, used, held_out, len(digests), last_group)
+    skipped = [row.t for row in rows if row.is_skipped]
+    steps = _steps(settings, rows, to_stage, len(digests), last_group)
+    price = (run, to_stage, wanted, stages, spent, score_seconds, used, held_out, len(digests), last_group)
+    return Price(*price, skipped, steps)
+
+
+def _steps(
+    settings: Mapping[str, Any], rows: Sequence[LedgerRow], to_stage: int, num_arrivals: int, last_group: str
+) -> list[tuple[int, dict[str, Any]]]:
+    """Return `Price.steps`.
+
+    One command is enough if the run has trained where its wait says, with the same settings. Otherwise, it was
+    continued after its last mega-batches had been trained on, or with other settings. Then each stage is a step.
+    """
+    forks = {int(stage): changes for stage, changes in settings.get("forks", {}).items() if int(stage) > to_stage}
+    changes = {stage: {name: new for name, (_, new) in one.items()} for stage, one in forks.items()}
+    wait, num_known = settings["wait"], settings.get("known_mega_batches", 0)
+    expected = arrivals_of_stages(num_arrivals, wait, None, last_group == "train", num_known)
+    trained = [row for row in rows if row.updated]
+    is_as_planned = wait == "auto" or any(row.is_skipped for row in rows) or [row.t for row in trained] == expected
+    again = [] if is_as_planned and not forks else [row for row in trained if row.stage > to_stage]
+    steps = [(row.t, changes.pop(row.stage, {})) for row in again]
+    pending = {name: new for one in changes.values() for name, new in one.items()}  # of a stage that is not finished
+    return steps if steps and steps[-1][0] == num_arrivals and not pending else [*steps, (num_arrivals, pending)]
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
@@ -120,9 +148,12 @@ def train_again(run: Path, price: Price | None, stream: StreamFolder, certificat
             "held_out": price.held_out,
             "arrivals": price.num_arrivals,
             "last_group": price.last_group,
+            "skipped": price.skipped,
+            "steps": price.steps,
+            "ends": {name: read_settings(run).get(name) for name in ("mega_batches", "last_group")},
             "predicted_train_flops": price.spent.train_flops,
-            "kept": _digests(run, 1, price.to_stage),
-            "before": _digests(run, price.to_stage + 1),
+            "kept": digests_of_stages(run, 1, price.to_stage),
+            "before": digests_of_stages(run, price.to_stage + 1),
         }
     place = path_of(stream.path, certificate)
     if entry["state"] == "taking back":
@@ -150,20 +181,27 @@ def train_again(run: Path, price: Price | None, stream: StreamFolder, certificat
             recorded = read_settings(run)
             values = {name: value for name, value in recorded.items() if name not in NO_SETTINGS}
             values |= {"stream": str(stream.path), "out": str(run)}
-            if entry["arrivals"] < stream.num_mega_batches:
-                values["mega_batches"] = entry["arrivals"]
-                values["last_group"] = values.get("last_group") or entry["last_group"]
-            run_seeds(LanguageModelSettings.from_mapping(values))
+            if entry["skipped"]:
+                values["skip_mega_batches"] = entry["skipped"]
+            for arrival, changes in entry["steps"]:
+                is_last = arrival == entry["arrivals"]
+                values |= changes | entry["ends"]
+                if not is_last or arrival < stream.num_mega_batches:
+                    last_group = (values["last_group"] or entry["last_group"]) if is_last else "train"
+                    values |= {"mega_batches": arrival, "last_group": last_group}
+                if is_last or arrival >= len(Ledger(paths.ledger).rows()):  # otherwise an earlier call has done this
+                    run_seeds(LanguageModelSettings.from_mapping({**values, "fork": bool(changes)}))
         rows = Ledger(paths.ledger).rows()
         again = [row for row in rows if row.updated and row.stage > entry["to_stage"]]
-        spent = sum((row.spent for row in again if row.stage in entry["stages"]), Spent())
+        spent = sum((row.spent for row in again), Spent())
         entry |= {
+            "stages": [row.stage for row in again],
             "state": "trained again",
             "train_flops": spent.train_flops,
             "train_seconds": round(spent.train_seconds, 3),
-            "after": _digests(run, entry["to_stage"] + 1),
+            "after": digests_of_stages(run, entry["to_stage"] + 1),
             # Training states of these stages are removed by later stages (setting keep_states).
-            "kept_unchanged": _digests(run, 1, entry["to_stage"]).items() <= entry["kept"].items(),
+            "kept_unchanged": digests_of_stages(run, 1, entry["to_stage"]).items() <= entry["kept"].items(),
         }
         if paths.is_of_one_of_several_seeds and RunFolder(run.parent).summary.exists():
             write_mean(run.parent, [seed.path for seed in RunFolder(run.parent).of_seeds()])
@@ -178,41 +216,16 @@ def withdraw_deployed(certificate: Certificate, runs: Sequence[Path]) -> list[Pa
     folders = []
     for run in runs:
         if str(run) in certificate["runs"]:
-            forgotten = _forgotten(run, certificate)
+            forgotten = forgotten_checkpoints(run, certificate)
             known = [Path(one["to"]) for one in deployments(run)]
             folders += [folder for to in known if to.is_dir() for folder in withdraw(to, forgotten)]
     return folders
-
-
-def _forgotten(run: Path, certificate: Certificate) -> set[str]:
-    """Return the SHA-256 digests of the checkpoints that have learned from the text, also of those set aside."""
-    entry, splits = certificate["runs"][str(run)], certificate["splits"]
-    first = entry["last_stage_without_the_text"] + 1
-    stages = {path: index_of_stage(Path(Path(path).parts[1])) for path in entry["before"]}
-    found = {digest for path, digest in entry["before"].items() if stages[path] >= first}
-    before = {name: one["before"] for name, one in splits.items()}
-    for aside in (run / "set_aside").glob("*"):
-        if aside_has_learned(aside, before):
-            found |= set(_digests(aside, first).values())
-    # A member that has not read the text is the same after it was trained again.
-    return found - set(entry.get("after", {}).values())
 
 
 def _is_current(run: Path, stream: StreamFolder) -> bool:
     """Return True if a run has used the stream as it is now."""
     digests = read_arrivals(run)["digests"]
     return digests == [stream.digest(f"mega_batch_{t}") for t in range(1, len(digests) + 1)]
-
-
-def _digests(run: Path, first: int, last: int | None = None) -> dict[str, str]:
-    """Return the SHA-256 digest of each checkpoint of the stages from `first` to `last`, by its path in the run."""
-    folders = [RunFolder(run).stage(k) for k in range(first, (last if last is not None else 999) + 1)]
-    return {
-        path.relative_to(run).as_posix(): sha256_of(path)
-        for folder in folders
-        if folder.is_dir()
-        for path in sorted(folder.rglob("*.pt"))
-    }
 
 
 def _slurm_command(run: Path) -> str | None:

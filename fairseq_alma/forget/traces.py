@@ -1,17 +1,18 @@
 """What still contains forgotten text or has learned from it: what can be removed, and what cannot be checked."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.tokenization.tokenizers import TOKENIZERS
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, remove
+from fairseq_alma.core.files import read_json, remove, sha256_of
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.run_folder import RunFolder, index_of_stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.deploy import current_of
@@ -139,7 +140,7 @@ def _of_runs(certificate: Certificate, runs: Collection[Path]) -> Iterator[Trace
         for folder in sorted((run / "set_aside").glob("*")):
             if aside_has_learned(folder, before):
                 yield Trace(str(folder), "stages that a rollback has set aside were trained on the text", (folder,))
-        yield from _of_shared(run, entry)
+        yield from _of_shared(run, forgotten_checkpoints(run, certificate))
         settings = read_settings(run)
         if settings.get("wandb"):
             yield Trace(
@@ -171,19 +172,42 @@ def aside_has_learned(aside: Path, before: Mapping[str, str]) -> bool:
     return any(used.get(name) == digest for name, digest in before.items())
 
 
-def _of_shared(run: Path, entry: Mapping[str, Any]) -> Iterator[Trace]:
-    """Find the members that the run has shared in the folder of the setting `reuse_from`, by their digests."""
+def forgotten_checkpoints(run: Path, certificate: Certificate) -> set[str]:
+    """Return the SHA-256 digests of the checkpoints that have learned from the text, also of those set aside."""
+    entry, splits = certificate["runs"][str(run)], certificate["splits"]
+    first = entry["last_stage_without_the_text"] + 1
+    stages = {path: index_of_stage(Path(Path(path).parts[1])) for path in entry["before"]}
+    found = {digest for path, digest in entry["before"].items() if stages[path] >= first}
+    before = {name: one["before"] for name, one in splits.items()}
+    for aside in (run / "set_aside").glob("*"):
+        if aside_has_learned(aside, before):
+            found |= set(digests_of_stages(aside, first).values())
+    # A member that has not read the text is the same after it was trained again.
+    return found - set(entry.get("after", {}).values())
+
+
+def digests_of_stages(run: Path, first: int, last: int | None = None) -> dict[str, str]:
+    """Return the SHA-256 digest of each checkpoint of the stages from `first` to `last`, by its path in the run."""
+    return {
+        path.relative_to(run).as_posix(): sha256_of(path)
+        for folder in RunFolder(run).stage_folders()
+        if first <= index_of_stage(folder) <= (last if last is not None else math.inf)
+        for path in sorted(folder.rglob("*.pt"))
+    }
+
+
+def _of_shared(run: Path, old: Collection[str]) -> Iterator[Trace]:
+    """Find the members that the run has shared in the folder of the setting `reuse_from`, by the digests `old`."""
     folder = read_settings(run).get("reuse_from")
     if not folder:
         return
-    old = set(entry["before"].values())
     entries = []
     for mark in Path(folder, "trained").glob("*/entry.json"):
         try:
             files = read_json(mark)["files"]
         except RunError:  # a damaged entry counts as missing
             continue
-        if old & {file["sha256"] for file in files.values()}:
+        if {file["sha256"] for file in files.values()}.intersection(old):
             entries.append(mark.parent)
     if entries:
         why = f"{len(entries)} shared members were trained on the text; other runs may copy them"

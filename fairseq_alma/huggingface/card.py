@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.ledger import Ledger, deployed_stage
 from fairseq_alma.core.printing import perplexity_text
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
@@ -87,7 +87,9 @@ def _training(run: Path) -> str:
 
 def _arrivals(run: Path, stage: int | None) -> str:
     """Return the table of the ledger, until the exported stage, and the total cost."""
-    ledger = [row for row in Ledger(RunFolder(run).ledger).rows() if stage is None or row.stage <= stage]
+    rows_of_run = Ledger(RunFolder(run).ledger).rows()
+    last = deployed_stage(rows_of_run) if stage is None else stage
+    ledger = [row for row in rows_of_run if row.stage <= last]
     rows = []
     for row in ledger:
         scores = row.scores

@@ -462,8 +462,9 @@ class TrainingConfigs:
         """Raise SettingError if the run is forked with another `fairseq=` that changes the shape of its model."""
         out = Path(self.settings.out)
         before = read_settings(out).get("fairseq", "") if RunFolder(out).settings.exists() else ""
-        is_trained = any(RunFolder(out).marks())
-        if not self.settings.fork or not is_trained or before == self.settings.fairseq:
+        # After a rollback to stage 0, no step is finished, but its untrained checkpoint has a shape.
+        has_model = any(RunFolder(out).marks()) or any(RunFolder(out).stage(0).rglob("*.pt"))
+        if not self.settings.fork or not has_model or before == self.settings.fairseq:
             return
         own, other = (
             shapes_of_model(replace(self, settings=replace(self.settings, fairseq=options)).of(member))
@@ -481,7 +482,7 @@ class TrainingConfigs:
         grows = stage is not None and s.learner_settings is not None and s.learner_settings.grows_before(stage.index)
         # With a constant rate, the training continues from a model whose rate has not fallen to 0. So there is no
         # warm-up if the optimizer continues with its state. After a growth it cannot.
-        has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.past and not grows)
+        has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.index > 1 and not grows)
         return {
             "lr": [s.lr], "warmup_updates": s.warmup_of_stage(updates) if has_warmup else 0,
             "end_learning_rate": s.lr if is_constant else 0.0, "total_num_update": updates,

@@ -9,11 +9,13 @@ from typing import Any, TypedDict
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_alma.app.plugins import plugin_digest
 from fairseq_alma.checkpoints import (
     BEST,
     CONTINUATION,
     CRASH,
     LAST,
+    digest_of_state,
     drop_optimizer_state,
     link,
     num_updates,
@@ -268,6 +270,9 @@ class MemberTraining:
         }
         if self.settings.keeps_continuation:
             recipe |= {"average": self.settings.average, "optimizer_state": self.settings.optimizer_state}
+            recipe["start_state"] = digest_of_state(start)
+        if self.settings.plugin:
+            recipe["plugin"] = plugin_digest(self.settings.plugin)
         return key_of(recipe, start)
 
     def _spent(self, folder: Path, start: Path, member: Member, stage_index: int) -> Spent:

@@ -147,11 +147,11 @@ def finish_rollback(run: Path) -> None:
     JsonLines(paths.decisions).keep_if(lambda decision: decision["t"] <= t)
     write_json(paths.arrivals, {"digests": read_arrivals(run)["digests"][:t]})
     settings = read_settings(run)
-    if "forks" in settings:
-        write_json(
-            paths.settings,
-            {**settings, "forks": {stage: one for stage, one in settings["forks"].items() if int(stage) <= k}},
-        )
+    if forks := settings.get("forks"):
+        for stage in sorted(map(int, forks), reverse=True):
+            if stage > k:  # the settings are again those from before this fork
+                settings |= {name: old for name, (old, _) in forks.pop(str(stage)).items()}
+        write_json(paths.settings, settings)
     if paths.summary.exists():
         seconds = read_summary(run).get("wall_seconds")
         if t:

@@ -125,12 +125,14 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
         )
         # If the first stage is trained at arrival 1, no metric includes the perplexity of the untrained learner, so it
         # is scored on a sample of tokens only. Otherwise the average perplexity includes it, and all tokens are scored.
+        trains_first = stream_settings.arrivals_of_stages[:1] == [1] and 1 not in stream_settings.skip
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",
             shared=Path(settings.reuse_from) / "evaluated" if settings.reuse_from else None,
-            untrained_tokens=UNTRAINED_TOKENS if stream_settings.arrivals_of_stages[:1] == [1] else None,
+            untrained_tokens=UNTRAINED_TOKENS if trains_first else None,
             arch=settings.arch,
+            code=plugin_digest(settings.plugin) if settings.plugin else None,
         )
 
         seconds = 0.0  # spent on scoring since the last stage
@@ -170,11 +172,12 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
 
 def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> dict[str, Any]:
     """Return the content of settings.json: the settings, and digests of the evaluation data and the dictionary."""
+    paths = {name: getattr(settings, name) for name in ("stream", "init_from", "reuse_from", "gate_text")}
     return {
         **settings.to_json(),
         **({"plugin_digest": plugin_digest(settings.plugin)} if settings.plugin else {}),
-        "stream": str(Path(settings.stream).absolute()),  # for alma-eval, which may be called in another folder
-        **({"init_from": str(Path(settings.init_from).absolute())} if settings.init_from else {}),
+        # Absolute, for commands that read them and may be called in another folder.
+        **{name: str(Path(value).absolute()) for name, value in paths.items() if value},
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
     }

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fairseq_alma.core.catalogue import Program, not_compared, settings_that_are, takes
 from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.printing import printable
+from fairseq_alma.core.waiting import arrivals_of_stages
 from fairseq_alma.report.runs import MAX_CHARACTERS, Comparison, Run, RunGroup, hashable, learner_position
 
 
@@ -104,12 +105,17 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
             for name, value in {**run.settings, "last_group": _last_group(run)}.items()
             if name == "last_group" or (not not_compared(name) and takes(stream.program, learner, name))
         }
+        compared |= _other_path(run, compared["last_group"])
         repeat = 0
         while any(run.seed == other.seed for other in runs_of.get((stream, hashable(compared), repeat), [])):
             repeat += 1
         key = (stream, hashable(compared), repeat)
         runs_of.setdefault(key, []).append(run)
         settings_of[key] = compared
+    # So that labels show the difference from groups without these names.
+    for name in {name for settings in settings_of.values() for name in settings} & {"skip_mega_batches", "stages_at"}:
+        for settings in settings_of.values():
+            settings.setdefault(name, None)
     groups: dict[Stream, list[RunGroup]] = {}
     for key, members in runs_of.items():
         members.sort(key=lambda run: (run.seed is None, run.seed, str(run.folder)))
@@ -117,6 +123,19 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
         group = RunGroup(stream.program, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
         groups.setdefault(stream, []).append(group)
     return groups
+
+
+def _other_path(run: Run, last_group: str) -> dict[str, Any]:
+    """Return which mega-batches a run has skipped, and at which arrivals its stages were trained if not as it waits.
+
+    A run is trained at other arrivals if it was continued after its last mega-batches had been trained on.
+    """
+    if skipped := [row.t for row in run.rows if row.is_skipped]:
+        return {"skip_mega_batches": skipped}
+    wait, num_known = run.settings.get("wait", 1), run.settings.get("known_mega_batches") or 0
+    trained = [row.t for row in run.rows if row.updated]
+    expected = arrivals_of_stages(run.num_arrivals, wait, None, last_group == "train", num_known)
+    return {} if wait == "auto" or trained == expected[: len(trained)] else {"stages_at": trained}
 
 
 def _last_group(run: Run) -> str:

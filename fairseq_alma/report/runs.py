@@ -106,8 +106,8 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True if the ledger has a row for every arrival."""
-        return self.last_t >= self.num_arrivals
+        """True if the ledger has a row for every arrival, and something has arrived."""
+        return self.last_t >= max(1, self.num_arrivals)
 
     def routing_files(self) -> list[tuple[int, Path]]:
         """Return (stage, path of routing.npz) for every stage that wrote this file, in the order of the stages."""

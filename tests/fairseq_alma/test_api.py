@@ -202,7 +202,8 @@ def test_tokens_are_drawn_with_their_probabilities(one):
         assert chisquare(counts[often], expected).pvalue > 1e-3
     assert one.generate(PROMPT, 9, top_k=1) == one.generate(PROMPT, 9, top_p=1e-9) == one.generate(PROMPT, 9, **GREEDY)
     # Scores divided by such a number are too large for the exponential function.
-    assert one.generate(PROMPT, 9, temperature=1e-6) == one.generate(PROMPT, 9, **GREEDY)
+    for temperature in (1e-6, 1e-29, 1e-38, 1e-45):
+        assert one.generate(PROMPT, 9, temperature=temperature) == one.generate(PROMPT, 9, **GREEDY)
     assert one.generate(PROMPT, 50, temperature=3) != one.generate(PROMPT, 50, temperature=3)  # without a seed
 
 

@@ -18,6 +18,7 @@ from fairseq_alma.core.deployments import deployments
 from fairseq_alma.core.errors import RunError, SettingError, StreamError
 from fairseq_alma.core.files import sha256_of, write_json
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.run_folder import find_runs
 from fairseq_alma.deploy import all_deployed, current_of, deploy, go_back, main, withdraw
 from fairseq_alma.huggingface.export import export
 from tests.commands import ROOT, RUN, run_command
@@ -115,6 +116,20 @@ def test_no_more_than_the_limit_are_kept_and_what_was_taken_back_stays_known(run
     deploy(run, to, 3, keep=2), go_back(to)
     deploy(run, to, 2, keep=1)
     assert names(to) == ["stage_002"]
+
+
+def test_a_copy_that_the_user_has_made_is_left_alone(run, tmp_path):
+    to = tmp_path / "to"
+    deploy(run, to, 1)
+    shutil.copytree(to / "current", to / "golden")
+    for stage in (2, 3):
+        deploy(run, to, stage, keep=1)
+    assert {path.name for path in to.iterdir()} == {"current", "golden", "stage_003"}
+
+
+def test_what_is_deployed_is_no_run(moved, tmp_path):
+    deploy(moved, moved.parent / "deployed", 1)
+    assert find_runs(tmp_path) == [moved]
 
 
 def test_the_list_is_in_the_order_of_deployment_with_its_times(run, tmp_path, capsys):

@@ -35,6 +35,11 @@ def test_a_new_mega_batch_is_compared_with_numbered_earlier_ones():
     )
 
 
+def test_a_loss_too_large_for_a_perplexity_is_no_error():
+    rows = [LedgerRow(0, 0, False, Scores(1, 1, perplexity=1.0, validation_loss=5e6))]
+    assert "perplexity inf (validation set inf)" in new_text_message(rows, 1, Prequential(None, 800.0, 100))
+
+
 def test_bits_per_byte_are_a_column_if_they_are_known():
     def printed(**more) -> str:
         untrained = Scores(1, 1, perplexity=900.0, validation_perplexity=900.0)

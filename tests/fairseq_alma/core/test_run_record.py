@@ -387,3 +387,9 @@ def test_runs_are_found_at_any_depth_and_not_below_a_run(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     assert find_runs(tmp_path) == [tmp_path / "a", tmp_path / "b/deep/er", tmp_path / "c"]
+
+
+def test_a_run_inside_another_run_is_refused(tmp_path):
+    tiny_run(tmp_path / "run")
+    with pytest.raises(RunError, match="is inside the run folder"):
+        tiny_run(tmp_path / "run" / "inner")

@@ -39,11 +39,12 @@ def test_a_run_trains_its_stages_at_these_arrivals(tmp_path):
     assert StreamSettings(10, "geometric").num_stages == 6
 
 
-def test_a_list_gives_the_arrivals_of_the_stages_and_skipped_mega_batches_do_not_count(tmp_path):
+def test_a_list_gives_the_arrivals_of_the_stages_also_after_a_skipped_mega_batch(tmp_path):
     rows = tiny_run(tmp_path / "list", 5, wait=[1, 3], last_group="wait")
     assert [row.t for row in rows if row.updated] == [1, 3]
-    # Mega-batch 2 was skipped, so mega-batches 1 and 3 are two.
-    assert group_is_complete(num_gathered=1, num_past=1, wait=[2])
+    rows = tiny_run(tmp_path / "skip", 5, wait=[1, 3], last_group="wait", skip=(2,))
+    assert [row.t for row in rows if row.updated] == [1, 3]
+    assert group_is_complete(num_gathered=1, num_past=1, wait=[3], t=3)
 
 
 def test_the_arrivals_of_wait_auto_are_an_estimate_whose_first_is_certain():
@@ -58,6 +59,9 @@ def test_how_many_mega_batches_are_missing():
     assert num_missing(1, 3, [3, 6]) == 2
     assert num_missing(1, 6, [3, 6]) is None
     assert num_missing(1, 6, "auto") is None
+    # Mega-batch 2 was skipped.
+    assert num_missing(1, 1, [1, 4], t=3) == 1 and num_missing(1, 1, "geometric:2", t=3) == 1
+    assert num_missing(1, 1000, "geometric:1e12") == 10**15 - 1  # at once, not by counting
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,11 @@ def tiny_stream(num_mega_batches):
 
 
 def tiny_run(folder, num_mega_batches=4, wait=3, replay=False, learner=None, evaluate=None, prequential=None,
-             last_group="train", complete=None, num_known=0):  # fmt: skip
+             last_group="train", complete=None, num_known=0, skip=()):  # fmt: skip
     """Run, or run what is left: a new process would do the same. Returns the rows."""
     stream = tiny_stream(num_mega_batches)
     record = RunRecord([SeedRecord(folder, {"wait": wait, "replay": replay, "seed": 5}, stream.digests)])
-    settings = StreamSettings(num_mega_batches, wait, replay, last_group, num_known=num_known)
+    settings = StreamSettings(num_mega_batches, wait, replay, last_group, skip, num_known)
     evaluate = evaluate or TinyEvaluator()
     (rows,) = run_stream(stream, learner or TinyLearner(), evaluate, settings, record, prequential, complete)
     return rows

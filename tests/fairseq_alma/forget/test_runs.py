@@ -20,6 +20,7 @@ from fairseq_alma.checkpoints import require_checkpoint
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.deploy import deploy, go_back
 from fairseq_alma.forget.mask import certificates
+from fairseq_alma.lm.rollback import roll_back
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.forget.test_stream import DOCUMENT_WORDS, WORDS, month, prep, text_of, write_month
 from tests.fairseq_alma.killing import rows_without_seconds
@@ -284,13 +285,41 @@ def test_only_runs_that_have_used_the_text_are_trained_again(two_months, tmp_pat
 
 
 @pytest.mark.slow
-def test_shared_members_that_have_read_the_text_are_removed(two_months, tmp_path):
+def test_shared_members_that_have_read_the_text_are_removed(two_months, tmp_path, monkeypatch):
     stream, shared = shutil.copytree(two_months, tmp_path / "stream"), tmp_path / "shared"
-    settings = ("updates=1", "validations=1", "experts=2", f"reuse_from={shared}")
+    # A relative folder, which alma-forget finds from another one.
+    settings = ("updates=1", "validations=1", "experts=2", f"reuse_from={os.path.relpath(shared)}")
     lm(stream, tmp_path / "run", *settings)
     before = {path.name for path in (shared / "trained").iterdir()}
     assert len(before) == 2
+    # A member that a rollback has set aside has learned from the text, too.
+    roll_back(tmp_path / "run", 1)
+    lm(stream, tmp_path / "run", *settings, "dropout=0.3", "fork=true")
+    before |= {path.name for path in (shared / "trained").iterdir()}
+    assert len(before) == 3
+    monkeypatch.chdir(tmp_path)
     out = forget(stream, "--runs", tmp_path / "run", "--yes", "--purge")
-    assert "1 shared members" not in out
+    assert "shared members" not in out
     after = {path.name for path in (shared / "trained").iterdir()}
     assert (len(after), len(after & before)) == (2, 1)  # that of stage 1 stays, and that of stage 2 is a new one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [("lr=0.002", "fork=true"), ("skip_mega_batches=[3]",)])
+def test_a_run_is_trained_again_as_it_was_with_its_forks_and_what_it_has_skipped(tmp_path, changed):
+    stream = make_stream(tmp_path / "made", months=4, t=2)
+    masked = shutil.copytree(stream, tmp_path / "masked")
+    settings = ("updates=2", "validations=1", "experts=2", "wait=2")
+    commands = (("mega_batches=3", "last_group=train"), (*changed, "mega_batches=4"))
+    if "skip" in changed[0]:
+        commands = (("mega_batches=2",), (*changed, "mega_batches=3"), ("mega_batches=4", "last_group=train"))
+    for command in commands:
+        lm(stream, tmp_path / "run", *settings, *command)
+    forget(stream, "--runs", tmp_path / "run", "--yes", "--purge")
+    forget(masked, "--no-runs", "--yes")
+    for command in commands:
+        lm(masked, tmp_path / "reference", *settings, *command)
+    assert rows_without_seconds(tmp_path / "run") == rows_without_seconds(tmp_path / "reference")
+    same_weights(tmp_path / "run", tmp_path / "reference")
+    (entry,) = certificates(stream)[-1]["runs"].values()
+    assert entry["train_flops"] == entry["predicted_train_flops"] > 0

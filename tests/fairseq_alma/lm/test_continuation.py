@@ -80,16 +80,16 @@ def test_a_forked_run_that_is_killed_at_random_ends_like_an_uninterrupted_one(st
 
 
 @pytest.mark.parametrize(
-    ("schedule", "optimizer_state", "past", "warmup"),
-    [("per_stage", "keep", (1,), 4), ("constant", "keep", (), 4), ("constant", "reset", (1,), 4),
-     ("constant", "keep", (1,), 0)],
+    ("schedule", "optimizer_state", "index", "warmup"),
+    # In the first stage, mega-batch 1 was known (init_from=), and the optimizer begins.
+    [("per_stage", "keep", 2, 4), ("constant", "keep", 1, 4), ("constant", "reset", 2, 4), ("constant", "keep", 2, 0)],
 )  # fmt: skip
 def test_a_constant_rate_needs_no_warm_up_if_the_optimizer_continues(
-    stream, tmp_path, schedule, optimizer_state, past, warmup
+    stream, tmp_path, schedule, optimizer_state, index, warmup
 ):
     config = config_of_stage(
-        stream, tmp_path, new=(2,), past=past, replay=False, updates=80, schedule=schedule,
-        optimizer_state=optimizer_state, lr=0.1,
+        stream, tmp_path, new=(2,), past=(1,), replay=False, updates=80, schedule=schedule,
+        optimizer_state=optimizer_state, lr=0.1, index=index,
     )  # fmt: skip
     assert config.lr_scheduler.warmup_updates == warmup
     assert config.lr_scheduler.end_learning_rate == (0.1 if schedule == "constant" else 0.0)

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from fairseq_alma.app.run_commands import state_of
 from fairseq_alma.checkpoints import CONTINUATION
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.lm.rollback import roll_back, stage_before
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.killing import files, rows_without_seconds, same_run
@@ -142,6 +144,21 @@ def test_a_run_that_was_taken_back_to_the_start_is_the_run_that_only_began(kept,
         "stages/stage_000/member_1/checkpoint_untrained.pt",
     }  # fmt: skip
     assert json.loads((out / "arrivals.json").read_text()) == {"digests": []}
+    assert state_of(out)["state"] == "unfinished"
+
+
+def test_a_rollback_past_a_fork_brings_back_the_settings_from_before_it(months, tmp_path):
+    out = tmp_path / "run"
+    lm(months, out, "mega_batches=1", "lr=0.001")
+    lm(months, out, "mega_batches=2", "lr=0.01", "fork=true")
+    lm(months, out, "mega_batches=3", "lr=0.02", "dropout=0.3", "fork=true")
+    roll_back(out, 2)
+    settings = read_settings(out)
+    assert (settings["lr"], settings["dropout"], settings["forks"]) == (0.01, 0.0, {"2": {"lr": [0.001, 0.01]}})
+    roll_back(out, 1)
+    assert (read_settings(out)["lr"], read_settings(out)["forks"]) == (0.001, {})
+    refused = run_command("alma-lm", f"stream={months}", f"out={out}", *SHORT, "mega_batches=2", "lr=0.01")
+    assert (refused.returncode, "lr" in refused.stderr) == (2, True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process")

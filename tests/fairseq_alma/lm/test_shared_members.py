@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import CONTINUATION, digest_of_model, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import CONTINUATION, digest_of_model, digest_of_state, read_checkpoint, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from tests.commands import RUN, run_command
@@ -67,6 +67,24 @@ def test_the_key_names_options_data_and_weights_and_no_folder(trained, tmp_path)
     checkpoint["model"][name] = checkpoint["model"][name] + torch.finfo(torch.float32).tiny
     write_checkpoint(checkpoint, tmp_path / "other_weight.pt")
     assert digest_of_model(tmp_path / "other_weight.pt") != digest_of_model(trained)
+
+
+def test_the_state_of_the_optimizer_and_the_average_have_a_digest(trained, tmp_path):
+    """A stage that continues with them depends on them, not only on the weights."""
+    checkpoint = read_checkpoint(trained)
+    checkpoint["extra_state"].pop("average", None)
+    state = {"state": {0: {"exp_avg": torch.ones(3), "step": 4}}, "param_groups": [{"lr": 0.1}]}
+
+    def digest(name: str, state: object, average: object = None) -> str | None:
+        extra = checkpoint["extra_state"] | ({} if average is None else {"average": average})
+        write_checkpoint({**checkpoint, "last_optimizer_state": state, "extra_state": extra}, tmp_path / name)
+        return digest_of_state(tmp_path / name)
+
+    assert digest("none.pt", None) is None
+    one = digest("one.pt", state)
+    assert one == digest("again.pt", {"param_groups": [{"lr": 0.1}], "state": dict(state["state"])})
+    other = {**state, "state": {0: {"exp_avg": torch.tensor([1.0, 1.0, 2.0]), "step": 4}}}
+    assert len({one, digest("other.pt", other), digest("average.pt", state, {"count": 1}), None}) == 4
 
 
 def test_an_ensemble_copies_its_first_member_from_a_run_of_one_model(stream, tmp_path):

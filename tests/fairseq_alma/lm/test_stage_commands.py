@@ -15,7 +15,7 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 
 
-def config_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> DictConfig:
+def config_of_stage(stream: Path, out: Path, new, past, replay, index=2, **settings) -> DictConfig:
     """Return the configuration with which a stage trains."""
     processes = NoProcesses()
     folder = StreamFolder.open(stream)
@@ -33,7 +33,9 @@ def config_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> D
         processes,
     )
     arrivals = list(folder.stream())
-    stage = Stage(2, tuple(arrivals[t - 1] for t in new), tuple(arrivals[t - 1] for t in past), replay, out / "stage")
+    stage = Stage(
+        index, tuple(arrivals[t - 1] for t in new), tuple(arrivals[t - 1] for t in past), replay, out / "stage"
+    )
     with pytest.raises(StageError, match="ended with status 1"):
         learner.train(stage)
     (config,) = processes.configs

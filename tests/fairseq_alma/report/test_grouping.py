@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from fairseq_alma.core.catalogue import learners
@@ -29,6 +31,25 @@ def test_a_setting_that_the_learner_does_not_take_makes_no_other_group(tmp_path)
     write_vision(tmp_path / "a", ERRORS, seed=0, members=5, grow_every=3)
     write_vision(tmp_path / "b", ERRORS, seed=1, members=7, grow_every=1)
     assert len(only_comparison(tmp_path).groups) == 1
+
+
+def test_runs_whose_stages_were_trained_on_other_mega_batches_are_no_seeds_of_one_setting(tmp_path):
+    from fairseq_alma.core.ledger import Ledger
+
+    def change(run, t, **values):
+        rows = [replace(row, **values) if row.t == t else row for row in Ledger(run / "ledger.jsonl").rows()]
+        (run / "ledger.jsonl").unlink()
+        Ledger(run / "ledger.jsonl").append(*rows)
+
+    for seed, name in enumerate(("whole", "skipped", "late")):
+        write_text(tmp_path / name, PERPLEXITIES, seed=seed)
+    change(tmp_path / "skipped", 2, updated=False, is_skipped=True)
+    change(tmp_path / "late", 2, updated=False)
+    assert sorted(labels_of(only_comparison(tmp_path))) == [
+        "SM",
+        "SM, skip_mega_batches 2",
+        "SM, stages_at 1+3+4",
+    ]
 
 
 def test_the_number_of_experts_distinguishes_all_language_models(tmp_path):
