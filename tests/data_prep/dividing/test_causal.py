@@ -319,7 +319,7 @@ def test_the_check_names_all_that_looks_ahead_in_a_stream_that_is_not_causal(tmp
     }  # fmt: skip
 
 
-def later_copies_first(spooled, keys, signatures, work, cache, which):
+def later_copies_first(spooled, keys, signatures, work, cache, which, dates):
     """Of near copies in the text of all periods, keep the longest, whatever its date."""
     every = spooled._replace(dates=np.zeros_like(spooled.dates))
     _, found, _ = remove_copies(every, np.empty(0, "V16"), [], work, cache)
