@@ -75,7 +75,6 @@ class SeedRecord:
         self._unwritten: list[LedgerRow] = []
         """The last rows of `_rows`, if they are only in memory."""
         self.num_mega_batches = len(digests)
-        self.paths.refuse_inside_run()
         fork_at = self._check_same_settings(settings, [*free, "forks"], forkable, fork)
         self._arrivals = Arrivals(self.folder, durable)
         known = self._arrivals.digests

@@ -135,7 +135,7 @@ def _other_path(run: Run, last_group: str) -> dict[str, Any]:
     wait, num_known = run.settings.get("wait", 1), run.settings.get("known_mega_batches") or 0
     trained = [row.t for row in run.rows if row.updated]
     expected = arrivals_of_stages(run.num_arrivals, wait, None, last_group == "train", num_known)
-    return {} if wait == "auto" or trained == expected[: len(trained)] else {"stages_at": trained}
+    return {} if wait == "auto" or not run.is_finished or trained == expected else {"stages_at": trained}
 
 
 def _last_group(run: Run) -> str:

@@ -11,7 +11,7 @@ from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Prequential, Scores, Spent
 from fairseq_alma.core.provenance import machine_gpus
-from fairseq_alma.core.run_folder import find_runs
+from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
 from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
@@ -391,5 +391,6 @@ def test_runs_are_found_at_any_depth_and_not_below_a_run(tmp_path):
 
 def test_a_run_inside_another_run_is_refused(tmp_path):
     tiny_run(tmp_path / "run")
+    RunFolder(tmp_path / "run").refuse_inside_run()
     with pytest.raises(RunError, match="is inside the run folder"):
-        tiny_run(tmp_path / "run" / "inner")
+        RunFolder(tmp_path / "run" / "some" / "inner").refuse_inside_run()
