@@ -154,7 +154,10 @@ def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.nd
 
 _NUMERIC_DATE = re.compile(r"\s*\d{1,2}[./-](?:\d{1,2}[./-]\d{2,4}|(?:19|20)\d\d)\b")
 """A date that does not begin with the year, such as 23/11/2026 and 11/2026."""
-_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_MONTH = (
+    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    "nov(?:ember)?|dec(?:ember)?)"
+)
 _NAMED_MONTH = re.compile(
     rf"\b{_MONTH}[ .,/-]{{1,3}}(?:\d{{1,2}}[ .,/-]{{1,3}})?(?:19|20)\d\d\b|\b(?:19|20)\d\d[ .,/-]{{1,3}}{_MONTH}\b",
     re.IGNORECASE,

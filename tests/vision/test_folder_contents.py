@@ -216,6 +216,7 @@ def column(root: Path, *texts: str, head: str = "file,day") -> str:
         (("week 10", "week 9", "week 1", "week 11"), [2, 1, 0, 3]),
         (("2020_10", "2020_9", "2019_12", "2020_1"), [2, 3, 1, 0]),
         ((" 10", "9 ", "1", "11"), [2, 1, 0, 3]),
+        (("Mayor 2020", "Market 2019", "Decision 2021", "December"), [3, 2, 1, 0]),
     ],
 )
 def test_a_column_sorts_numbers_and_texts(root, texts, order):
