@@ -285,6 +285,25 @@ def bits_per_byte(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]
     }
 
 
+def parts_of_matrix(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the bits per byte of a run over parts of its matrix of losses, averaged over the arrivals from t = 2 on.
+
+    The parts are the periods that have arrived, the newest of them, and the next one; "last" are all periods after the
+    last arrival.
+
+    Args:
+        rows: the rows of the ledger.
+        periods: the return value of `period_sizes`.
+    """
+    matrix = {t: losses for t, losses in bits_per_byte(rows, periods).items() if t >= 2}
+    return {
+        "arrived": statistics.mean(statistics.mean(losses[:t]) for t, losses in matrix.items()),
+        "newest": statistics.mean(losses[t - 1] for t, losses in matrix.items()),
+        "next": statistics.mean(losses[t] for t, losses in matrix.items() if t < len(losses)),
+        "last": statistics.mean(matrix[max(matrix)]),
+    }
+
+
 def last_perplexity(rows: Sequence[LedgerRow]) -> float:
     """Return the test perplexity after the last arrival."""
     perplexity = rows[-1].scores.perplexity

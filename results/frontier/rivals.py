@@ -48,9 +48,9 @@ from _texts import (  # noqa: E402
     SETTINGS,
     Row,
     TextStudy,
-    bits_per_byte,
     link_books,
     mean_text,
+    parts_of_matrix,
     period_sizes,
     training_flops,
 )
@@ -423,16 +423,10 @@ def _parts(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]] | Non
 
     At t = 1, a learner that waits for two mega-batches has not trained yet.
     """
-    if periods is None:
-        losses = [bits for row in rows[2:] if (bits := row.scores.bits_per_byte) is not None]
-        return {"arrived": statistics.mean(losses), "last": losses[-1]}
-    matrix = {t: losses for t, losses in bits_per_byte(rows, periods).items() if t >= 2}
-    return {
-        "arrived": statistics.mean(statistics.mean(losses[:t]) for t, losses in matrix.items()),
-        "newest": statistics.mean(losses[t - 1] for t, losses in matrix.items()),
-        "next": statistics.mean(losses[t] for t, losses in matrix.items() if t < len(losses)),
-        "last": statistics.mean(matrix[max(matrix)]),
-    }
+    if periods is not None:
+        return parts_of_matrix(rows, periods)
+    losses = [bits for row in rows[2:] if (bits := row.scores.bits_per_byte) is not None]
+    return {"arrived": statistics.mean(losses), "last": losses[-1]}
 
 
 if __name__ == "__main__":

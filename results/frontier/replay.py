@@ -1,0 +1,209 @@
+"""Compare shares of replay: four numbers of passes over a mega-batch, and three strengths of drift, 60 rows.
+
+python results/frontier/replay.py run --data FOLDER                             train what has no ledger
+python results/frontier/replay.py run --data FOLDER --only replay_abrupt_5_     only abrupt drift, five passes
+python results/frontier/replay.py run --data FOLDER --seeds 1                   only seed 0
+
+FOLDER contains the folder books, dated/sotu.jsonl, dated/peps.jsonl and wikitext-2/valid.txt and test.txt: four kinds
+of text. All streams consist of the same number of words of each kind, in four mega-batches of 80,000 words divided by
+the number of passes. The t-th mega-batch has a larger part of the t-th kind: a quarter of it ("no drift"), five eighths
+("gradual"), or all ("abrupt"). Every mega-batch has test text of its own, of the same mix. There is one tokenizer for
+all streams, of the longest one without drift.
+
+A stage has 120 updates, about as many as the passes over its mega-batch need. With replay, they are the same, so the
+new text is read in fewer passes. The rows differ in the share of replay alone. The other settings are those of
+preset=anytime, with the rate and the warm-up that were chosen on WikiText-2 (results/SELECTION.md). A run takes two to
+three minutes of a CPU core.
+
+results/rebuild.py makes results/frontier/replay.md of the committed ledgers and of replay_streams.json, which this
+script writes.
+"""
+
+import json
+import random
+import statistics
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _texts import SETTINGS, Row, TextStudy, link_books, mean_text, parts_of_matrix, period_sizes  # noqa: E402
+
+from fairseq_alma.core.files import write_json  # noqa: E402
+
+SIZES = HERE / "replay_streams.json"
+WORDS, UPDATES, SEEDS = 80_000, 120, 3
+KINDS = ("books", "sotu", "peps", "wikitext-2")
+PASSES = (1, 2, 5, 10)
+DRIFTS = {"none": ("none", 1 / 4), "gradual": ("gradual", 5 / 8), "abrupt": ("abrupt", 1.0)}
+"""Name -> the name in the tables, and the part of the t-th mega-batch that is of the t-th kind."""
+SHARES = {"no": "false", "quarter": "0.25", "half": "0.5", "most": "0.75", "uniform": "uniform"}
+"""Name -> the value of replay=."""
+PARTS = {"arrived": "text that has arrived", "newest": "newest mega-batch", "last": "after the last arrival"}
+WORDS_OF_DOCUMENT, TEST_WORDS, HELD_OUT_WORDS = 200, 5000, 5300
+"""Words of a document; of the test text of a mega-batch; and of that together with its validation text."""
+
+
+@dataclass(frozen=True)
+class ReplayStudy(TextStudy):
+    """The runs on one stream."""
+
+    drift: str = "none"
+    own: float = 1 / 4
+    """Part of the t-th mega-batch that is of the t-th kind."""
+    data: ClassVar[str] = "."
+    common: ClassVar[tuple[str, ...]] = (*SETTINGS, "precision=float32", "validations=1")
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        write_documents(out / "documents.jsonl", data, out / "books", self.own, int(WORDS / self.passes))
+        longest = STUDIES[0]
+        tokenizer = out.parent / f"{longest.drift}_{longest.passes}" / "stream" / "tokenizer.json"
+        if self is not longest and not tokenizer.exists():
+            longest._make_stream(data, out.parent / f"{longest.drift}_{longest.passes}")
+        which = ["--vocab-size", "8000"] if self is longest else ["--tokenizer", str(tokenizer)]
+        cut = ["--partition", "chronological", "--period", "2002,2003,2004", "--duplicates", "exact"]
+        held_out = ["--test-words", str(len(KINDS) * TEST_WORDS)]
+        return ["--source", f"text:{out / 'documents.jsonl'}", *cut, *held_out, *which]
+
+    def updates_of_stage(self, stream: Path) -> int:
+        """Return the number of updates of a stage, which is that of the other streams, too."""
+        super().updates_of_stage(stream)  # checks that the committed ledgers are of this stream
+        return UPDATES
+
+    def _stream(self, arguments: Namespace, out: Path) -> Path:
+        stream = super()._stream(arguments, out)
+        sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+        write_json(SIZES, sizes | {f"{self.drift}_{self.passes}": period_sizes(stream)})
+        return stream
+
+
+def write_documents(file: Path, data: Path, books: Path, own: float, words: int) -> None:
+    """Write the documents of a stream as JSON lines, with dates in the years 2001 to 2004.
+
+    Args:
+        file: the file to write.
+        data: the folder with the text.
+        books: a folder for links to the books.
+        own: part of the t-th mega-batch that is of the t-th kind. The others have equal parts of the rest.
+        words: number of words of a mega-batch. As many of each kind are taken, and some more for test text.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rest = (1 - own) / (len(KINDS) - 1)
+    with open(file, "w", encoding="utf-8") as out:
+        for place, kind in enumerate(KINDS):
+            documents = documents_of(kind, data, books)
+            found = sum(len(text.split()) for text in documents)
+            random.Random(kind).shuffle(documents)
+            for t in range(len(KINDS)):
+                wanted = (own if t == place else rest) * (words + HELD_OUT_WORDS)
+                while wanted > 0:
+                    if not documents:
+                        sys.exit(f"{data / kind} has too few words: found {found:,}")
+                    text = documents.pop()
+                    wanted -= len(text.split())
+                    out.write(json.dumps({"text": text, "date": f"{2001 + t}-06-01"}) + "\n")
+
+
+def documents_of(kind: str, data: Path, books: Path) -> list[str]:
+    """Return the text of a kind in documents of about WORDS_OF_DOCUMENT words each, cut at the ends of lines."""
+    documents: list[str] = []
+    for text in _texts_of(kind, data, books):
+        lines: list[str] = []
+        count = 0
+        for line in text.splitlines():
+            lines.append(line)
+            count += len(line.split())
+            if count >= WORDS_OF_DOCUMENT:
+                documents.append("\n".join(lines))
+                lines, count = [], 0
+    return documents
+
+
+def _texts_of(kind: str, data: Path, books: Path) -> Iterator[str]:
+    if kind == "books":
+        for path in sorted(link_books(data / kind, books).iterdir()):
+            yield path.read_text(encoding="utf-8")
+    elif kind == "wikitext-2":
+        for name in ("valid.txt", "test.txt"):
+            yield (data / kind / name).read_text(encoding="utf-8")
+    else:
+        with open(data / "dated" / f"{kind}.jsonl", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)["text"]
+
+
+def _study(drift: str, own: float, passes: int) -> ReplayStudy:
+    common = ("optimizer_state=keep", "schedule=constant", "average=power:8", "warmup_updates=40")
+    rows = [
+        Row(f"replay_{drift}_{passes}_{name}", (*common, f"replay={share}"), seeds=tuple(range(SEEDS)))
+        for name, share in SHARES.items()
+    ]
+    # As in the other studies: dropout only where a small text is read several times.
+    settings = ("learner=sm", "experts=4", f"dropout={0 if passes <= 2 else 0.2}")
+    return ReplayStudy(rows, HERE / "ledgers", settings, len(KINDS), passes, drift=drift, own=own)
+
+
+STUDIES = tuple(_study(drift, own, passes) for drift, (_, own) in DRIFTS.items() for passes in PASSES)
+
+
+def tables() -> dict[str, str]:
+    """Return file name -> the tables, one for each part of the matrix of losses; {} without ledgers."""
+    sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+    found = {study: runs for study in STUDIES if (runs := _runs(study, sizes)).get("half")}
+    if not found:
+        return {}
+    lines = ["# Shares of replay, by passes and drift", ""]
+    for part, heading in PARTS.items():
+        lines += [
+            f"## {heading[0].upper()}{heading[1:]}",
+            "",
+            f"| drift | passes |{''.join(f' `replay={share}` |' for share in SHARES.values())} seeds |",
+            f"|:---|---:|{'---:|' * (len(SHARES) + 1)}",
+        ]
+        excess: dict[str, list[float]] = {name: [] for name in SHARES}
+        for study, runs in found.items():
+            means = {name: statistics.mean(own[part] for own in by_seed.values()) for name, by_seed in runs.items()}
+            for name, mean in means.items():
+                excess[name].append(100 * (mean / min(means.values()) - 1))
+            cells = [_cell(runs, name, part, bold=means.get(name) == min(means.values())) for name in SHARES]
+            seeds = f"{len(runs['half'])}"
+            lines.append(f"| {DRIFTS[study.drift][0]} | {study.passes:g} | {' | '.join(cells)} | {seeds} |")
+        largest = [f"{max(values):.1f}" if values else "" for values in excess.values()]
+        lines += [f"| largest excess over the best | | {' | '.join(largest)} | |", ""]
+    note = (
+        "Bits per byte relative to `replay=0.5`, in percent, paired over seeds, with their standard error; negative is "
+        "better. In bold: the best of the row. The first two tables average over the arrivals from t = 2 on. The last "
+        "line has the largest difference, over the rows, from the best share of the row, in percent."
+    )
+    return {"replay.md": "\n".join([*lines, note, ""])}
+
+
+def _runs(study: ReplayStudy, sizes: dict[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
+    """Return share -> seed -> part -> bits per byte, of the runs whose ledgers are committed."""
+    found = {}
+    for name, row in zip(SHARES, study.rows, strict=True):
+        if by_seed := study.rows_by_seed(row.name):
+            periods = sizes[f"{study.drift}_{study.passes}"]
+            found[name] = {seed: parts_of_matrix(rows, periods) for seed, rows in by_seed.items()}
+    return found
+
+
+def _cell(runs: dict[str, dict[int, dict[str, float]]], name: str, part: str, bold: bool) -> str:
+    """Return how a share differs from replay=0.5, as text; "" without a run."""
+    base, own = runs["half"], runs.get(name, {})
+    both = sorted(base.keys() & own.keys())
+    if not both:
+        return ""
+    changes = [100 * (own[seed][part] / base[seed][part] - 1) for seed in both]
+    text = "0" if name == "half" else mean_text(changes, signed=True)
+    return f"**{text}**" if bold else text
+
+
+if __name__ == "__main__":
+    for one in STUDIES:
+        one.main(__doc__, out="runs/replay", subfolder=f"{one.drift}_{one.passes}")
