@@ -168,7 +168,7 @@ class LanguagePredictor:
             nll = -_mean([-loss for loss in losses]).view_as(target).cpu().numpy()
             for row, (number, start, (_, ids)) in enumerate(batch):
                 nats[number][start : start + len(ids)] = nll[row, : len(ids)]
-        return [TextScore(one, len(text.encode())) for one, text in zip(nats, texts, strict=True)]
+        return [TextScore(one, len(text.encode(errors="replace"))) for one, text in zip(nats, texts, strict=True)]
 
     def generate(self, prompts: str | Sequence[str], max_tokens: int = 100, **options: Any) -> list[Continuation]:
         """Continue each prompt until the model ends the document, or until `max_tokens` tokens are written.
@@ -341,7 +341,9 @@ class LanguagePredictor:
         prefix = torch.tensor([ids], dtype=torch.int64, device=self.device)
         source = torch.tensor([[self.tokenizer.eos, *ids]], device=self.device)
         (found,) = generator.generate(self.members, {"net_input": {"src_tokens": source}}, prefix_tokens=prefix)
-        return found[0]["tokens"].tolist()[len(ids) :][: choice.max_tokens]  # without the </s> after the last token
+        # After the last token, fairseq forces a </s>, which is cut off. Its probability does not count either.
+        best = max(found, key=lambda one: float(one["positional_scores"][:last].mean()))
+        return best["tokens"].tolist()[len(ids) :][: choice.max_tokens]
 
     def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> Tensor:
         """Return rows of ids as a tensor [B, L], padded on the left or on the right."""

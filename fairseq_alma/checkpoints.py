@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import check_zip, remove, unfinished_files, written_aside
+from fairseq_alma.core.files import check_zip, remove, remove_unfinished, unfinished_files, written_aside
 from fairseq_alma.core.store import link_or_copy
 
 logger = logging.getLogger(__name__)
@@ -77,8 +77,7 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Atomically replace the file `path` with a checkpoint: plain values and tensors. Afterwards, the disk has it."""
     # Delete the temporary files that killed processes have left behind, because they are large.
-    for leftover in unfinished_files(path.parent, path.name):
-        leftover.unlink(missing_ok=True)
+    remove_unfinished(path)
     with written_aside(path) as temporary, open(temporary, "wb") as file:
         torch.save(checkpoint, file)
 
@@ -122,6 +121,13 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, part)
     else:
         digest.update(repr(value).encode())
+
+
+def dictionary_of(state: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 digest of the dict.txt with which the model in a checkpoint was trained; None if unknown."""
+    extra_state = state.get("extra_state")
+    entry = extra_state.get("AlmaLanguageModelingTask") if isinstance(extra_state, dict) else None
+    return entry.get("dict_sha256") if isinstance(entry, dict) else None
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:

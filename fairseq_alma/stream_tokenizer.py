@@ -74,7 +74,8 @@ class StreamTokenizer:
         return {name: index for index, name in enumerate(self.symbols)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without </s>."""
+        """Return the ids of a text, without </s>. A half of a surrogate pair becomes `?`, as in `alma-prep`."""
+        text = text.encode("utf-8", "replace").decode("utf-8")
         return (self._tokenizer.encode([text])[0] + NUM_SPECIAL).tolist()
 
     def decode(self, ids: Sequence[int]) -> str:

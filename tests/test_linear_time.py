@@ -163,10 +163,13 @@ PATTERNS = {
     ),
     "fairseq_alma.core.printing:_UNSAFE": search("\x1b", "a\x1b", "a"),
     "fairseq_alma.lm.failures:RANK": match(("1", "[rank"), "[rank"),
-    "vision.stream:_NUMERIC_DATE": match(*SPACES, "1", "1/"),
-    "vision.stream:_NAMED_MONTH": search(
-        "may", "may ", "may 2", "may 12 ", " may", "2020", "2020 ", "2020 may", "2020 mayx "
+    "vision.dataset_names:_NUMERIC_DATE": match(*SPACES, "1", "1/", (" ", "1/20")),
+    "vision.dataset_names:_NAMED_MONTH": search(
+        "may", "may ", "may 2", "may 12 ", " may", "2020", "2020 ", "2020 may", "2020 mayx ", (" ", "may 20"), " ",
     ),
+    "vision.dataset_names:_MONTH_ALONE": fullmatch("may", "september"),
+    "vision.dataset_names:_MONTH_AND_YEAR": fullmatch("1", "12.2000", "0"),
+    "vision.dataset_names:_YEAR_AND_MONTH": fullmatch("1", "2000.1", "2000.12"),
     "fairseq_alma.lm.failures:AFTER_ANOTHER": search("connection ", "Connection rese", "Broken pip", "NCC", "c"),
 }  # fmt: skip
 """Each pattern with its worst inputs: the method that ALMA calls, and functions that return texts of a given length."""
@@ -178,6 +181,8 @@ OWN = {
     "data_prep.running.stream_folder:belongs_to_stream": "a name that SHARD_NAME matches",
     "data_prep.sources.remote:list_remote": "an option",
     "data_prep.sources.bounded:_peak_kib": "a file of the system",
+    "fairseq_alma.core.files:remove_unfinished": "names of files",
+    "fairseq_alma.report.sweep:_SETTING_ENDS": "settings of the user's own sweep",
     "fairseq_alma.app.arguments:name_and_value": "an argument",
     "fairseq_alma.app.arguments:_plain": "an argument",
     "fairseq_alma.app.command:_check_arguments": "an argument",

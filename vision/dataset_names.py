@@ -101,7 +101,8 @@ def default_backbone(dataset: str) -> str:
 def mega_batch_folders(root: Path) -> Sequence[Path]:
     """Return the folders in ROOT/train, in natural order: with order=folders, each is a mega-batch.
 
-    Raise SettingError if the names are decimals such as 2019.2 and 2019.12, which are numbers or dates.
+    Raise SettingError if the names are decimals such as 2019.2 and 2019.12, which are numbers or dates, or dates in
+    another form than 2019-12.
     """
     folders = visible_folders(root / "train")
     decimals = [one.name for one in folders if re.fullmatch(r"[0-9]+\.[0-9]+", one.name)]
@@ -110,7 +111,54 @@ def mega_batch_folders(root: Path) -> Sequence[Path]:
             f"order=folders: the folders {', '.join(decimals[:12])} in {root / 'train'} have one order as decimal "
             f"numbers, and another one as dates or versions: give the numbers after the point as many digits everywhere"
         )
+    check_dates([one.name for one in folders], f"order=folders: {root / 'train'}")
     return folders
+
+
+_MONTH = (
+    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    "nov(?:ember)?|dec(?:ember)?)"
+)
+_NUMERIC_DATE = re.compile(r"\s*\d{1,2}(?:[./-]\d{1,2}[./-]\d{2,4}\b|[/-](?:19|20)\d\d\b|[/-]\d\d\s*$)")
+"""A date that does not begin with the year, such as 23/11/2026, 11/2026 and 11/26."""
+_NAMED_MONTH = re.compile(
+    rf"\b{_MONTH}[ .,/-]{{1,3}}(?:\d{{1,2}}[ .,/-]{{1,3}})?(?:19|20)\d\d\b|\b(?:19|20)\d\d[ .,/-]{{1,3}}{_MONTH}\b|"
+    rf"^\s*(?:\d{{1,2}}[ ./-])?{_MONTH}[ ./-]\d\d\s*$",
+    re.IGNORECASE,
+)
+"""A date with the name of its month, such as 5-Mar-2020, March 5, 2020, 2020 Mar and 5-Mar-20."""
+_MONTH_ALONE, _MONTH_AND_YEAR = re.compile(_MONTH, re.IGNORECASE), re.compile(r"(?:0?[1-9]|1[0-2])\.(?:19|20)\d\d")
+"""What is a date if all texts are of this form: March; and 11.2026, which is a number, too."""
+_YEAR_AND_MONTH = re.compile(r"(?:19|20)\d\d\.(?:[1-9]|1[0-2])")
+
+
+def check_dates(texts: Sequence[str], where: str) -> None:
+    """Raise SettingError if texts are dates whose order is neither that of the texts nor that of their numbers.
+
+    Args:
+        texts: the texts that are sorted.
+        where: where they are from, for the message.
+    """
+    numbers = all(map(is_number, texts))
+    found = [] if numbers else [one for one in texts if _NUMERIC_DATE.match(one) or _NAMED_MONTH.search(one)]
+    if any(all(form.fullmatch(one.strip()) for one in texts) for form in (_MONTH_ALONE, _MONTH_AND_YEAR)):
+        found = [*texts]
+    if all(_YEAR_AND_MONTH.fullmatch(one.strip()) for one in texts) and len({len(one.strip()) for one in texts}) > 1:
+        found = [*texts]  # 2026.2 comes before 2026.10
+    if found:
+        raise SettingError(
+            f"{where}: the date {found[0]} does not begin with the year, or its month is a word or has one digit, so "
+            f"it cannot be sorted: write dates as 2026-11-23"
+        )
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text  # Python would read the date 2026_11 as 202611
 
 
 def visible_folders(folder: Path) -> list[Path]:

@@ -56,7 +56,9 @@ class ErrorRateEvaluator:
         self._runs, self._last_arrival = runs, last_arrival
         self._held_out = held_out
         self._error_files = [ErrorFile(run.path) for run in runs] if has_matrix else []
-        self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
+        names = dataset.class_names
+        self._num_classes = dataset.num_classes
+        self._class_names = None if names is None else [str(one) for one in names]
         self._num_experts_written: int | None = None
         """Number of experts in the newest routing.npz. None if it is not known yet."""
 

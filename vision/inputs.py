@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fairseq_alma.app.plugins import call_own_function
 from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels
 from vision.seeds import seed_torch
@@ -157,7 +158,7 @@ class Transformed(Inputs):
         with torch.random.fork_rng([stored.device] if stored.is_cuda else []):
             for image, seed in zip(stored.unflatten(-1, self._image_shape), augmentation[:, 0].tolist(), strict=True):
                 seed_torch(seed, stored.device)
-                found.append(self._checked(self._transform(image), stored.dtype))
+                found.append(self._checked(call_own_function("transform", self._transform, image), stored.dtype))
         return self.to_input(torch.stack(found).flatten(1))
 
     def _checked(self, image: Tensor, dtype: torch.dtype) -> Tensor:

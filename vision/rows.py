@@ -148,7 +148,7 @@ def large_rows(of_seeds: Pieces, num_classes: int, inputs: Inputs, device: torch
         of_seeds: for each seed, the examples in one or more pieces. Each seed has the same number of examples.
     """
     pieces = [piece for pieces in of_seeds for piece in pieces]
-    bytes_of_one = inputs.to_storage(pieces[0][torch.arange(1)].images).nbytes
+    bytes_of_one = inputs.to_storage(pieces[0][torch.arange(1)].images).nbytes + 4 * num_classes  # one-hot, float32
     if bytes_of_one * sum(map(len, pieces)) <= LARGE_BYTES or not (selection := Selection.join(pieces)):
         return None
     empty, num_seeds = torch.empty(0, num_classes), len(of_seeds)

@@ -4,7 +4,6 @@ The settings `seed` and `order` determine how the dataset is cut. The choice of 
 learners can be compared on the same mega-batches.
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ import torch
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from vision.dataset_names import natural_key
+from vision.dataset_names import check_dates, is_number, natural_key
 from vision.datasets import Dataset, Examples, ImageFiles, Selection
 from vision.datasets.examples import examples_at_once
 
@@ -71,7 +70,7 @@ def partition(
             `order` needs.
     """
     training = dataset.training
-    if len(training) < 2 * num_mega_batches:
+    if len(training) < 2 * num_mega_batches and order != "folders":
         raise SettingError(
             f"mega_batches={num_mega_batches} is too many for {len(training)} training examples: each mega-batch "
             f"needs two, one for training and one for validation; give at most {len(training) // 2}"
@@ -79,9 +78,10 @@ def partition(
     arrivals = []
     for t, part in enumerate(positions_of_mega_batches(dataset, num_mega_batches, seed, order), 1):
         if len(part) < 2:
+            advice = f"give a smaller mega_batches= (now {num_mega_batches}), or add examples"
             raise SettingError(
                 f"order={order}: mega-batch {t} has {len(part)} training examples, but needs two, one for training and "
-                f"one for validation: give a smaller mega_batches= (now {num_mega_batches}), or add examples"
+                f"one for validation: {'add images to its folder' if order == 'folders' else advice}"
             )
         middle = len(part) - max(1, int(len(part) * validation_share))
         # A selection gives access to its own examples only. With views of all examples, a learner could read
@@ -147,22 +147,9 @@ def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.nd
     if len(sizes) != num_mega_batches:
         raise SettingError(
             f"order=folders: {dataset.name}/train contains {len(sizes)} folders, but mega_batches={num_mega_batches}: "
-            f"leave out mega_batches="
+            f"leave out mega_batches=. If folders were added just now, give the same command again"
         )
     return folders, sizes
-
-
-_NUMERIC_DATE = re.compile(r"\s*\d{1,2}[./-](?:\d{1,2}[./-]\d{2,4}|(?:19|20)\d\d)\b")
-"""A date that does not begin with the year, such as 23/11/2026 and 11/2026."""
-_MONTH = (
-    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
-    "nov(?:ember)?|dec(?:ember)?)"
-)
-_NAMED_MONTH = re.compile(
-    rf"\b{_MONTH}[ .,/-]{{1,3}}(?:\d{{1,2}}[ .,/-]{{1,3}})?(?:19|20)\d\d\b|\b(?:19|20)\d\d[ .,/-]{{1,3}}{_MONTH}\b",
-    re.IGNORECASE,
-)
-"""A date with the name of its month, such as 5-Mar-2020, March 5, 2020 and 2020 Mar."""
 
 
 def _column(dataset: Dataset, name: str) -> np.ndarray:
@@ -174,9 +161,9 @@ def _column(dataset: Dataset, name: str) -> np.ndarray:
             f"in a folder of images, from Hugging Face, or from Dataset.columns"
         )
     values = np.asarray(dataset.columns[name])
-    texts = values.tolist()
+    texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in values.tolist()]
     are_texts = bool(texts) and all(isinstance(one, str) for one in texts)
-    is_gap = np.array([not one.strip() for one in texts]) if are_texts else values != values
+    is_gap = np.array([one is None or one != one or (isinstance(one, str) and not one.strip()) for one in texts])
     if is_gap.any():
         raise SettingError(
             f"order=column:{name}: the value of training example {int(is_gap.argmax())} is {values[is_gap][0]!s:.20}, "
@@ -184,11 +171,9 @@ def _column(dataset: Dataset, name: str) -> np.ndarray:
         )
     if not are_texts:
         return values
-    if dates := [one for one in texts if _NUMERIC_DATE.match(one) or _NAMED_MONTH.search(one)]:
-        raise SettingError(
-            f"order=column:{name}: the date {dates[0]} does not begin with the year, or its month is a word, so it "
-            f"cannot be sorted as a text: write dates as 2026-11-23"
-        )
+    check_dates(texts, f"order=column:{name}")
+    if all(map(is_number, texts)):
+        return np.array([float(one) for one in texts])
     rank = {text: number for number, text in enumerate(sorted(set(texts), key=natural_key))}
     return np.array([rank[text] for text in texts])
 

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.fence import fence_of, held_fences
+from fairseq_alma.core.holder import process_start
 from fairseq_alma.core.json_types import value_of
 
 _counter = itertools.count()
@@ -130,12 +132,24 @@ def sync_unsynced(but: Collection[str] = ()) -> None:
         fence.unsynced.difference_update(chosen)
 
 
-def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
-    """Return temporary files and folders that `written_aside` left behind in `folder` because its process was killed.
+def unfinished_files(folder: str | Path) -> list[Path]:
+    """Return temporary files and folders in `folder` that `written_aside` left behind, or is just writing.
 
-    `name` is the final name of the file that was being written; by default any. Subfolders are not searched.
+    Subfolders are not searched.
     """
-    return list(Path(folder).glob(f".{Path(name).stem}.*.tmp*"))
+    return list(Path(folder).glob(".*.tmp*"))
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what `written_aside(path)` left behind in other processes that were killed.
+
+    What another process of this machine is still writing stays.
+    """
+    name = re.compile(re.escape(f".{path.stem}.") + r"(\d+)\.tmp" + re.escape(path.suffix))
+    for leftover in unfinished_files(path.absolute().parent):
+        found = name.fullmatch(leftover.name)
+        if found and (int(found[1]) == os.getpid() or process_start(int(found[1])) is None):
+            remove(leftover)
 
 
 def write_whole(path: str | Path, text: str, durable: bool = True) -> None:

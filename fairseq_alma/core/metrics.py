@@ -255,7 +255,7 @@ def check_summary(ledger: Path, rows: Sequence[LedgerRow], summary: Mapping[str,
 
 def perplexity_of(loss: float) -> float:
     """Return the perplexity of a loss in nats; infinity if it is too large for a float."""
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.inf if loss >= 700 else math.exp(loss)  # NaN stays NaN
 
 
 def checked_rows(folder: Path, cer_from: int = 1) -> list[LedgerRow]:
@@ -291,7 +291,8 @@ def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any
             continue
         mean[key] = _mean(values)
         if len(values) > 1:
-            variance = sum((value - mean[key]) ** 2 for value in values) / (len(values) - 1)
+            # Not a power, which raises OverflowError for the perplexity of a diverged run.
+            variance = sum((value - mean[key]) * (value - mean[key]) for value in values) / (len(values) - 1)
             stderr[key] = (variance / len(values)) ** 0.5
         else:
             stderr[key] = None

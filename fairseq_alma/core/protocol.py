@@ -72,7 +72,8 @@ class StreamSettings:
         return len(self.arrivals_of_stages)
 
     def __post_init__(self) -> None:
-        check_wait(self.wait, self.num_mega_batches)
+        # With last_group=wait, the mega-batches that a stage needs may still arrive.
+        check_wait(self.wait, None if self.last_group == "wait" else self.num_mega_batches)
         if self.num_known > self.num_mega_batches:
             raise SettingError(
                 f"known_mega_batches={self.num_known} is more than the {self.num_mega_batches} mega-batches that arrive"

@@ -78,7 +78,9 @@ class SeedRecord:
         fork_at = self._check_same_settings(settings, [*free, "forks"], forkable, fork)
         self._arrivals = Arrivals(self.folder, durable)
         known = self._arrivals.digests
-        if known != list(digests[: len(known)]):
+        if known != list(digests[: len(known)]) and not self._rows and not any(self.shared.marks()):
+            remove(self.shared.stages)  # as in `_check_same_settings`
+        elif known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
             if t > len(digests):
                 raise RunError(

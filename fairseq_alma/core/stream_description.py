@@ -30,7 +30,7 @@ class Split(TypedDict):
     tokens: Count
     sequences: Count
     sha256: str
-    words: NotRequired[Count]
+    words: NotRequired[NonNegative]
     documents: NotRequired[NonNegative]
     bytes: NotRequired[NonNegative]
     masked: NotRequired[list[tuple[NonNegative, Count]]]

@@ -8,10 +8,11 @@ alma-eval RUN --all-stages --tasks arc_easy,lambada_openai       tasks of lm-eva
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -129,8 +130,12 @@ def _check_combination(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
-    """Evaluate models on tasks, print the results, and add those of a run to its file task_scores.jsonl."""
-    run = arguments.path[0] if len(arguments.path) == 1 and arguments.path[0].is_dir() else None
+    """Evaluate models on tasks, print the results, and add those of a run to its file task_scores.jsonl.
+
+    A folder of alma-deploy is no run: it has no ledger.
+    """
+    is_run = len(arguments.path) == 1 and RunFolder(arguments.path[0]).ledger.exists()
+    run = arguments.path[0] if is_run else None
     stages: list[int | None] = [arguments.stage]
     if arguments.all_stages:
         stages = [*RunFolder(arguments.path[0]).stages_with_predictor()]
@@ -173,8 +178,8 @@ def _evaluate_on_text(arguments: argparse.Namespace) -> None:
     total = TextScore(np.concatenate([one.nats for one in scores]), sum(one.num_bytes for one in scores))
     if arguments.json:
         counts = {"num_documents": len(scores), "num_tokens": total.num_tokens, "num_bytes": total.num_bytes}
-        print(json.dumps({"text": str(arguments.text), **counts, "perplexity": total.perplexity,
-                          "bits_per_byte": total.bits_per_byte}))  # fmt: skip
+        quality = {"perplexity": total.perplexity, "bits_per_byte": total.bits_per_byte}
+        print(_json_text({"text": str(arguments.text), **counts, **quality}))
         return
     say(f"{len(scores):,} documents of {arguments.text}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
     print(f"perplexity {total.perplexity:.4f} per token, {total.bits_per_byte:.6f} bits per byte")
@@ -207,7 +212,7 @@ def _print_score(
     if as_json:
         summary = {"split": split, "num_members": num_members, **result.to_json()}
         parts = {name: score.to_json() for name, score in by_source.items()}
-        print(json.dumps(summary | ({"by_source": parts} if parts else {})))
+        print(_json_text(summary | ({"by_source": parts} if parts else {})))
         return
     members = "1 member" if num_members == 1 else f"{num_members} members"
     say(f"{members} on {stream.path}, {split} split")
@@ -216,6 +221,17 @@ def _print_score(
     print(f"loss              {result.loss:.6f} nats per token{_bits_text(result)}")
     for name, score in by_source.items():
         say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens{_bits_text(score)}")
+
+
+def _json_text(value: dict[str, Any]) -> str:
+    """Return an object as JSON. JSON has no infinity and no NaN, which a diverged model may have: these are null."""
+    known = {
+        key: None if isinstance(one, float) and not math.isfinite(one) else one
+        for key, one in value.items()
+        if not isinstance(one, dict)
+    }
+    parts = {key: json.loads(_json_text(one)) for key, one in value.items() if isinstance(one, dict)}
+    return json.dumps(known | parts)
 
 
 def _bits_text(score: PerplexityScore) -> str:

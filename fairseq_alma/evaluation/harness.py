@@ -177,18 +177,20 @@ class AlmaLM(TemplateLM):
         )  # fmt: skip
         found: list[str] = []
         with tqdm(total=len(requests), desc="Generating", disable=disable_tqdm) as progress:
-            for chunk in collator.get_batched(n=self.batch_size):
-                found += self._generate([context for context, _ in chunk], chunk[0][1])
+            for number, chunk in enumerate(collator.get_batched(n=self.batch_size)):
+                found += self._generate([context for context, _ in chunk], chunk[0][1], seed=number)
                 progress.update(len(chunk))
         return collator.get_original(found)
 
-    def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
-        """Return continuations of some contexts with the same options of generation."""
+    def _generate(self, contexts: list[str], options: dict[str, Any], seed: int) -> list[str]:
+        """Return continuations of some contexts with the same options of generation. `seed` is that of the draws."""
         options = dict(normalize_gen_kwargs(options, default_max_gen_toks=256))
         until = handle_stop_sequences(options.get("until"), eos=END_OF_DOCUMENT)
+        choice = {name: options[name] for name in ("top_k", "top_p") if name in options}
         written = self.predictor.generate(
-            contexts, max_tokens=options["max_gen_toks"], temperature=options.get("temperature", 0.0)
-        )
+            contexts, max_tokens=options["max_gen_toks"], temperature=options.get("temperature", 0.0), seed=seed,
+            **choice,
+        )  # fmt: skip
         found = [postprocess_generated_text(one.text, until, think_end_token=None) for one in written]
         for context, text in zip(contexts, found, strict=True):
             self.cache_hook.add_partial("generate_until", (context, options), text)

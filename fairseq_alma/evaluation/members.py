@@ -12,7 +12,7 @@ import torch
 
 import fairseq_alma
 from data_prep.tokenization.tokenizers import dictionary_size as padded_size
-from fairseq_alma.checkpoints import read_checkpoint
+from fairseq_alma.checkpoints import dictionary_of, read_checkpoint
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.recorded_settings import read_settings
@@ -223,10 +223,3 @@ def _check_dictionary(state: Mapping[str, Any], path: Path, stream: Dictionary) 
             f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream with which the "
             f"model was trained, or a stream made with the same tokenizer"
         )
-
-
-def dictionary_of(state: Mapping[str, Any]) -> str | None:
-    """Return the SHA-256 digest of the dict.txt with which the model in a checkpoint was trained; None if unknown."""
-    extra_state = state.get("extra_state")
-    entry = extra_state.get("AlmaLanguageModelingTask") if isinstance(extra_state, dict) else None
-    return entry.get("dict_sha256") if isinstance(entry, dict) else None

@@ -36,8 +36,8 @@ class PerplexityScore:
 
     @property
     def loss(self) -> float:
-        """Mean negative log-likelihood, in nats per token."""
-        return self.nll_sum / self.num_tokens
+        """Mean negative log-likelihood, in nats per token; NaN if all text of the split is masked."""
+        return self.nll_sum / self.num_tokens if self.num_tokens else math.nan
 
     @property
     def perplexity(self) -> float:
@@ -46,8 +46,8 @@ class PerplexityScore:
 
     @property
     def word_perplexity(self) -> float:
-        """Perplexity per word. Unlike the perplexity per token, it can be compared across different tokenizers."""
-        return perplexity_of(self.nll_sum / self.num_words)
+        """Perplexity per word; NaN without words. Unlike that per token, it can be compared across tokenizers."""
+        return perplexity_of(self.nll_sum / self.num_words) if self.num_words else math.nan
 
     @property
     def bits_per_byte(self) -> float | None:

@@ -57,7 +57,8 @@ def model_card(
         "The licences of the texts are not recorded. State them here before you publish the model.",
     ]
     if run is not None:
-        parts += ["## Training", _training(run), _arrivals(run, stage)]
+        parts += ["## Training", _training(run)]
+        parts += [_arrivals(run, stage)] if RunFolder(run).ledger.exists() else []  # alma-deploy copies no ledger
     return "\n\n".join(parts) + "\n"
 
 
@@ -81,7 +82,8 @@ def _data(stream: Mapping[str, Any]) -> str:
 def _training(run: Path) -> str:
     settings = read_settings(run)
     # A setting that is switched off, such as replay=False, is left out like one without a value.
-    rows = tuple((name, str(settings[name])) for name in _SETTINGS if settings.get(name) not in (None, False))
+    values = {name: settings.get(name) for name in _SETTINGS}
+    rows = tuple((name, str(value)) for name, value in values.items() if value is not None and value is not False)
     return Table("settings", "Settings of alma-lm", ("setting", "value"), rows).markdown()
 
 

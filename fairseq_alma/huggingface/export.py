@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, unfinished_files, write_json, written_aside
+from fairseq_alma.core.files import read_json, remove_unfinished, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.program import Parser, add_models, command
 
@@ -75,8 +75,7 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
     tokenizer = dictionary.file
     if out.exists() and _is_there(out, [sha256_of(path) for path in checkpoints], sha256_of(tokenizer)):
         return False
-    for leftover in unfinished_files(out.absolute().parent, out.name):
-        remove(leftover)
+    remove_unfinished(out)
     described, tokenizer_config = exported_tokenizer(tokenizer)
     with written_aside(out) as folder:
         folder.mkdir()

@@ -19,7 +19,7 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.files import parse_json, remove, sha256_of, unfinished_files, written_aside
+from fairseq_alma.core.files import parse_json, remove_unfinished, sha256_of, written_aside
 from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.program import Parser, command
 from fairseq_alma.huggingface.export import require_libraries
@@ -70,8 +70,7 @@ def import_model(source: Path, out: Path) -> None:
     except PrepError as error:
         raise SettingError(str(error)) from error
     tokenizer = stream_tokenizer(content, path)
-    for leftover in unfinished_files(out.absolute().parent, out.name):
-        remove(leftover)
+    remove_unfinished(out)
     with written_aside(out) as folder:
         folder.mkdir()
         (folder / TOKENIZER).write_bytes(tokenizer)

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from fairseq_alma.checkpoints import read_checkpoint
+from fairseq_alma.checkpoints import dictionary_of, read_checkpoint
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.evaluation.members import dictionary_of, load_model
+from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.evaluation.vocabulary import earlier_vocabularies
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.models.stored import stored_model

@@ -40,7 +40,7 @@ def subjects_of(data: ReportData) -> list[Subject]:
 
     Runs that were forked and runs with skipped mega-batches are left out, with a note in `data.notes`.
     """
-    found = []
+    found: list[Subject] = []
     for comparison in data.comparisons:
         alike: dict[object, list[RunGroup]] = {}
         for group in comparison.finished_groups:
@@ -56,11 +56,19 @@ def subjects_of(data: ReportData) -> list[Subject]:
                     ledgers.setdefault(run.seed, {}).setdefault(path_of(run.rows), run.rows)
             if ledgers:
                 first, settings = first_charged_arrival(groups[0].runs[0].settings), groups[0].settings
-                forgets = _forgets_path(settings)
+                sizes = {
+                    row.scores.num_params for paths in ledgers.values() for rows in paths.values() for row in rows[1:]
+                    if row.stage
+                }  # fmt: skip
+                # The size of a model that grows depends on the number of stages before.
+                forgets = _forgets_path(settings) and len(sizes) == 1
+                slug = f"{comparison.slug}_{number}" if len(alike) > 1 else comparison.slug
+                while slug in {one.slug for one in found}:  # another comparison may have this name
+                    slug += "_"
                 found.append(
                     Subject(
                         comparison.program, comparison.name, group_label(groups[0], names),
-                        f"{comparison.slug}_{number}" if len(alike) > 1 else comparison.slug, groups[0].replay,
+                        slug, groups[0].replay,
                         {seed: Matrix(paths, forgets, first) for seed, paths in sorted(ledgers.items(), key=str)},
                     )
                 )  # fmt: skip

@@ -97,7 +97,7 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
     """Put runs into groups, and return the groups of each stream. Runs in a group differ only in the seeds."""
     runs_of: dict[tuple, list[Run]] = {}
     settings_of: dict[tuple, dict[str, Any]] = {}
-    test_sets = _test_sets(runs)
+    test_sets, trained_on = _test_sets(runs), _trained_on(runs)
     for run in runs:
         stream, learner = _stream_of(run, test_sets), str(run.settings.get("learner"))
         compared = {
@@ -105,7 +105,7 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
             for name, value in {**run.settings, "last_group": _last_group(run)}.items()
             if name == "last_group" or (not not_compared(name) and takes(stream.program, learner, name))
         }
-        compared |= _other_path(run, compared["last_group"])
+        compared |= _other_path(run, compared["last_group"]) | trained_on.get(run.folder, {})
         repeat = 0
         while any(run.seed == other.seed for other in runs_of.get((stream, hashable(compared), repeat), [])):
             repeat += 1
@@ -113,7 +113,8 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
         runs_of.setdefault(key, []).append(run)
         settings_of[key] = compared
     # So that labels show the difference from groups without these names.
-    for name in {name for settings in settings_of.values() for name in settings} & {"skip_mega_batches", "stages_at"}:
+    added = {"skip_mega_batches", "stages_at", "stream"}
+    for name in added & {name for settings in settings_of.values() for name in settings}:
         for settings in settings_of.values():
             settings.setdefault(name, None)
     groups: dict[Stream, list[RunGroup]] = {}
@@ -123,6 +124,33 @@ def _groups_of_streams(runs: Sequence[Run]) -> dict[Stream, list[RunGroup]]:
         group = RunGroup(stream.program, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
         groups.setdefault(stream, []).append(group)
     return groups
+
+
+def _trained_on(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
+    """Return for each run folder which stream its language model learns from, if others differ only in training text.
+
+    For example, a stream and its copy without some documents have the same held-out text. Runs that do not say on what
+    they were trained are left out.
+    """
+    of_stream: dict[tuple, dict[tuple[str, ...], list[Run]]] = {}
+    for run in runs:
+        if run.digests and "dataset" not in run.settings:
+            of_stream.setdefault(tuple(_stream_of(run, {})), {}).setdefault(run.digests, []).append(run)
+    found: dict[Path, dict[str, Any]] = {}
+    for alike in (one for one in of_stream.values() if len(one) > 1):
+        names: list[str] = []
+        for members in alike.values():
+            names.append(_stream_name(members[0].settings))
+            again = names.count(names[-1])
+            name = names[-1] if again == 1 else f"{names[-1]} ({again})"
+            found |= {run.folder: {"stream": name} for run in members}
+    return found
+
+
+def _stream_name(settings: Mapping[str, Any]) -> str:
+    """Return the name of the stream folder of a language model. If it is `stream`, that of the folder above it."""
+    path = Path(str(settings.get("stream", "stream")))
+    return path.parent.name if path.name == "stream" and path.parent.name else path.name
 
 
 def _other_path(run: Run, last_group: str) -> dict[str, Any]:
@@ -141,8 +169,13 @@ def _other_path(run: Run, last_group: str) -> dict[str, Any]:
 def _last_group(run: Run) -> str:
     """Return what happened to the last mega-batches: "wait" if no stage has trained on them, otherwise "train".
 
-    The setting of this name may change when a run is continued, and its default depends on the stream.
+    The setting of this name may change when a run is continued, and its default depends on the stream. An unfinished
+    run counts like its finished seeds if the setting is given.
     """
+    if not run.is_finished and run.settings.get("last_group") == "wait":
+        wait, num_known = run.settings.get("wait", 1), run.settings.get("known_mega_batches") or 0
+        stages = [] if wait == "auto" else arrivals_of_stages(run.num_arrivals, wait, None, False, num_known)
+        return "wait" if stages[-1:] != [run.num_arrivals] else "train"
     last_stage = int((run.stage == run.stage.max()).argmax())  # the arrival at which it was trained; 0 if there is none
     return "wait" if run.is_finished and last_stage < run.num_arrivals else "train"
 
@@ -181,9 +214,7 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
     if stream.num_mega_batches != stream.num_arrivals:
         count = f"first {stream.num_arrivals} of B = {stream.num_mega_batches}"
     if stream.program == "language model":
-        path = Path(str(group.runs[0].settings.get("stream", "stream")))
-        # Many stream folders have the name `stream`. For these, use the name of the parent folder.
-        name = path.parent.name if path.name == "stream" and path.parent.name else path.name
+        name = _stream_name(group.runs[0].settings)
     else:
         dataset, _, first_charged, order = stream.data
         name = str(dataset)

@@ -1,5 +1,6 @@
 """Results of a group of runs: the paper's metrics, each with its mean and standard error over the seeds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,12 +35,17 @@ class Estimate:
             return None
         if len(values) == 1 or not np.isfinite(values).all():
             return cls(_mean(values))
-        return cls(_mean(values), float(np.std(values, ddof=1) / len(values) ** 0.5))
+        with np.errstate(over="ignore"):
+            error = float(np.std(values, ddof=1) / len(values) ** 0.5)
+        return cls(_mean(values), error if math.isfinite(error) else None)
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
-        """Return `12.34 ± 0.56`, or `12.34` for a single seed, with `digits` decimals. For percent, `scale` is 100."""
-        text = f"{scale * self.mean:.{digits}f}"
-        return text if self.stderr is None else f"{text} ± {scale * self.stderr:.{digits}f}"
+        """Return `12.34 ± 0.56`, or `12.34` for a single seed, with `digits` decimals. For percent, `scale` is 100.
+
+        The perplexities of diverged runs, from a million on, have three significant digits.
+        """
+        values = [scale * self.mean] if self.stderr is None else [scale * self.mean, scale * self.stderr]
+        return " ± ".join(f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}" for value in values)
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,10 @@ def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule
     means, errors = statistics["mean"], statistics["stderr"]
 
     def estimate(key: str) -> Estimate | None:
-        return Estimate(means[key], errors.get(key)) if key in means else None
+        if key not in means:
+            return None
+        error = errors.get(key)
+        return Estimate(means[key], error if error is not None and math.isfinite(error) else None)
 
     final = estimate("final")
     assert final is not None
@@ -221,7 +230,8 @@ def _summary_until(run: Run, t: int) -> dict[str, Any]:
 
 def standard_error(values_ST: Array) -> Array | None:
     """Return the standard error over S seeds at each of T arrivals: [S, T] -> [T]; None for a single seed."""
-    return None if len(values_ST) < 2 else values_ST.std(axis=0, ddof=1) / len(values_ST) ** 0.5
+    with np.errstate(invalid="ignore", over="ignore"):  # a run has diverged
+        return None if len(values_ST) < 2 else values_ST.std(axis=0, ddof=1) / len(values_ST) ** 0.5
 
 
 def _mean(values: Sequence[Any]) -> float:

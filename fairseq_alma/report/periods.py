@@ -92,9 +92,10 @@ def reference_of(comparison: Comparison) -> Reference | None:
 
 
 def _is_trained_once(group: RunGroup) -> bool:
-    """Return True if the first stage of the runs is that of the last arrival, and the stream has several."""
+    """Return True if the only stage of the runs has trained on everything, and the stream has several mega-batches."""
     return group.last_t > 1 and all(
-        run.stage[run.last_t - 1] == 0 < run.stage[run.last_t] for run in group.counted_runs
+        run.stage[run.last_t - 1] == 0 < run.stage[run.last_t] and not any(row.is_skipped for row in run.rows)
+        for run in group.counted_runs
     )
 
 

@@ -6,6 +6,7 @@ that cannot be read is skipped, and the report contains an error message with th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -97,10 +98,12 @@ def read_run(folder: Path) -> Run:
     for name in ("wall_seconds", *TRANSFER_METRICS):
         if (value := written.get(name)) is not None:
             summary[name] = value
+    digests = _digests(folder)
     return Run(
         folder=folder,
         seed=settings.get("seed"),
-        num_arrivals=_num_arrivals(folder, settings, last_t),
+        num_arrivals=_num_arrivals(digests, settings, last_t),
+        digests=digests,
         expert_load={row.t: row.scores.expert_load for row in rows if row.updated and row.scores.expert_load},
         period_losses={row.t: period_losses(row) for row in rows if row.t >= 1 and row.scores.period_perplexities},
         task_scores=_by_task(columns["stage"], _read_optional(lambda: read_task_scores(folder), notes) or []),
@@ -145,19 +148,20 @@ def _by_task(stage: Array, scores: Sequence[TaskScore]) -> dict[str, Array]:
     return found
 
 
-def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
+def _digests(folder: Path) -> tuple[str, ...]:
+    """Return the digests in arrivals.json; () if it is missing, incomplete, or was written by another release."""
+    with suppress(RunError, FileNotFoundError):
+        return tuple(read_arrivals(folder)["digests"])
+    return ()
+
+
+def _num_arrivals(digests: Sequence[str], settings: Mapping[str, Any], last_t: int) -> int:
     """Return the number of mega-batches that will have arrived when the run is finished.
 
-    It is that of arrivals.json; if this file is missing or damaged, that of the settings, or the last arrival so far.
+    It is that of the digests in arrivals.json; without them, that of the settings, or the last arrival so far.
     """
-    path = folder / "arrivals.json"
-    if path.exists():
-        try:
-            return max(len(read_arrivals(folder)["digests"]), last_t)
-        except RunError:
-            # arrivals.json is incomplete, or another release of ALMA wrote it. Ignore the error, and read the number
-            # of arrivals from the settings below.
-            pass
+    if digests:
+        return max(len(digests), last_t)
     for name in ("arrivals", "mega_batches"):
         if isinstance(value := settings.get(name), int) and value >= last_t:
             return value

@@ -44,6 +44,8 @@ class Run:
     seed: int | None
     num_arrivals: int
     """Number of mega-batches that will have arrived when the run is finished."""
+    digests: tuple[str, ...]
+    """Digests of the mega-batches of the stream; () if arrivals.json is missing or damaged."""
     quality: Array
     """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array

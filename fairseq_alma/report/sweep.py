@@ -6,6 +6,7 @@ validation score, or for images, if a job does not have it, the average validati
 several seeds, the mean over the seeds is used.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ from fairseq_alma.report.objectives import DEFAULT, is_vision_run, rule_of, vali
 from fairseq_alma.report.reading import read_run
 from fairseq_alma.report.runs import Comparison, Run
 
+_SETTING_ENDS = re.compile(r",(?![^\[]*\])")
+"""The commas in the name of a job that are not between the values of a list."""
 AVERAGE_VALIDATION_KEY = "average_validation_error_rate"
 """Name of the average validation error in sweep.json."""
 
@@ -124,10 +127,11 @@ def _table(runs: list[dict[str, Any]], key: str) -> Table:
         table.add_column(column, justify="left" if column == "run" else "right")
     # The name of a job lists its settings. Leave out the settings that all jobs have in common, so that the table is
     # not too wide.
-    common = set.intersection(*(set(run["run"].split(",")) for run in runs)) if len(runs) > 1 else set()
-    for run in runs:
+    names_of = [_SETTING_ENDS.split(run["run"]) for run in runs]
+    common = set.intersection(*map(set, names_of)) if len(runs) > 1 else set()
+    for run, parts in zip(runs, names_of, strict=True):
         table.add_row(
-            ",".join(part for part in run["run"].split(",") if part not in common),
+            ",".join(part for part in parts if part not in common),
             *(f"{_number(run.get(key)):.{4 if is_vision else 3}f}" for key in scores),
             *([f"{run['cer']:.2f}"] if is_vision else []),
             f"{run['comp'] / flops_of_unit:.4g}",

@@ -98,7 +98,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     bits = "final bits per byte"
     rows = []
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
-        is_trained = group.counted_runs[0].stage[-1] > 0
+        is_trained = group.counted_runs[0].stage[group.last_t] > 0
         average, after = result.scores["all"].value, result.scores["after"].value
         final = result.final.text(scale=scale) if is_trained else UNTRAINED
         validation = _text(result.final_validation, scale) if is_trained else ""

@@ -21,6 +21,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_alma.checkpoints import dictionary_of
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.blocks import Blocks
@@ -67,6 +68,8 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
     )
     train_subset: str = II("dataset.train_subset")
     valid_subset: str = II("dataset.valid_subset")
+    restore_file: str = II("checkpoint.restore_file")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
 
 
 CHECKED = "ALMA_STREAM_IS_CHECKED"
@@ -114,7 +117,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         Raises:
             SettingError: if an option is missing or not supported, uses the test set for training or validation, or
-                names a mega-batch that the stream does not have.
+                names a mega-batch that the stream does not have; or if the training starts from a checkpoint that was
+                trained with another dictionary.
             StreamError: if the stream is missing or damaged (see StreamFolder.open).
         """
         for subset in ("train_subset", "valid_subset"):
@@ -145,6 +149,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                 f"the dictionary read from {args.data}/dict.txt has {len(dictionary)} entries, but according to "
                 f"stream.json it has {expected}: restore the dict.txt that alma-prep wrote"
             )
+        if not kwargs.get("from_checkpoint"):
+            _check_start(args, stream)
         return cls(args, dictionary, output_dictionary, targets=["future"], stream=stream)
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
@@ -319,21 +325,33 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         Raise FloatingPointError if a training loss since the last check is not finite. Then no checkpoint is written.
         """
         self._loss_check.finish()
-        dictionary = self.stream.description["tokenizer"]["dict_sha256"]
-        return {type(self).__name__: {"processed": self.processed, "dict_sha256": dictionary}}
+        return {type(self).__name__: {"processed": self.processed, "dict_sha256": self.stream.dictionary_digest}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
         """Set `self.processed` to the value in the task's entry in a checkpoint, which `get_checkpoint_dict` returned.
 
         Raise SettingError if the checkpoint was trained with another dictionary.
         """
-        dictionary = self.stream.description["tokenizer"]["dict_sha256"]
-        if state["dict_sha256"] != dictionary:
+        self._check_dictionary(state["dict_sha256"], ", or another --save-dir")
+        self.processed = state["processed"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the task for a checkpoint: with that of fairseq's task, the digest of the dictionary."""
+        return {**super().state_dict(), "dict_sha256": self.stream.dictionary_digest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the state of the task from a checkpoint that a command such as fairseq-eval-lm evaluates.
+
+        Raise SettingError if the checkpoint was trained with another dictionary.
+        """
+        self._check_dictionary(state_dict.get("dict_sha256"))
+
+    def _check_dictionary(self, digest: str | None, otherwise: str = "") -> None:
+        if digest not in (None, self.stream.dictionary_digest):
             raise SettingError(
                 f"the checkpoint was trained with another dictionary than that of {self.args.data}: give the stream on "
-                f"which it was trained, or another --save-dir"
+                f"which it was trained{otherwise}"
             )
-        self.processed = state["processed"]
 
     def _order(self, num_blocks: int) -> dict[str, Any]:
         """Return what the order of the training blocks depends on: options, name -> value, and the number of blocks."""
@@ -367,6 +385,25 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         if CHECKED not in os.environ:
             self.stream.verify_bytes([split])
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
+
+
+def _check_start(args: Namespace, stream: StreamFolder) -> None:
+    """Raise SettingError if a checkpoint that the options name as the start was trained with another dictionary.
+
+    The checkpoint that fairseq continues by itself, in --save-dir, is checked in `set_checkpoint_dict`.
+    """
+    for path in (getattr(args, "restore_file", None), getattr(args, "finetune_from_model", None)):
+        if not path or path == "checkpoint_last.pt":
+            continue
+        try:
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except Exception:  # not one of ours; if it is damaged or missing, fairseq says so
+            continue
+        if dictionary_of(state) not in (None, stream.dictionary_digest):
+            raise SettingError(
+                f"{path} was trained with another dictionary than that of {stream.path}: give the stream on which it "
+                f"was trained"
+            )
 
 
 def _with_counts(logging_output: dict[str, Any], sample: dict) -> dict[str, Any]:

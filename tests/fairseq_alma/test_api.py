@@ -207,6 +207,11 @@ def test_tokens_are_drawn_with_their_probabilities(one):
     assert one.generate(PROMPT, 50, temperature=3) != one.generate(PROMPT, 50, temperature=3)  # without a seed
 
 
+def test_half_of_a_surrogate_pair_is_read_as_in_a_corpus(one):
+    assert one.tokenizer.encode("a\ud800b") == one.tokenizer.encode("a?b")
+    assert one.score(["a\ud800b"])[0].num_bytes == 3
+
+
 def test_a_document_ends_where_the_model_ends_it(one):
     found = one.generate([""] * 20, 100, seed=0)
     lengths = [len(each.ids) for each in found]
@@ -222,6 +227,9 @@ def test_beams_find_what_fairseqs_beams_find_and_never_a_less_probable_text(both
         (greedy,) = both.generate(prompt, 12, min_tokens=12, **GREEDY)
         total = [both.score(prompt + text)[0].nats.sum() for text in (found.text, greedy.text)]
         assert len(found.ids) == 12 and total[0] <= total[1] + 1e-4
+    # The </s> that fairseq forces after the last token does not count.
+    for prompt in ("", *(PROMPT[start:] for start in range(len(PROMPT)))):
+        assert both.generate(prompt, 1, beam=20, min_tokens=1) == both.generate(prompt, 1, min_tokens=1, **GREEDY)
     with pytest.raises(
         SettingError, match=r"beam=2 needs the whole text in the context of 256 tokens.*at most 252 follow"
     ):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import vision
 import vision.runs
 from fairseq_alma.core import run_record
 from fairseq_alma.core.errors import SettingError
@@ -171,3 +172,22 @@ def test_a_stage_that_diverges_does_not_stay_in_the_average(tmp_path):
     small_run(tmp_path, mega_batches=2, **settings)
     assert torch.equal(predictor(tmp_path, 2), flat(networks(tmp_path, 2)))
     assert bool(predictor(tmp_path, 2).isfinite().all())
+
+
+class Scaled(torch.nn.Module):
+    """A network with a parameter that is one number."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.linear, self.scale = torch.nn.Linear(64, num_classes), torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.linear(x.flatten(1)) * self.scale
+
+
+def test_a_network_with_a_parameter_of_one_number_is_averaged(tmp_path):
+    run = vision.run(
+        dataset="digits", backbone=Scaled, mega_batches=2, epochs=1, average="power:0", out=str(tmp_path), device="cpu"
+    )
+    assert [row.stage for row in run.ledger] == [0, 1, 2]
+    assert all(0 < row.scores.error_rate < 1 for row in run.ledger)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -194,6 +195,19 @@ def test_a_missing_or_damaged_npz_is_refused(tmp_path, content):
     assert f"{path} cannot be read as a .npz file" in refusal(lambda: load_dataset(str(path), tmp_path))
 
 
+def test_an_npz_that_is_damaged_inside_or_holds_one_array_is_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, x=np.random.RandomState(0).randint(0, 255, (50, 8, 8)).astype(np.uint8), y=np.arange(50))
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 97):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 255]) + whole[position + 1 :])
+        with suppress(SettingError):  # a flipped byte may also do no harm
+            assert len(load_dataset(str(path), tmp_path).training) == 40
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))
+    assert f"{path} cannot be read as a .npz file" in refusal(lambda: load_dataset(str(path), tmp_path))
+
+
 class Executes:
     """An object whose pickle writes a file when it is loaded."""
 
@@ -300,6 +314,7 @@ def test_a_dataset_of_hugging_face_is_read_by_the_types_of_its_columns(tmp_path,
     images = [Image.new("L", (2, 2), value) for value in range(10)]
     days = [datetime(2026, 1, 1 + value) for value in range(10)]
     columns = {"photo": images, "kind": [0, 1] * 5, "n": list(range(10)), "day": days, "box": [[1]] * 9 + [[1, 2]]}
+    columns |= {"gap": [None, *"abcdefghi"], "facts": [{"a": 1}] * 10}
     features = {"photo": type("Image", (), {})(), "kind": ClassLabel(), "n": 1, "day": 2, "box": 3}
     library = ModuleType("datasets")
     asked = []
@@ -315,12 +330,14 @@ def test_a_dataset_of_hugging_face_is_read_by_the_types_of_its_columns(tmp_path,
     order = np.random.RandomState(0).permutation(10)[2:].tolist()
     assert dataset.training.images[:, 0].tolist() == order
     assert dataset.training.labels.tolist() == [value % 2 for value in order]
-    assert sorted(dataset.columns) == ["day", "n"]
+    assert sorted(dataset.columns) == ["day", "gap", "n"]
     assert dataset.columns["n"].tolist() == order
     assert dataset.columns["day"].tolist() == [f"2026-01-{1 + value:02d}T00:00:00" for value in order]
     features["kind"] = 3
     message = refusal(lambda: load_dataset("hf:someone/leaves", tmp_path))
-    assert "has the columns photo, kind, n, day, box, and it is not clear which contains the labels" in message
+    assert (
+        "has the columns photo, kind, n, day, box, gap, facts, and it is not clear which contains the labels" in message
+    )
 
 
 # ---- Functions of the user.

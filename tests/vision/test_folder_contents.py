@@ -189,6 +189,14 @@ def test_twelve_classes_are_in_the_order_of_their_numbers(tmp_path):
         assert values(dataset.training) == dataset.training.labels.tolist() == list(range(12))
 
 
+@pytest.mark.parametrize("names", [("11-2026", "12-2026", "01-2027"), ("March", "April"), ("Mar-26", "Apr-26")])
+def test_months_that_would_arrive_in_another_order_are_refused_as_mega_batches(tmp_path, names):
+    for name in names:
+        write_classes(tmp_path / "mine/train" / name, {"a": 2, "b": 2})
+    with pytest.raises(SettingError, match=r"does not begin with the year, or its month is a word"):
+        mega_batch_folders(tmp_path / "mine")
+
+
 def test_decimals_that_may_be_dates_are_refused_as_mega_batches(tmp_path):
     for name in ("2019.2", "2019.12"):
         write_classes(tmp_path / "mine/train" / name, {"a": 2, "b": 2})
@@ -240,6 +248,12 @@ def test_a_column_sorts_numbers_and_texts(root, texts, order):
         (("5-Mar-2020", "6-Apr-2020", "7-May-2020", "8-Jun-2020"), "or its month is a word"),
         (("2020 March", "2020 April", "2020 May", "2020 June"), "the date 2020 March does not begin"),
         (("March 5 2020", "April 6 2020", "x", "y"), "the date March 5 2020 does not begin"),
+        (("5-Mar-20", "10-Jan-20", "7-Feb-21", "8-Feb-21"), "the date 5-Mar-20 does not begin"),
+        (("Mar-20", "Jan-21", "Feb-21", "Apr-21"), "the date Mar-20 does not begin"),
+        (("March", "April", "May", "June"), "the date March does not begin"),
+        (("03/20", "01/21", "02/21", "03/21"), "the date 03/20 does not begin"),
+        (("11.2026", "12.2026", "01.2027", "02.2027"), "the date 11.2026 does not begin"),
+        (("2026.9", "2026.10", "2026.11", "2026.12"), "the date 2026.9 does not begin"),
     ],
 )
 def test_a_column_that_cannot_be_sorted_is_refused(root, texts, message):

@@ -1,13 +1,16 @@
 """Streams that drift: class after class, by a column, and by folder. On real digits."""
 
 import itertools
+import json
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
+import vision
 from fairseq_alma.core.errors import RunError, SettingError
 from tests.vision.pictures import write_classes
 from tests.vision.tiny_runs import small_run, small_settings
@@ -77,6 +80,36 @@ def test_a_column_of_numbers_or_texts_sorts_the_examples(digits):
         assert set(sizes(arrivals)) == {287, 288}
         sums = [torch.cat([one.training.images, one.validation.images]).sum(1) for one in arrivals]
         assert all(int(a.max()) <= int(b.min()) for a, b in itertools.pairwise(sums))
+
+
+@pytest.mark.parametrize("texts", [["0.5", "0.25", "0.125"], ["-2.5", "-10.5", "3"], ["10", "9", "1e2"]])
+def test_a_column_of_texts_that_are_all_numbers_is_sorted_by_their_values(digits, texts):
+    values = (texts * 480)[:1438]
+    for column in (np.array(values), np.array([one.encode() for one in values])):
+        arrivals = partition(replace(digits, columns={"n": column}), 2, 0.1, seed=0, order="column:n")
+        expected = partition(replace(digits, columns={"n": np.array(values, float)}), 2, 0.1, seed=0, order="column:n")
+        assert images_of(arrivals) == images_of(expected)
+
+
+def test_numbers_that_look_like_dates_are_sorted(digits):
+    values = np.array(["0.2019", "0.1987", "12.2001", "2020.5"] * 400)[:1438]
+    arrivals = partition(replace(digits, columns={"n": values}), 4, 0.1, seed=0, order="column:n")
+    assert len(arrivals) == 4
+
+
+def test_a_missing_value_is_named(digits):
+    dataset = replace(digits, columns={"day": np.array(["2026-01", None] * 719, object)})
+    with pytest.raises(SettingError, match=r"order=column:day: the value of training example 1 is None"):
+        partition(dataset, 5, 0.1, seed=0, order="column:day")
+
+
+def test_class_names_may_be_numbers(tmp_path):
+    digits = load_digits()
+    for names in (list(range(10)), digits.target_names):
+        dataset = vision.dataset_from_arrays("mine", digits.images.astype("uint8"), digits.target, class_names=names)
+        out = tmp_path / type(names).__name__
+        vision.run(dataset=dataset, order="classes", mega_batches=2, epochs=1, width=4, out=str(out), backbone="mlp")
+        assert json.loads((out / "errors.jsonl").read_text().splitlines()[0])["class_names"][3] == "3"
 
 
 def test_a_missing_column_is_refused_with_a_list_of_the_columns(digits):

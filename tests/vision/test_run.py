@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import vision.runs
 from fairseq_alma.app.command import store_settings
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.errors import RunError
@@ -697,3 +698,14 @@ def test_a_learner_whose_files_are_not_its_members_is_refused(tmp_path, plugin, 
     said = alma_vision(*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
     assert said.status != 0
     assert "predicts with 2 stacks of networks (members), but predictor_files names 1 files" in said.err
+
+
+def test_after_a_start_that_failed_the_stream_may_be_another(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RunError("no evaluator")
+
+    monkeypatch.setattr(vision.runs, "_evaluator", fail)
+    with pytest.raises(RunError, match="no evaluator"):
+        small_run(tmp_path, mega_batches=2)
+    monkeypatch.undo()
+    assert len(small_run(tmp_path, mega_batches=3)[0]) == 4

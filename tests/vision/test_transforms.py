@@ -71,3 +71,9 @@ def test_a_run_is_refused_when_the_source_of_its_transform_has_changed(tmp_path,
 def test_a_function_that_does_not_exist_is_refused(tmp_path, own_transform):
     with pytest.raises(SettingError, match="transform=own_transform:rotated: the module own_transform has no function"):
         small_run(tmp_path / "run", **{**HOW, "transform": "own_transform:rotated"})
+
+
+def test_an_error_in_the_function_is_told_with_its_line(tmp_path, own_transform):
+    (tmp_path / "own_transform.py").write_text("def shifted(image_shape):\n    return lambda image: image / None\n")
+    with pytest.raises(SettingError, match=r"transform: <lambda> failed with TypeError.*line 2 of .*own_transform"):
+        small_run(tmp_path / "run", **HOW)

@@ -1,6 +1,7 @@
 """Datasets from arrays: `dataset_from_arrays` for functions of the user's own, and `.npz` files."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -169,7 +170,8 @@ def read_npz(path: Path, name: str) -> Dataset:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    # A TypeError: one array alone, which np.save has written.
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise SettingError(
             f"{where}: {path} cannot be read as a .npz file of numbers and texts ({error}): write it again with "
             f"numpy.savez"

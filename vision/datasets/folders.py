@@ -12,7 +12,14 @@ import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
-from vision.dataset_names import entries_of, mega_batch_folders, natural_key, visible_folders
+from vision.dataset_names import (
+    check_dates,
+    entries_of,
+    is_number,
+    mega_batch_folders,
+    natural_key,
+    visible_folders,
+)
 from vision.datasets.arrays import split_off_test_set
 from vision.datasets.checks import check_all_classes_are_trained, check_dataset, check_held_out
 from vision.datasets.decoding import image_endings
@@ -234,30 +241,26 @@ def _same_path(file: str) -> str:
 
 
 def _check_sortable(values: dict[str, str], where: str) -> None:
-    """Raise SettingError if a column has gaps, or numbers among texts. `values` are those of each file."""
+    """Raise SettingError if a column has gaps, numbers among texts, or dates in a form that has another order.
+
+    `values` are those of each file.
+    """
     if gaps := [file for file, value in values.items() if value.lower() in ("", "nan")]:
         raise SettingError(
             f"{where} has no value for {len(gaps)} images, the first of which is {gaps[0]}: fill them in"
         )
-    texts = {file: value for file, value in values.items() if not _is_number(value)}
+    texts = {file: value for file, value in values.items() if not is_number(value)}
     if texts and len(texts) < len(values):
         file, text = next(iter(texts.items()))
         raise SettingError(
             f"{where} has {len(values) - len(texts)} numbers and {len(texts)} texts, the first of which is {text!r} "
             f"for {file}: give numbers only, or texts only"
         )
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return "_" not in value  # Python would read the date 2026_11 as 202611
+    check_dates([*values.values()], where)
 
 
 def _numbers_or_texts(values: list[str]) -> np.ndarray:
-    if not all(_is_number(value) for value in values):
+    if not all(is_number(value) for value in values):
         longest = max(map(len, values))
         if longest > MAX_COLUMN_CHARACTERS:
             raise SettingError(

@@ -61,12 +61,19 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
     parts = [arrays_of(part, image_size, where, lambda row: (row[image], row[label])) for part in given]
     images_and_labels = [array for part in parts for array in part]
     columns = {one: _array(training[one][:]) for one in training.column_names if one not in (image, label)}
-    columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufU"}
+    columns = {one: values for one, values in columns.items() if len(values) == len(training) and _is_sortable(values)}
     class_names = names_of(getattr(training.features[label], "names", None), parts[0][1])
     dataset = dataset_from_arrays(
         name, *images_and_labels, columns=columns, class_names=class_names, channels="last", where=where
     )
     return replace(dataset, files=ImageFiles())
+
+
+def _is_sortable(values: np.ndarray) -> bool:
+    """Return whether values can be sorted, except that some may be missing (None)."""
+    if values.ndim != 1 or values.dtype.kind != "O":
+        return values.ndim == 1 and values.dtype.kind in "biufU"
+    return all(one is None or isinstance(one, str | int | float) for one in values)
 
 
 def _array(values: Any) -> np.ndarray:

@@ -100,7 +100,7 @@ class AveragedPredictor:
     @staticmethod
     def _replace_infinite(average: Stack, trained: Stack) -> None:
         """Begin the average of a network again if it is not finite, because the training of the network diverged."""
-        tensors = [average.parameters[name].flatten(1) for name in average.parameters.shapes]
+        tensors = [average.parameters[name].reshape(len(average), -1) for name in average.parameters.shapes]
         is_finite_M = torch.stack([tensor.isfinite().all(1) for tensor in tensors]).all(0)
         if not bool(is_finite_M.all()):
             average.parameters.copy_networks(trained.parameters, ~is_finite_M)

@@ -2,11 +2,20 @@ import errno
 import json
 import os
 import stat
+import subprocess
 
 import pytest
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, sha256_of, unfinished_files, write_json, write_whole, written_aside
+from fairseq_alma.core.files import (
+    read_json,
+    remove_unfinished,
+    sha256_of,
+    unfinished_files,
+    write_json,
+    write_whole,
+    written_aside,
+)
 
 
 def test_a_file_is_replaced_and_its_folders_are_made(tmp_path):
@@ -125,6 +134,15 @@ def test_what_a_killed_process_left_is_found_and_finished_files_are_not(tmp_path
     write_whole(tmp_path / "marks.json", "whole")
     with written_aside(tmp_path / "array.npy") as temporary:
         temporary.write_text("half")
-        assert unfinished_files(tmp_path) == unfinished_files(tmp_path, "array.npy") == [temporary]
-        assert unfinished_files(tmp_path, "marks.json") == []
+        assert unfinished_files(tmp_path) == [temporary]
     assert unfinished_files(tmp_path) == []
+
+
+def test_what_other_processes_left_is_removed_but_not_what_they_are_writing(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    written = f".v1.{os.getppid()}.tmp.0"
+    for name in (f".v1.{ended.pid}.tmp.0", f".v1.{os.getpid()}.tmp.0", written, f".v1.{ended.pid}.tmp.1"):
+        (tmp_path / name).mkdir()
+    remove_unfinished(tmp_path / "v1.0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([written, f".v1.{ended.pid}.tmp.1"])

@@ -90,3 +90,8 @@ def test_how_many_mega_batches_are_missing():
 def test_other_waits_are_refused(wait, message):
     with pytest.raises(SettingError, match=message):
         StreamSettings(4, wait)
+
+
+@pytest.mark.parametrize("wait", [5, [1, 5]])
+def test_a_stream_that_will_grow_may_be_shorter_than_the_wait(wait):
+    assert StreamSettings(4, wait, last_group="wait").arrivals_of_stages == ([1] if wait == [1, 5] else [])

@@ -16,6 +16,7 @@ from fairseq_alma.api import load
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.core.task_scores import read_task_scores
+from fairseq_alma.deploy import deploy
 from fairseq_alma.evaluation.cli import main as alma_eval
 from fairseq_alma.evaluation.harness import AlmaLM
 from tests.commands import RUN, run_command
@@ -150,6 +151,16 @@ def test_generation_ends_at_the_first_of_the_given_texts(model):
     assert found[1] == model.predictor.generate("A", max_tokens=3, temperature=0)[0].text
 
 
+def test_draws_have_the_options_of_the_task_and_are_the_same_in_each_evaluation(model):
+    def drawn(**options):
+        options = {"do_sample": True, "temperature": 2.0, "max_gen_toks": 12, **options}
+        return model.generate_until(requests("generate_until", *[("The statement", options)] * 4), disable_tqdm=True)
+
+    assert drawn() == drawn() and len(set(drawn())) > 1
+    whole = model.predictor.generate("The statement", max_tokens=12, temperature=0)[0].text
+    assert set(drawn(top_p=1e-9)) == set(drawn(top_k=1)) == {whole}
+
+
 TASK = """
 task: {name}
 dataset_path: json
@@ -205,7 +216,7 @@ def count_right(model: AlmaLM, tasks: Path) -> float:
     return sum(right) / len(right)
 
 
-def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offline):
+def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offline, tmp_path):
     options = ["--tasks", "next_word,as_it_is", "--include-path", str(tasks), "--device", "cpu"]
     assert alma_eval([str(run), *options, "--all-stages", "--json"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -229,6 +240,12 @@ def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offl
     lines = [json.loads(line) for line in (run / "task_scores.jsonl").read_text().splitlines()]
     assert [one.get("limit") for one in lines] == [None] * 4 + [3, 3]
     assert read_task_scores(run) == printed  # the first examples alone are a trial
+    # A folder of alma-deploy is no run: it has no stages, and nothing is recorded there.
+    deployed, is_new = deploy(run, tmp_path / "deployed")
+    assert is_new and alma_eval([str(deployed), *options, "--limit", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "next_word: acc " in said and "stage" not in said.split("next_word")[0]
+    assert not (deployed / "task_scores.jsonl").exists()
     # The command of lm-evaluation-harness knows no models but its own; its function knows ours by name.
     found = lm_eval.simple_evaluate(
         "alma", f"run={run},stage=1,device=cpu", ["next_word"], log_samples=False,

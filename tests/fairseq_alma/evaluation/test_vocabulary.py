@@ -9,10 +9,9 @@ import fairseq_alma as alma
 from data_prep.cli import main as alma_prep
 from data_prep.tokenization.growth import with_more_symbols
 from data_prep.tokenization.tokenizers import ByteBPE, dictionary_names, dictionary_text
-from fairseq_alma.checkpoints import require_checkpoint
+from fairseq_alma.checkpoints import dictionary_of, require_checkpoint
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.evaluation.members import dictionary_of
 from fairseq_alma.evaluation.vocabulary import EMBEDDINGS, earlier_vocabularies, with_new_symbols
 from fairseq_alma.stream_tokenizer import StreamTokenizer
 from tests.commands import RUN, run_command

@@ -12,6 +12,7 @@ from fairseq.data import Dictionary, TokenBlockDataset
 
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.blocks import Blocks
+from fairseq_alma.evaluation.cli import _print_score
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.evaluation.perplexity import combine, scores_by_source
@@ -93,3 +94,11 @@ def test_batches_say_what_is_masked():
     # The input of block 2 begins with the last masked token.
     assert (batch["ntokens"], batch["net_input"]["has_padding"]) == (8, True)
     assert (found.collater([found[0]])["net_input"]["has_padding"], found.collater([found[1]])["ntokens"]) == (False, 0)
+
+
+def test_a_split_without_text_has_no_score(capsys):
+    score = combine([np.zeros(7, np.float32)], 0, 0, num_masked=7)
+    assert math.isnan(score.perplexity) and math.isnan(score.word_perplexity) and score.bits_per_byte is None
+    _print_score(score, {"a": score}, 1, "test", None, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["perplexity"] is None and printed["num_tokens"] == printed["by_source"]["a"]["num_words"] == 0

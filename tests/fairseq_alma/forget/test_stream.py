@@ -392,3 +392,19 @@ def test_a_stream_that_does_not_say_from_where_its_text_is_is_refused(stream, ca
     shutil.rmtree(stream / "documents")
     assert main([str(stream), "--document", "secret", "--no-runs"]) == 2
     assert "make the stream again" in capsys.readouterr().err
+
+
+def test_a_stream_whose_held_out_text_of_a_period_is_forgotten_can_be_used(tmp_path, capsys):
+    out, more = tmp_path / "stream", ("--passage-words", "25", "--workers", "1", "--vocab-size", "320")
+    new = ("--partition", "chronological", "--period", "month", "--causal", "--test-words", "24", *more)
+    sources = [dated(tmp_path, t, {}) for t in (1, 2)]
+    assert alma_prep([str(out), "--source", sources[0], "--source", sources[1], *new]) == 0
+    table = pyarrow.parquet.read_table(out / "documents/mega_batch_2/test.parquet", columns=["id"])
+    documents = [word for one in set(table["id"].to_pylist()) for word in ("--document", one)]
+    assert main([str(out), *documents, "--no-runs", "--yes"]) == 0
+    folder = StreamFolder.open(out)
+    assert folder.counts("mega_batch_2/test")["words"] == 0
+    capsys.readouterr()
+    assert main([str(out), "--document", "nobody", "--no-runs"]) == 2
+    said = capsys.readouterr().err
+    assert "damaged" not in said and "contains this text" in said

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, SentencePiece, load_tokenizer
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.deploy import deploy
 from fairseq_alma.evaluation.members import load_model
 from fairseq_alma.huggingface.export import RECORD, export, main
 from fairseq_alma.huggingface.tokenizer import exported_tokenizer
@@ -291,6 +292,10 @@ def test_a_run_and_its_stages_are_exported_with_a_card(run, stream, tmp_path, ca
     assert f"{rows[2]['perplexity']:,.2f}" in (tmp_path / "last/README.md").read_text()
     assert main([str(run), str(tmp_path / "last")]) == 0
     assert "contains this model already" in capsys.readouterr().out
+    assert "| seed | 0 |" in card
+    deployed, _ = deploy(run, tmp_path / "deployed")
+    assert main([str(deployed), str(tmp_path / "of_deployed")]) == 0
+    assert "FLOPs" in card and "FLOPs" not in (tmp_path / "of_deployed/README.md").read_text()
 
 
 def test_what_is_at_out_is_not_replaced(checkpoint, stream, tmp_path):

@@ -16,7 +16,7 @@ from fairseq_alma.report.decide import compare, over_streams, policy_named, tabl
 from fairseq_alma.report.policies import History, cara_cumulative, cara_threshold, upf, waiting
 from fairseq_alma.report.reading import read_run, read_runs
 from fairseq_alma.report.simulation import Matrix, nearest, path_of
-from tests.fairseq_alma.report.ledgers import write_run
+from tests.fairseq_alma.report.ledgers import write_run, write_text
 
 PATHS = ((4,), (1, 4), (2, 4), (3, 4), (1, 2, 4), (1, 3, 4), (2, 3, 4), (1, 2, 3, 4))
 """All paths of four arrivals with a stage at the last one."""
@@ -287,3 +287,22 @@ def test_the_command_prints_and_writes_the_tables(tmp_path, monkeypatch, capsys)
     (tmp_path / "runs/4/settings.json").write_text(json.dumps({**settings, "arrivals": 9, "mega_batches": 9}))
     assert decide(monkeypatch, "runs/4") == 2
     assert "no run is finished" in capsys.readouterr().err
+
+
+def test_streams_whose_names_differ_in_a_sign_have_tables_of_their_own(tmp_path):
+    for name, stream, digest, lr in (("1", "a-b", "1", 1.0), ("2", "a-b", "1", 0.5), ("3", "a_b", "2", 1.0)):
+        write_text(tmp_path / name, [900.0, 50.0, 20.0], stream=stream, evaluated_on=[digest], lr=lr)
+    found = tables(compare(read_runs([tmp_path])))
+    assert len(found) == 3 and {table.title.split(",")[0] for table in found.values()} == {"a-b", "a_b"}
+
+
+@pytest.mark.parametrize(("sizes", "best"), [({1: 1}, "1, 2, 4"), ({1: 1, 2: 9}, "2, 4")])
+def test_a_model_that_grows_does_not_forget_its_path(tmp_path, sizes, best):
+    for path in ((1, 4), (2, 4)):
+        rows = [
+            replace(row, scores=replace(row.scores, num_params=sizes.get(row.stage, max(sizes.values()))))
+            for row in ledger(path)
+        ]
+        write_run(tmp_path / str(path[0]), rows, wait=list(path), from_scratch=True, replay="all")
+    [table] = tables(compare(read_runs([tmp_path]))).values()
+    assert cells(table)["best path in hindsight"]["stages at"] == best

@@ -239,3 +239,20 @@ def test_a_setting_of_some_learners_is_in_the_labels_only_if_it_differs_within_a
     assert labels_of(only_comparison(tmp_path)) == ["Ens", "gEns"]
     write_vision(tmp_path / "c", ERRORS, learner="ens", members=3)
     assert labels_of(only_comparison(tmp_path))[:2] == ["Ens, members 3", "Ens, members 5"]
+
+
+def test_runs_on_other_training_text_with_the_same_held_out_text_are_no_seeds_of_one_setting(tmp_path):
+    digests = list("pqrs")
+    write_text(tmp_path / "a", PERPLEXITIES, seed=0, digests=digests)
+    write_text(tmp_path / "moved", PERPLEXITIES, seed=1, digests=digests, stream="/elsewhere/copy")
+    write_text(tmp_path / "committed", PERPLEXITIES, seed=2)
+    assert labels_of(only_comparison(tmp_path)) == ["SM"]
+    write_text(tmp_path / "cleaned", PERPLEXITIES, seed=3, digests=["p", "other", "r", "s"], stream="/x/cleaned/stream")
+    assert sorted(labels_of(only_comparison(tmp_path))) == ["SM", "SM, stream books", "SM, stream cleaned"]
+
+
+def test_an_unfinished_seed_counts_as_its_finished_ones_if_the_last_group_waits(tmp_path):
+    for seed, errors in enumerate((ERRORS, ERRORS[:4])):
+        write_vision(tmp_path / str(seed), errors, seed=seed, wait=3, last_group="wait", mega_batches=4)
+    [group] = only_comparison(tmp_path).groups
+    assert len(group.runs) == 2

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fairseq_alma.report.numbers import all_numbers, standard_error
+from fairseq_alma.report.numbers import Estimate, all_numbers, standard_error
 from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
@@ -103,3 +103,11 @@ def test_prequential_errors_and_transfer_are_means_over_seeds(tmp_path):
     assert result.prequential.text(1, 100) == "60.0 ± 10.0"
     assert result.transfer["forgetting"].text() == "0.50 ± 0.25"
     assert (result.transfer["backward transfer"].mean, result.transfer["forward transfer"].mean) == (-0.25, 0.5)
+
+
+def test_a_perplexity_near_the_largest_number_has_no_standard_error(tmp_path):
+    for seed, last in enumerate((8e200, 2e201)):
+        write_text(tmp_path / str(seed), [900.0, 50.0, last], seed=seed)
+    [numbers] = numbers_in(tmp_path)
+    assert numbers.final == Estimate(1.4e201)
+    assert numbers.final.text() == "1.4e+201"

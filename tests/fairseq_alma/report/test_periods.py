@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.report.figures.maps import perplexities_by_period
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.periods import common_periods, matrix_of, reference_of, regret_of
@@ -137,3 +138,12 @@ def test_a_damaged_row_is_named(tmp_path, damaged):
         match=r"ledger\.jsonl, line 3 is damaged \(period_perplexities.* is .*, expected a (list|number)",
     ):
         read_run(folder)
+
+
+def test_a_run_that_has_skipped_a_period_is_no_reference(tmp_path):
+    run = write(tmp_path / "once", AT_ONCE, wait=3)
+    assert reference_of(only_comparison(tmp_path)) is not None
+    rows = [replace(row, is_skipped=row.t == 2) for row in Ledger(run / "ledger.jsonl").rows()]
+    (run / "ledger.jsonl").unlink()
+    Ledger(run / "ledger.jsonl").append(*rows)
+    assert reference_of(only_comparison(tmp_path)) is None

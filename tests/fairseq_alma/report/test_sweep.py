@@ -81,3 +81,13 @@ def test_a_sweep_is_sorted_by_the_measure_of_the_report_and_names_it(tmp_path, c
     ranked = sorted(range(len(numbers)), key=lambda index: numbers[index].validation_score)
     assert [comparison.groups[index].folder.name for index in ranked] == order
     assert title in "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+
+
+def test_the_name_of_a_job_is_not_cut_within_a_list(tmp_path, capsys):
+    for wait in ([1, 2, 4], [1, 3, 4]):
+        name = f"lr=1,wait={wait}".replace(" ", "")
+        written = {"num_arrivals": 4, "final_validation": 0.2, "final": 0.2, "cer": 1.4, "comp": 400}
+        write_vision(tmp_path / name, [0.9, 0.5, 0.4, 0.3, 0.2], wait=wait, digests=list("abcd"), written=written)
+    sweep(tmp_path)
+    out = capsys.readouterr().out
+    assert "wait=[1,2,4]" in out and "wait=[1,3,4]" in out and "lr=1" not in out

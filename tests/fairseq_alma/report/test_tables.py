@@ -7,8 +7,8 @@ import pytest
 from fairseq_alma.report import paper
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.reading import read_runs
-from fairseq_alma.report.tables import Table, duration, summary, table1, table2, tables_of
-from tests.fairseq_alma.report.ledgers import text_rows, write_run, write_text, write_vision
+from fairseq_alma.report.tables import UNTRAINED, Table, duration, summary, table1, table2, tables_of
+from tests.fairseq_alma.report.ledgers import only_comparison, text_rows, write_run, write_text, write_vision
 
 
 def compare(folder):
@@ -188,3 +188,12 @@ def test_a_learner_of_a_foreign_run_cannot_begin_a_formula(start):
 
 def test_a_foreign_run_adds_no_link_to_a_table_in_markdown():
     assert r"\[a](http://a.example)" in Table("name", "title", ("run",), (("[a](http://a.example)",),)).markdown()
+
+
+def test_seeds_that_have_not_all_been_trained_have_no_final_score(tmp_path):
+    for seed, perplexities in enumerate(([9000.0, 9000.0, 50.0, 50.0], [9000.0, 9000.0])):
+        rows = text_rows(perplexities, wait=2)
+        rows[-1] = replace(rows[-1], stage=(len(rows) - 1) // 2, updated=False)  # not at the last of four arrivals
+        write_run(tmp_path / str(seed), rows, seed=seed, wait=2, mega_batches=4)
+    [row] = summary(*(lambda one: (one, all_numbers(one)))(only_comparison(tmp_path))).rows
+    assert UNTRAINED in row and not any("9000" in cell for cell in row)

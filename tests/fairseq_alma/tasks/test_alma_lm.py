@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+import torch
 from fairseq import tasks
 from omegaconf import DictConfig
 
@@ -228,3 +229,21 @@ def test_a_checkpoint_of_another_dictionary_is_refused(stream):
     task.set_checkpoint_dict(state)
     with pytest.raises(SettingError, match="was trained with another dictionary than that of"):
         task.set_checkpoint_dict({**state, "dict_sha256": "0" * 64})
+
+
+def test_a_training_or_evaluation_that_starts_from_another_dictionary_is_refused(stream, tmp_path):
+    task = make_task(stream, "--mega-batches", "1")
+    task.load_state_dict(task.state_dict())
+    task.load_state_dict({})  # of an earlier version
+    with pytest.raises(SettingError, match="was trained with another dictionary than that of"):
+        task.load_state_dict({"dict_sha256": "0" * 64})
+    (name,) = task.get_checkpoint_dict()
+    for digest in (StreamFolder.open(stream).dictionary_digest, "0" * 64):
+        torch.save({"extra_state": {name: {"dict_sha256": digest}}}, tmp_path / f"{digest}.pt")
+        for option in ("--finetune-from-model", "--restore-file"):
+            start = ("--mega-batches", "1", option, tmp_path / f"{digest}.pt")
+            if digest[0:64] != "0" * 64:
+                assert make_task(stream, *start).stream.path == stream
+                continue
+            with pytest.raises(SettingError, match=r"0\.pt was trained with another dictionary than that of"):
+                make_task(stream, *start)
