@@ -114,7 +114,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
             stack.enter_context(closing(writer))
         stack.enter_context(Lease(Path(settings.out)))
         display = stack.enter_context(_display(settings, scalars))
-        stack.enter_context(_full_memory_as_run_error(settings, device))
+        stack.enter_context(_torch_errors_as_run_errors(settings, device))
         _refuse_other_seeds(settings)
         records = _open(settings, dataset, streams, scalars)
         memory = Memory(inputs, dataset.num_classes, settings.seeds, device)
@@ -249,10 +249,18 @@ def _process_settings(tf32: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) -> Iterator[None]:
-    """If the `with` block raises an out-of-memory error, raise a RunError that says what the user can do."""
+def _torch_errors_as_run_errors(settings: VisionSettings, device: torch.device) -> Iterator[None]:
+    """If memory is full, or a batch is too small for the network, raise a RunError that says what the user can do."""
     try:
         yield
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise RunError(
+            f"the network normalises each batch, but a batch has one image ({error}): give batch_size= of at least 2, "
+            f"and each mega-batch at least three images, one of which validates. Set out= to a new folder, or "
+            f"join mega-batches with wait="
+        ) from error
     except (MemoryError, RuntimeError) as error:
         # For full main memory, torch raises a RuntimeError that can only be recognised by its message.
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import vision
 import vision.runs
 from fairseq_alma.app.command import store_settings
 from fairseq_alma.core import catalogue
@@ -266,6 +267,16 @@ def test_cuda_graphs_need_a_gpu(tmp_path, alma_vision):
     said = alma_vision(*as_arguments(backbone="vgg", cuda_graphs=True, device="cpu"), f"out={tmp_path}")
     assert said.status == 2
     assert "cuda_graphs=true needs a CUDA device, but device=cpu: give cuda_graphs=false" in said.err
+
+
+class Normalised(torch.nn.Sequential):
+    def __init__(self, image_shape, num_classes):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 10))
+
+
+def test_a_batch_of_one_image_that_the_network_cannot_normalise_is_told(tmp_path):
+    with pytest.raises(RunError, match=r"a batch has one image .* give batch_size= of at least 2"):
+        vision.run(dataset="digits", backbone=Normalised, mega_batches=719, arrivals=1, epochs=1, out=str(tmp_path))
 
 
 def test_full_memory_is_told(alma_vision, tmp_path):
