@@ -119,7 +119,7 @@ _MONTH = (
     "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
     "nov(?:ember)?|dec(?:ember)?)"
 )
-_NUMERIC_DATE = re.compile(r"\s*\d{1,2}(?:[./-]\d{1,2}[./-]\d{2,4}\b|[/-](?:19|20)\d\d\b|[/-]\d\d\s*$)")
+_NUMERIC_DATE = re.compile(r"\s*\d{1,2}(?:[./-]\d{1,2}[./-]\d{2,4}\b|[/-](?:19|20)\d\d\b|/\d\d\s*$)")
 """A date that does not begin with the year, such as 23/11/2026, 11/2026 and 11/26."""
 _NAMED_MONTH = re.compile(
     rf"\b{_MONTH}[ .,/-]{{1,3}}(?:\d{{1,2}}[ .,/-]{{1,3}})?(?:19|20)\d\d\b|\b(?:19|20)\d\d[ .,/-]{{1,3}}{_MONTH}\b|"

@@ -91,8 +91,11 @@ def test_a_column_of_texts_that_are_all_numbers_is_sorted_by_their_values(digits
         assert images_of(arrivals) == images_of(expected)
 
 
-def test_numbers_that_look_like_dates_are_sorted(digits):
-    values = np.array(["0.2019", "0.1987", "12.2001", "2020.5"] * 400)[:1438]
+@pytest.mark.parametrize(
+    "texts", [["0.2019", "0.1987", "12.2001", "2020.5"], ["1-10", "1-11", "2-05"], ["03-20", "04-01"]]
+)
+def test_what_only_looks_like_a_date_is_sorted(digits, texts):
+    values = np.array((texts * 720)[:1438])
     arrivals = partition(replace(digits, columns={"n": values}), 4, 0.1, seed=0, order="column:n")
     assert len(arrivals) == 4
 
