@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from _texts import SETTINGS, Row, TextStudy, link_books, mean_text, parts_of_matrix, period_sizes  # noqa: E402
 
-from fairseq_alma.core.files import write_json  # noqa: E402
+from fairseq_alma.core.files import write_json, written_aside  # noqa: E402
 
 SIZES = HERE / "replay_streams.json"
 WORDS, UPDATES, SEEDS = 80_000, 120, 3
@@ -60,7 +60,8 @@ class ReplayStudy(TextStudy):
     common: ClassVar[tuple[str, ...]] = (*SETTINGS, "precision=float32", "validations=1")
 
     def prepare(self, data: Path, out: Path) -> list[str]:
-        write_documents(out / "documents.jsonl", data, out / "books", self.own, int(WORDS / self.passes))
+        if not (out / "documents.jsonl").exists():  # alma-prep refuses a file that was written again
+            write_documents(out / "documents.jsonl", data, out / "books", self.own, int(WORDS / self.passes))
         longest = STUDIES[0]
         tokenizer = out.parent / f"{longest.drift}_{longest.passes}" / "stream" / "tokenizer.json"
         if self is not longest and not tokenizer.exists():
@@ -92,9 +93,8 @@ def write_documents(file: Path, data: Path, books: Path, own: float, words: int)
         own: part of the t-th mega-batch that is of the t-th kind. The others have equal parts of the rest.
         words: number of words of a mega-batch. As many of each kind are taken, and some more for test text.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     rest = (1 - own) / (len(KINDS) - 1)
-    with open(file, "w", encoding="utf-8") as out:
+    with written_aside(file) as temporary, open(temporary, "w", encoding="utf-8") as out:
         for place, kind in enumerate(KINDS):
             documents = documents_of(kind, data, books)
             found = sum(len(text.split()) for text in documents)
