@@ -12,7 +12,7 @@ from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, setting
-from fairseq_alma.core.waiting import Wait
+from fairseq_alma.core.waiting import Wait, check_wait
 from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
 
 VALIDATION_SHARE = 0.1
@@ -252,6 +252,8 @@ class VisionSettings(RunSettings):
         Raises:
             SettingError: if wait is larger than the number of mega-batches that arrive, or if replay is invalid.
         """
+        if self.last_group is None:  # otherwise, the mega-batches that a stage needs may still arrive
+            check_wait(self.wait, self.num_arrivals)
         last_group = self.last_group or ("wait" if self.num_arrivals < self.num_mega_batches else "train")
         return StreamSettings(self.num_arrivals, self.wait, self.replay, last_group)
 

@@ -6,6 +6,7 @@ import pytest
 
 import vision
 import vision.runs
+from fairseq_alma.core.errors import SettingError
 from tests.vision.test_api import OwnNetwork
 from tests.vision.test_killed import Child, same_run
 from tests.vision.test_vgg_runs import tiny_dataset
@@ -65,3 +66,17 @@ def test_learners_without_a_structure_of_their_own_train_any_network(tmp_path, l
     size = run.ledger[0].scores.num_params
     assert size == (3 * 28 + 10 * 2701) * (1 if learner == "sm" else 2)
     assert run.ledger[-1].scores.num_params == (2 * size if learner == "gens" else size)
+
+
+class Double(OwnNetwork):
+    def __init__(self, image_shape, num_classes, width):
+        super().__init__(image_shape, num_classes, width)
+        self.double()
+
+    def forward(self, x):
+        return super().forward(x.double()).float()
+
+
+def test_a_network_with_parameters_of_another_precision_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"has parameters of torch.float64, but they must be torch.float32"):
+        vision.run(dataset=tiny_dataset(), backbone=Double, mega_batches=2, epochs=1, width=2, out=str(tmp_path))

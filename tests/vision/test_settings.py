@@ -195,3 +195,9 @@ def test_what_is_refused(values, message):
 def test_a_missing_plugin_is_named():
     with pytest.raises(SettingError, match=r"plugin=no_such_module_of_mine: No module named .* Modules are searched"):
         settings_of({"out": "x", "plugin": "no_such_module_of_mine"})
+
+
+def test_with_last_group_the_wait_may_be_longer_than_the_stream_is_now():
+    assert (
+        VisionSettings(dataset="digits", out="x", wait=21, last_group="wait").stream_settings().arrivals_of_stages == []
+    )

@@ -268,8 +268,9 @@ def _can_be_channels_last(module: nn.Module, structure: Structure) -> bool:
         is_channels_last = False
     if not any(value.requires_grad for value in module.parameters()):
         raise SettingError(f"{where} has no parameters that can be trained")
-    if other := {value.dtype for value in module.parameters()} - {torch.float32}:
-        raise SettingError(f"{where} has parameters of {', '.join(map(str, other))}, but they must be torch.float32")
+    expected = torch.get_default_dtype()
+    if other := {value.dtype for value in module.parameters()} - {expected}:
+        raise SettingError(f"{where} has parameters of {', '.join(map(str, other))}, but they must be {expected}")
     return is_channels_last
 
 
