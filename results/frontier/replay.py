@@ -21,7 +21,6 @@ script writes.
 
 import json
 import random
-import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -44,7 +43,9 @@ DRIFTS = {"none": ("none", 1 / 4), "gradual": ("gradual", 5 / 8), "abrupt": ("ab
 """Name -> the name in the tables, and the part of the t-th mega-batch that is of the t-th kind."""
 SHARES = {"no": "false", "quarter": "0.25", "half": "0.5", "most": "0.75", "uniform": "uniform"}
 """Name -> the value of replay=."""
-PARTS = {"arrived": "text that has arrived", "newest": "newest mega-batch", "last": "after the last arrival"}
+BASE = "half"
+PARTS = {"arrived": "", "newest": "newest: "}
+"""Part of the matrix of losses -> how the names of its columns begin."""
 WORDS_OF_DOCUMENT, TEST_WORDS, HELD_OUT_WORDS = 200, 5000, 5300
 """Words of a document; of the test text of a mega-batch; and of that together with its validation text."""
 
@@ -139,10 +140,10 @@ def _texts_of(kind: str, data: Path, books: Path) -> Iterator[str]:
 
 def _study(drift: str, own: float, passes: int) -> ReplayStudy:
     common = ("optimizer_state=keep", "schedule=constant", "average=power:8", "warmup_updates=40")
-    rows = [
+    rows = tuple(
         Row(f"replay_{drift}_{passes}_{name}", (*common, f"replay={share}"), seeds=tuple(range(SEEDS)))
         for name, share in SHARES.items()
-    ]
+    )
     # As in the other studies: dropout only where a small text is read several times.
     settings = ("learner=sm", "experts=4", f"dropout={0 if passes <= 2 else 0.2}")
     return ReplayStudy(rows, HERE / "ledgers", settings, len(KINDS), passes, drift=drift, own=own)
@@ -152,35 +153,27 @@ STUDIES = tuple(_study(drift, own, passes) for drift, (_, own) in DRIFTS.items()
 
 
 def tables() -> dict[str, str]:
-    """Return file name -> the tables, one for each part of the matrix of losses; {} without ledgers."""
+    """Return file name -> the table; {} without ledgers."""
     sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-    found = {study: runs for study in STUDIES if (runs := _runs(study, sizes)).get("half")}
+    found = {study: runs for study in STUDIES if len(runs := _runs(study, sizes)) > 1 and BASE in runs}
     if not found:
         return {}
-    lines = ["# Shares of replay, by passes and drift", ""]
-    for part, heading in PARTS.items():
-        lines += [
-            f"## {heading[0].upper()}{heading[1:]}",
-            "",
-            f"| drift | passes |{''.join(f' `replay={share}` |' for share in SHARES.values())} seeds |",
-            f"|:---|---:|{'---:|' * (len(SHARES) + 1)}",
-        ]
-        excess: dict[str, list[float]] = {name: [] for name in SHARES}
-        for study, runs in found.items():
-            means = {name: statistics.mean(own[part] for own in by_seed.values()) for name, by_seed in runs.items()}
-            for name, mean in means.items():
-                excess[name].append(100 * (mean / min(means.values()) - 1))
-            cells = [_cell(runs, name, part, bold=means.get(name) == min(means.values())) for name in SHARES]
-            seeds = f"{len(runs['half'])}"
-            lines.append(f"| {DRIFTS[study.drift][0]} | {study.passes:g} | {' | '.join(cells)} | {seeds} |")
-        largest = [f"{max(values):.1f}" if values else "" for values in excess.values()]
-        lines += [f"| largest excess over the best | | {' | '.join(largest)} | |", ""]
+    shares = [name for name in SHARES if name != BASE and any(name in runs for runs in found.values())]
+    columns = [(part, name) for part in PARTS for name in shares]
+    lines = [
+        "# Shares of replay, by passes and drift",
+        "",
+        f"| drift | passes |{''.join(f' {PARTS[part]}`replay={SHARES[name]}` |' for part, name in columns)} seeds |",
+        f"|:---|---:|{'---:|' * (len(columns) + 1)}",
+    ]
+    for study, runs in found.items():
+        cells = [_change(runs[BASE], runs.get(name, {}), part) for part, name in columns]
+        lines.append(f"| {DRIFTS[study.drift][0]} | {study.passes} | {' | '.join(cells)} | {len(runs[BASE])} |")
     note = (
-        "Bits per byte relative to `replay=0.5`, in percent, paired over seeds, with their standard error; negative is "
-        "better. In bold: the best of the row. The first two tables average over the arrivals from t = 2 on. The last "
-        "line has the largest difference, over the rows, from the best share of the row, in percent."
+        "Bits per byte relative to `replay=0.5`, in percent, averaged from t = 2 on, over the text that has arrived, "
+        "and over the newest mega-batch; paired over seeds, with their standard error. Negative is better."
     )
-    return {"replay.md": "\n".join([*lines, note, ""])}
+    return {"replay.md": "\n".join([*lines, "", note, ""])}
 
 
 def _runs(study: ReplayStudy, sizes: dict[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
@@ -193,15 +186,10 @@ def _runs(study: ReplayStudy, sizes: dict[str, Any]) -> dict[str, dict[int, dict
     return found
 
 
-def _cell(runs: dict[str, dict[int, dict[str, float]]], name: str, part: str, bold: bool) -> str:
-    """Return how a share differs from replay=0.5, as text; "" without a run."""
-    base, own = runs["half"], runs.get(name, {})
+def _change(base: dict[int, dict[str, float]], own: dict[int, dict[str, float]], part: str) -> str:
+    """Return how runs differ from those with replay=0.5 of the same seeds, as text; "" without a run."""
     both = sorted(base.keys() & own.keys())
-    if not both:
-        return ""
-    changes = [100 * (own[seed][part] / base[seed][part] - 1) for seed in both]
-    text = "0" if name == "half" else mean_text(changes, signed=True)
-    return f"**{text}**" if bold else text
+    return mean_text([100 * (own[seed][part] / base[seed][part] - 1) for seed in both], signed=True)
 
 
 if __name__ == "__main__":
