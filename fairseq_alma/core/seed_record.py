@@ -78,7 +78,7 @@ class SeedRecord:
         fork_at = self._check_same_settings(settings, [*free, "forks"], forkable, fork)
         self._arrivals = Arrivals(self.folder, durable)
         known = self._arrivals.digests
-        if known != list(digests[: len(known)]) and not self._rows and not any(self.shared.marks()):
+        if known != list(digests[: len(known)]) and not self._has_finished_step:
             remove(self.shared.stages)  # as in `_check_same_settings`
         elif known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
@@ -105,6 +105,10 @@ class SeedRecord:
         """Prequential scores that `decision` will store."""
         write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
         write_provenance(self.paths.provenance, settings)
+
+    @property
+    def _has_finished_step(self) -> bool:
+        return bool(self._rows) or any(self.shared.marks())
 
     def prequential(self, t: int, do: Callable[[], Prequential | None]) -> Prequential | None:
         """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet."""
@@ -244,7 +248,7 @@ class SeedRecord:
                 f"{self.folder} has {found} but no settings.json, so the run cannot be continued: choose another out="
             )
         differing = differing_settings(self.folder, settings, free)
-        if differing and not self._rows and not any(self.shared.marks()):
+        if differing and not self._has_finished_step:
             # No step was finished with the old settings, so accept the new settings. The user may have corrected a
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
             remove(self.shared.stages)

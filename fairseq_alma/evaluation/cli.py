@@ -8,7 +8,6 @@ alma-eval RUN --all-stages --tasks arc_easy,lambada_openai       tasks of lm-eva
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -225,13 +224,7 @@ def _print_score(
 
 def _json_text(value: dict[str, Any]) -> str:
     """Return an object as JSON. JSON has no infinity and no NaN, which a diverged model may have: these are null."""
-    known = {
-        key: None if isinstance(one, float) and not math.isfinite(one) else one
-        for key, one in value.items()
-        if not isinstance(one, dict)
-    }
-    parts = {key: json.loads(_json_text(one)) for key, one in value.items() if isinstance(one, dict)}
-    return json.dumps(known | parts)
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
 
 
 def _bits_text(score: PerplexityScore) -> str:

@@ -332,7 +332,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         Raise SettingError if the checkpoint was trained with another dictionary.
         """
-        self._check_dictionary(state["dict_sha256"], ", or another --save-dir")
+        _check_dictionary(state["dict_sha256"], self.stream, "the checkpoint", ", or another --save-dir")
         self.processed = state["processed"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -344,14 +344,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         Raise SettingError if the checkpoint was trained with another dictionary.
         """
-        self._check_dictionary(state_dict.get("dict_sha256"))
-
-    def _check_dictionary(self, digest: str | None, otherwise: str = "") -> None:
-        if digest not in (None, self.stream.dictionary_digest):
-            raise SettingError(
-                f"the checkpoint was trained with another dictionary than that of {self.args.data}: give the stream on "
-                f"which it was trained{otherwise}"
-            )
+        _check_dictionary(state_dict.get("dict_sha256"), self.stream, "the checkpoint")
 
     def _order(self, num_blocks: int) -> dict[str, Any]:
         """Return what the order of the training blocks depends on: options, name -> value, and the number of blocks."""
@@ -399,11 +392,16 @@ def _check_start(args: Namespace, stream: StreamFolder) -> None:
             state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except Exception:  # not one of ours; if it is damaged or missing, fairseq says so
             continue
-        if dictionary_of(state) not in (None, stream.dictionary_digest):
-            raise SettingError(
-                f"{path} was trained with another dictionary than that of {stream.path}: give the stream on which it "
-                f"was trained"
-            )
+        _check_dictionary(dictionary_of(state), stream, path)
+
+
+def _check_dictionary(digest: str | None, stream: StreamFolder, what: str, otherwise: str = "") -> None:
+    """Raise SettingError if the dictionary of a checkpoint, `what`, is known and not that of the stream."""
+    if digest not in (None, stream.dictionary_digest):
+        raise SettingError(
+            f"{what} was trained with another dictionary than that of {stream.path}: give the stream on which it was "
+            f"trained{otherwise}"
+        )
 
 
 def _with_counts(logging_output: dict[str, Any], sample: dict) -> dict[str, Any]:
