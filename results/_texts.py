@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from _grid import copy_results
 
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.ledger import Ledger, LedgerRow
 from fairseq_alma.core.metrics import period_losses
 
@@ -236,6 +237,20 @@ def link_books(data: Path, folder: Path) -> Path:
     return folder
 
 
+def cut_at_lines(text: str, words: int) -> list[str]:
+    """Return the text in parts of at least `words` words, cut at the ends of lines. The rest is left out."""
+    parts: list[str] = []
+    lines: list[str] = []
+    count = 0
+    for line in text.splitlines():
+        lines.append(line)
+        count += len(line.split())
+        if count >= words:
+            parts.append("\n".join(lines))
+            lines, count = [], 0
+    return parts
+
+
 def run_command(words: Sequence[str], log: Path) -> bool:
     """Run a command of this software, append its output to the file `log`, and return whether it succeeded."""
     program = Path(sysconfig.get_path("scripts")) / words[0]
@@ -268,6 +283,16 @@ def period_sizes(stream: Path) -> list[dict[str, Any]]:
         }
         for t, period in enumerate(description["periods"], start=1)
     ]
+
+
+def add_sizes(file: Path, name: str, stream: Path) -> None:
+    """Add the sizes of the periods of a chronological stream, under a name, to a JSON file that is committed."""
+    write_json(file, read_sizes(file) | {name: period_sizes(stream)})
+
+
+def read_sizes(file: Path) -> dict[str, Any]:
+    """Return name -> sizes of the periods, as `add_sizes` wrote them; {} if the file does not exist."""
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def bits_per_byte(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]]) -> dict[int, list[float]]:
@@ -322,6 +347,20 @@ def mean_text(values: Sequence[float], digits: int = 1, signed: bool = False) ->
         return ""
     text = f"{statistics.mean(values):{'+' if signed else ''}.{digits}f}"
     return text if len(values) < 2 else f"{text} ± {standard_error(values):.{digits}f}"
+
+
+def change_text(base: Mapping[int, Mapping[str, float]], own: Mapping[int, Mapping[str, float]], part: str) -> str:
+    """Return by how many percent a part of the scores of runs differs from that of other runs with the same seeds.
+
+    Args:
+        base, own: seed -> part -> score.
+        part: the part.
+
+    Returns:
+        Text; "" if no seed is in both.
+    """
+    both = sorted(base.keys() & own.keys())
+    return mean_text([100 * (own[seed][part] / base[seed][part] - 1) for seed in both], signed=True)
 
 
 def training_flops(runs: Mapping[int, Sequence[LedgerRow]]) -> float:

@@ -31,9 +31,19 @@ from typing import Any, ClassVar
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _texts import SETTINGS, Row, TextStudy, link_books, mean_text, parts_of_matrix, period_sizes  # noqa: E402
+from _texts import (  # noqa: E402
+    SETTINGS,
+    Row,
+    TextStudy,
+    add_sizes,
+    change_text,
+    cut_at_lines,
+    link_books,
+    parts_of_matrix,
+    read_sizes,
+)
 
-from fairseq_alma.core.files import write_json, written_aside  # noqa: E402
+from fairseq_alma.core.files import written_aside  # noqa: E402
 
 SIZES = HERE / "replay_streams.json"
 WORDS, UPDATES, SEEDS = 80_000, 120, 3
@@ -79,8 +89,7 @@ class ReplayStudy(TextStudy):
 
     def _stream(self, arguments: Namespace, out: Path) -> Path:
         stream = super()._stream(arguments, out)
-        sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-        write_json(SIZES, sizes | {f"{self.drift}_{self.passes}": period_sizes(stream)})
+        add_sizes(SIZES, f"{self.drift}_{self.passes}", stream)
         return stream
 
 
@@ -112,17 +121,7 @@ def write_documents(file: Path, data: Path, books: Path, own: float, words: int)
 
 def documents_of(kind: str, data: Path, books: Path) -> list[str]:
     """Return the text of a kind in documents of about WORDS_OF_DOCUMENT words each, cut at the ends of lines."""
-    documents: list[str] = []
-    for text in _texts_of(kind, data, books):
-        lines: list[str] = []
-        count = 0
-        for line in text.splitlines():
-            lines.append(line)
-            count += len(line.split())
-            if count >= WORDS_OF_DOCUMENT:
-                documents.append("\n".join(lines))
-                lines, count = [], 0
-    return documents
+    return [part for text in _texts_of(kind, data, books) for part in cut_at_lines(text, WORDS_OF_DOCUMENT)]
 
 
 def _texts_of(kind: str, data: Path, books: Path) -> Iterator[str]:
@@ -154,7 +153,7 @@ STUDIES = tuple(_study(drift, own, passes) for drift, (_, own) in DRIFTS.items()
 
 def tables() -> dict[str, str]:
     """Return file name -> the table; {} without ledgers."""
-    sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+    sizes = read_sizes(SIZES)
     found = {study: runs for study in STUDIES if len(runs := _runs(study, sizes)) > 1 and BASE in runs}
     if not found:
         return {}
@@ -167,7 +166,7 @@ def tables() -> dict[str, str]:
         f"|:---|---:|{'---:|' * (len(columns) + 1)}",
     ]
     for study, runs in found.items():
-        cells = [_change(runs[BASE], runs.get(name, {}), part) for part, name in columns]
+        cells = [change_text(runs[BASE], runs.get(name, {}), part) for part, name in columns]
         lines.append(f"| {DRIFTS[study.drift][0]} | {study.passes} | {' | '.join(cells)} | {len(runs[BASE])} |")
     note = (
         "Bits per byte relative to `replay=0.5`, in percent, averaged from t = 2 on, over the text that has arrived, "
@@ -184,12 +183,6 @@ def _runs(study: ReplayStudy, sizes: dict[str, Any]) -> dict[str, dict[int, dict
             periods = sizes[f"{study.drift}_{study.passes}"]
             found[name] = {seed: parts_of_matrix(rows, periods) for seed, rows in by_seed.items()}
     return found
-
-
-def _change(base: dict[int, dict[str, float]], own: dict[int, dict[str, float]], part: str) -> str:
-    """Return how runs differ from those with replay=0.5 of the same seeds, as text; "" without a run."""
-    both = sorted(base.keys() & own.keys())
-    return mean_text([100 * (own[seed][part] / base[seed][part] - 1) for seed in both], signed=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ script writes.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -48,14 +47,14 @@ from _texts import (  # noqa: E402
     SETTINGS,
     Row,
     TextStudy,
+    add_sizes,
     link_books,
     mean_text,
     parts_of_matrix,
-    period_sizes,
+    read_sizes,
     training_flops,
 )
 
-from fairseq_alma.core.files import write_json  # noqa: E402
 from fairseq_alma.core.ledger import Ledger, LedgerRow  # noqa: E402
 
 SEEDS, SELECTION_SEED = 5, 100
@@ -226,8 +225,7 @@ class RivalStudy(TextStudy):
     def _stream(self, arguments: argparse.Namespace, out: Path) -> Path:
         stream = super()._stream(arguments, out)
         if self.has_periods:
-            sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
-            write_json(SIZES, sizes | {self.stream: period_sizes(stream)})
+            add_sizes(SIZES, self.stream, stream)
         return stream
 
     def row(self, name: str, values: Mapping[str, str], updates: int) -> Row:
@@ -328,7 +326,7 @@ SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, perio
 
 def tables() -> dict[str, str]:
     """Return file name -> the tables of all streams, and one that compares the streams; {} without ledgers."""
-    sizes = json.loads(SIZES.read_text()) if SIZES.exists() else {}
+    sizes = read_sizes(SIZES)
     known = {study: runs for study in STUDIES if (runs := _runs(study, sizes))}
     if not known:
         return {}
