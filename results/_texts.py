@@ -329,6 +329,12 @@ def parts_of_matrix(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, An
     }
 
 
+def arrived_and_last(rows: Sequence[LedgerRow]) -> dict[str, float]:
+    """Return the bits per byte of the test set, averaged over the arrivals from t = 2 on, and after the last one."""
+    losses = [bits for row in rows[2:] if (bits := row.scores.bits_per_byte) is not None]
+    return {"arrived": statistics.mean(losses), "last": losses[-1]}
+
+
 def last_perplexity(rows: Sequence[LedgerRow]) -> float:
     """Return the test perplexity after the last arrival."""
     perplexity = rows[-1].scores.perplexity

@@ -1,5 +1,7 @@
 """Compare shares of replay: four numbers of passes over a mega-batch, and three strengths of drift, 60 rows.
 
+What they show is then checked on other text, nine books, with 10 and 20 passes: 6 rows.
+
 python results/frontier/replay.py run --data FOLDER                             train what has no ledger
 python results/frontier/replay.py run --data FOLDER --only replay_abrupt_5_     only abrupt drift, five passes
 python results/frontier/replay.py run --data FOLDER --seeds 1                   only seed 0
@@ -15,15 +17,17 @@ new text is read in fewer passes. The rows differ in the share of replay alone. 
 preset=anytime, with the rate and the warm-up that were chosen on WikiText-2 (results/SELECTION.md). A run takes two to
 three minutes of a CPU core.
 
-results/rebuild.py makes results/frontier/replay.md of the committed ledgers and of replay_streams.json, which this
-script writes.
+The books come in four mega-batches of 19,400 words (10 passes) or 9,700 words (20 passes), with 266 updates in a stage.
+
+results/rebuild.py makes results/frontier/replay.md and replay_books.md of the committed ledgers and of
+replay_streams.json, which this script writes.
 """
 
 import json
 import random
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,12 +37,15 @@ sys.path.insert(0, str(HERE.parent))
 
 from _texts import (  # noqa: E402
     SETTINGS,
+    BookStudy,
     Row,
     TextStudy,
     add_sizes,
+    arrived_and_last,
     change_text,
     cut_at_lines,
     link_books,
+    mean_text,
     parts_of_matrix,
     read_sizes,
 )
@@ -53,7 +60,10 @@ DRIFTS = {"none": ("none", 1 / 4), "gradual": ("gradual", 5 / 8), "abrupt": ("ab
 """Name -> the name in the tables, and the part of the t-th mega-batch that is of the t-th kind."""
 SHARES = {"no": "false", "quarter": "0.25", "half": "0.5", "most": "0.75", "uniform": "uniform"}
 """Name -> the value of replay=."""
+BOOK_SHARES = {"half": "0.5", "most": "0.75", "eighths": "0.875"}
+BOOK_PASSES = (10, 20)
 BASE = "half"
+MIXTURE = ("learner=sm", "experts=4")
 PARTS = {"arrived": "", "newest": "newest: "}
 """Part of the matrix of losses -> how the names of its columns begin."""
 WORDS_OF_DOCUMENT, TEST_WORDS, HELD_OUT_WORDS = 200, 5000, 5300
@@ -137,18 +147,39 @@ def _texts_of(kind: str, data: Path, books: Path) -> Iterator[str]:
                 yield json.loads(line)["text"]
 
 
-def _study(drift: str, own: float, passes: int) -> ReplayStudy:
+def _rows(stream: str, shares: Mapping[str, str]) -> tuple[Row, ...]:
     common = ("optimizer_state=keep", "schedule=constant", "average=power:8", "warmup_updates=40")
-    rows = tuple(
-        Row(f"replay_{drift}_{passes}_{name}", (*common, f"replay={share}"), seeds=tuple(range(SEEDS)))
-        for name, share in SHARES.items()
+    return tuple(
+        Row(f"replay_{stream}_{name}", (*common, f"replay={share}"), seeds=tuple(range(SEEDS)))
+        for name, share in shares.items()
     )
+
+
+def _study(drift: str, own: float, passes: int) -> ReplayStudy:
     # As in the other studies: dropout only where a small text is read several times.
-    settings = ("learner=sm", "experts=4", f"dropout={0 if passes <= 2 else 0.2}")
+    settings = (*MIXTURE, f"dropout={0 if passes <= 2 else 0.2}")
+    rows = _rows(f"{drift}_{passes}", SHARES)
     return ReplayStudy(rows, HERE / "ledgers", settings, len(KINDS), passes, drift=drift, own=own)
 
 
+@dataclass(frozen=True)
+class BookReplayStudy(BookStudy):
+    """The runs on the books, with the folder of the other streams."""
+
+    data: ClassVar[str] = "."
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        return super().prepare(data / "books", out)
+
+
+def _book_study(passes: int) -> BookStudy:
+    rows = _rows(f"books_{passes}", BOOK_SHARES)
+    settings = ("precision=float32", "validations=1", *MIXTURE, "dropout=0.2")
+    return BookReplayStudy(rows, HERE / "ledgers", settings, passes=passes, parts=10 * passes)
+
+
 STUDIES = tuple(_study(drift, own, passes) for drift, (_, own) in DRIFTS.items() for passes in PASSES)
+BOOK_STUDIES = {passes: _book_study(passes) for passes in BOOK_PASSES}
 
 
 def tables() -> dict[str, str]:
@@ -172,7 +203,32 @@ def tables() -> dict[str, str]:
         "Bits per byte relative to `replay=0.5`, in percent, averaged from t = 2 on, over the text that has arrived, "
         "and over the newest mega-batch; paired over seeds, with their standard error. Negative is better."
     )
-    return {"replay.md": "\n".join([*lines, "", note, ""])}
+    return {"replay.md": "\n".join([*lines, "", note, ""]), **_book_table()}
+
+
+def _book_table() -> dict[str, str]:
+    """Return file name -> the table of the books; {} without ledgers."""
+    others = [name for name in BOOK_SHARES if name != BASE]
+    lines = [
+        "# Shares of replay on nine books, many passes",
+        "",
+        f"| passes | `replay=0.5` |{''.join(f' `replay={BOOK_SHARES[name]}` |' for name in others)} seeds |",
+        f"|---:|---:|{'---:|' * (len(others) + 1)}",
+    ]
+    for passes, study in BOOK_STUDIES.items():
+        found = {
+            name: {seed: arrived_and_last(rows) for seed, rows in study.rows_by_seed(row.name).items()}
+            for name, row in zip(BOOK_SHARES, study.rows, strict=True)
+        }
+        if base := found[BASE]:
+            cells = [mean_text([scores["arrived"] for scores in base.values()], digits=3)]
+            cells += [change_text(base, found[name], "arrived") for name in others]
+            lines.append(f"| {passes} | {' | '.join(cells)} | {len(base)} |")
+    note = (
+        "Bits per byte of the test text, averaged from t = 2 on; the others relative to `replay=0.5`, in percent, "
+        "paired over seeds, with their standard error. Negative is better."
+    )
+    return {"replay_books.md": "\n".join([*lines, "", note, ""])} if len(lines) > 4 else {}
 
 
 def _runs(study: ReplayStudy, sizes: dict[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
@@ -188,3 +244,5 @@ def _runs(study: ReplayStudy, sizes: dict[str, Any]) -> dict[str, dict[int, dict
 if __name__ == "__main__":
     for one in STUDIES:
         one.main(__doc__, out="runs/replay", subfolder=f"{one.drift}_{one.passes}")
+    for passes, study in BOOK_STUDIES.items():
+        study.main(__doc__, out="runs/replay", subfolder=f"books_{passes}")

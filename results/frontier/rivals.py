@@ -48,6 +48,7 @@ from _texts import (  # noqa: E402
     Row,
     TextStudy,
     add_sizes,
+    arrived_and_last,
     link_books,
     mean_text,
     parts_of_matrix,
@@ -421,10 +422,7 @@ def _parts(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]] | Non
 
     At t = 1, a learner that waits for two mega-batches has not trained yet.
     """
-    if periods is not None:
-        return parts_of_matrix(rows, periods)
-    losses = [bits for row in rows[2:] if (bits := row.scores.bits_per_byte) is not None]
-    return {"arrived": statistics.mean(losses), "last": losses[-1]}
+    return arrived_and_last(rows) if periods is None else parts_of_matrix(rows, periods)
 
 
 if __name__ == "__main__":
