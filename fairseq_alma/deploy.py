@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from fairseq_alma.core.deployments import Deployment, deployments, note_deployment
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
@@ -44,35 +44,19 @@ CURRENT = "current"
 """The link to the deployed folder."""
 
 
-class _Record(TypedDict):
-    """The content of deployed.json."""
-
-    source: str
-    run: str
-    stage: NonNegative
-    since: str
-    number: Count
-    is_taken_back: bool
-    is_withdrawn: bool
-    content: list[str]
-    files: dict[str, str]
-    name: str
-
-
 @dataclass(frozen=True)
 class Deployed:
     """A predictor in TO."""
 
-    folder: Path
     source: str
     """What was copied, for the user."""
     run: str
     """Absolute path of the run; "" for an exported model."""
-    stage: int
+    stage: NonNegative
     """Stage of the run; 0 for an exported model."""
     since: str
     """Time at which it was deployed last, in ISO format."""
-    number: int
+    number: Count
     """Position in the order in which the predictors were deployed, from 1."""
     is_taken_back: bool
     """Whether `alma-deploy --back` has taken it back. Then it is deployed again only with --stage."""
@@ -84,11 +68,14 @@ class Deployed:
     """SHA-256 digest of each file, by the path in the folder."""
     name: str
     """Name of the folder. A copy that the user has made has another name, and is left alone."""
+    folder: Path = Path()
+    """The folder itself, which is not recorded."""
 
     @classmethod
     def read(cls, folder: Path) -> "Deployed":
         """Return the predictor in a folder. Raise RunError if its record is damaged."""
-        return cls(folder, **read_json(folder / RECORD, _Record, advice=f"remove {folder} and deploy it again"))
+        record = read_json(folder / RECORD, cls, advice=f"remove {folder} and deploy it again")
+        return replace(record, folder=folder)
 
     def write(self) -> None:
         """Write deployed.json."""
@@ -354,7 +341,7 @@ def _write(copy: _Copy, to: Path, number: int) -> Deployed:
             path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
         }
         origin = copy.source, copy.run, copy.stage
-        Deployed(folder, *origin, _now(), number, False, False, copy.content, files, target.name).write()
+        Deployed(*origin, _now(), number, False, False, copy.content, files, target.name, folder).write()
     return Deployed.read(target)
 
 

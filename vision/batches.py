@@ -14,7 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fairseq_alma.core.protocol import Replay, Stage
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.replay import Replay
 from fairseq_alma.core.stream import MegaBatch
 from vision.inputs import Inputs
 from vision.rows import Pieces, Rows, large_rows, stored

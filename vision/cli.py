@@ -25,12 +25,11 @@ from fairseq_alma.app.slurm_jobs import JOB, refuse_queued, submit_run
 from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, title_of, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.catalogue import settings_that_are
-from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.metrics import score_of
 from fairseq_alma.core.printing import hide_messages_of_libraries
 from fairseq_alma.core.program import stopped
-from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message, read_settings
 from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.seed_record import refuse_other_settings
 from vision.api import run
 from vision.presets import CONFIGS, settings_of
 from vision.settings import VisionSettings
@@ -84,20 +83,6 @@ def quickstart() -> None:
     make([str(out)], out / "report")
 
 
-def refuse_other_settings(settings: VisionSettings) -> None:
-    """Raise RunError if the run folder of a seed contains a run with other settings.
-
-    The job checks it again, with what is known only there, such as the digests of the data.
-    """
-    for number, folder in enumerate(map(RunFolder, settings.seed_folders)):
-        if not folder.settings.exists() or not any(RunFolder(Path(settings.out)).marks()):
-            continue
-        now = {**settings.to_json(), "seed": settings.seed + number}
-        known_in_job = read_settings(folder.path).keys() - now.keys()
-        if differing := differing_settings(folder.path, now, [*settings_that_are("free", "vision"), *known_in_job]):
-            raise RunError(other_settings_message(folder.path, differing, None))
-
-
 COMMAND = Command("alma-vision", __doc__ or "", VisionSettings, CONFIGS, example_out="runs/mnist/sm")
 
 
@@ -114,7 +99,9 @@ def hydra_main(config: DictConfig) -> float:
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         settings, slurm = settings_of(values, given), slurm_settings(config)
         if slurm is not None and JOB not in os.environ:
-            refuse_other_settings(settings)
+            for seed, folder in enumerate(map(RunFolder, settings.seed_folders), settings.seed):
+                now, free = {**settings.to_json(), "seed": seed}, settings_that_are("free", "vision")
+                refuse_other_settings(folder, now, free, shared=RunFolder(Path(settings.out)))
             submit_run(
                 Path(settings.out), "vision.cli", sys.argv[1:], slurm, settings.num_arrivals, settings.seed_folders
             )

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
-from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
+from fairseq_alma.core.protocol import LastGroup, StreamSettings
+from fairseq_alma.core.replay import Replay
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, setting
 from fairseq_alma.core.waiting import Wait, check_wait
@@ -252,6 +253,8 @@ class VisionSettings(RunSettings):
         Raises:
             SettingError: if wait is larger than the number of mega-batches that arrive, or if replay is invalid.
         """
+        if self.replay == "auto":
+            raise SettingError("replay=auto is for text only: give false, all, uniform, or a share between 0 and 1")
         if self.last_group is None:  # otherwise, the mega-batches that a stage needs may still arrive
             check_wait(self.wait, self.num_arrivals)
         last_group = self.last_group or ("wait" if self.num_arrivals < self.num_mega_batches else "train")

@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 
 from fairseq_alma.core.ledger import Prequential, Scores
+from fairseq_alma.core.replay import LEAST_SHARE
 
 STAGE_EXPONENT = 0.15
 """The exponent s of a learner without replay.
@@ -106,9 +107,9 @@ def stage_exponent(replay: bool | str | float) -> float:
     With "all" and "uniform", each stage trains on all mega-batches alike, so its size does not matter: s is 0. If a
     fraction of each batch comes from earlier mega-batches, s is interpolated.
     """
-    if isinstance(replay, str):
+    if replay in ("all", "uniform"):
         return 0.0
-    return STAGE_EXPONENT * (1 - float(replay))
+    return STAGE_EXPONENT * (1 - (LEAST_SHARE if replay == "auto" else float(replay)))
 
 
 def relative_charge(ratio: float, exponent: float, stage_exponent: float) -> float:

@@ -10,13 +10,10 @@ from fairseq_alma.core.arrivals import Decision
 from fairseq_alma.core.error_curve import ErrorCurve, auto_ratio, known_error
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores, Spent
+from fairseq_alma.core.replay import Replay
 from fairseq_alma.core.run_record import RunRecord, SavedLearner
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 from fairseq_alma.core.waiting import Wait, arrivals_of_stages, check_wait, group_is_complete, ratio_of
-
-Replay = Literal[False, "all", "uniform"] | float
-"""Type of the setting `replay`: False, "all", "uniform" or a fraction. `StreamSettings.replay` describes the
-meaning."""
 
 LastGroup = Literal["train", "wait"]
 """Type of the setting `last_group`. `StreamSettings.last_group` describes the meaning."""
@@ -40,7 +37,8 @@ class StreamSettings:
     updates is the same as without replay.
     "uniform": as with a number, but the fraction is the number of earlier mega-batches divided by that of all
     mega-batches that have arrived. So mega-batches of equal size make up equal parts of every batch. If sizes differ,
-    the fraction is the same, and each earlier example is equally likely to be read."""
+    the fraction is the same, and each earlier example is equally likely to be read.
+    "auto": as with a number, which the learner chooses for each stage. Only language models do."""
     last_group: LastGroup = "train"
     """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
     them. "wait": they wait for the mega-batches that will arrive later."""
@@ -80,8 +78,8 @@ class StreamSettings:
             )
         is_number = isinstance(self.replay, int | float) and not isinstance(self.replay, bool)
         is_share = is_number and 0 < float(self.replay) < 1
-        if not (self.replay is False or self.replay in ("all", "uniform") or is_share):
-            raise SettingError(f"replay={self.replay!r} must be false, all, uniform, or a share between 0 and 1")
+        if not (self.replay is False or self.replay in ("all", "uniform", "auto") or is_share):
+            raise SettingError(f"replay={self.replay!r} must be false, all, uniform, a share between 0 and 1, or for text auto")
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,8 @@ class Stage:
     def past_share(self) -> float:
         """Fraction of every batch that comes from the mega-batches in `past`, at constant numbers of updates.
 
-        It is 0 if there are none, without replay, and with replay="all", which trains on them in addition.
+        It is 0 if there are none, without replay, and with replay="all", which trains on them in addition. With
+        replay="auto", the learner chooses the fraction (see `auto_share`), and this property raises ValueError.
         """
         if not self.past or self.replay in (False, "all"):
             return 0.0

@@ -320,6 +320,27 @@ def changes_at_fork(
     return k, changed
 
 
+def refuse_other_settings(
+    run: RunFolder,
+    settings: Mapping[str, Any],
+    free: Sequence[str],
+    forkable: Sequence[str] = (),
+    fork: bool = False,
+    num_mega_batches: int = 0,
+    shared: RunFolder | None = None,
+) -> None:
+    """Raise RunError if a run folder contains a run that a job with these settings could not continue.
+
+    The job checks it again, with the keys of settings.json that are not in `settings`, because they are known only
+    there, such as the digests of the data. For the arguments, see `SeedRecord` and `changes_at_fork`.
+    """
+    if not run.settings.exists() or not any((shared or run).marks()):
+        return
+    now = {**read_settings(run.path), **settings}
+    if differing := differing_settings(run.path, now, free):
+        changes_at_fork(run, differing, now, forkable, fork, Ledger(run.ledger).rows(), num_mega_batches, shared)
+
+
 def is_finished(run: Path) -> bool:
     """Return True if all mega-batches of a run have arrived. Raise RunError if a file of the run is damaged."""
     try:

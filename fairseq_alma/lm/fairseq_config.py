@@ -34,6 +34,7 @@ from fairseq_alma.checkpoints import write_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.recorded_settings import read_settings
+from fairseq_alma.core.replay import auto_share
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
@@ -404,7 +405,7 @@ class TrainingConfigs:
         interval = max(1, -(-updates // s.validations))
         values = {
             "data": self.stream.path,
-            **(data_of_stage(stage) if stage else {}),
+            **(data_of_stage(s, stage) if stage else {}),
             "tokens_per_sample": s.tokens_per_sample,
             "arch": s.arch,
             "num_experts": member.num_experts,
@@ -548,7 +549,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     return settings.updates_of_stage(len(stage.new) + replayed)
 
 
-def data_of_stage(stage: Stage) -> dict[str, Any]:
+def data_of_stage(settings: LanguageModelSettings, stage: Stage) -> dict[str, Any]:
     """Return the options of the fairseq task that select the mega-batches on which a stage trains."""
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
@@ -558,5 +559,11 @@ def data_of_stage(stage: Stage) -> dict[str, Any]:
     return {
         "mega_batches": format_mega_batches(new),
         "replay_mega_batches": format_mega_batches(past),
-        "replay_share": stage.past_share,
+        "replay_share": auto_share(_passes(settings, stage)) if stage.replay == "auto" else stage.past_share,
     }
+
+
+def _passes(settings: LanguageModelSettings, stage: Stage) -> float:
+    """Return how often the updates of a stage would read its new text if they read no other."""
+    tokens = updates_of_stage(settings, stage) * settings.sequences_per_update * settings.tokens_per_sample
+    return tokens / sum(mega_batch.counts["tokens"] for mega_batch in stage.new)

@@ -173,12 +173,8 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
 
 def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> dict[str, Any]:
     """Return the content of settings.json: the settings, and digests of the evaluation data and the dictionary."""
-    paths = {name: getattr(settings, name) for name in ("stream", "init_from", "reuse_from", "gate_text")}
     return {
-        **settings.to_json(),
-        **({"plugin_digest": plugin_digest(settings.plugin)} if settings.plugin else {}),
-        # Absolute, for commands that read them and may be called in another folder.
-        **{name: str(Path(value).absolute()) for name, value in paths.items() if value},
+        **settings.recorded(),
         "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
         "dictionary": stream_folder.dictionary_digest,
     }

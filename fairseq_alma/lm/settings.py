@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from fairseq_alma.app.plugins import plugin_digest
 from fairseq_alma.core.catalogue import Program, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
-from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
+from fairseq_alma.core.protocol import LastGroup, StreamSettings
+from fairseq_alma.core.replay import Replay
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, setting
 from fairseq_alma.core.waiting import Wait, check_wait
 
@@ -41,9 +43,11 @@ class LanguageModelSettings(RunSettings):
     of the run so far); or a list of the arrivals at which stages are trained, such as `[1,3,4]`."""
     replay: Replay = False
     """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches),
-    `uniform`, or a number between 0 and 1 (the share of each batch that comes from earlier mega-batches). With
+    `uniform`, `auto`, or a number between 0 and 1 (the share of each batch that comes from earlier mega-batches). With
     `uniform`, the share grows, so that all mega-batches that have arrived have equal parts in each batch if they have
-    equal sizes. With `uniform` and a number, the number of updates is the same as without replay."""
+    equal sizes. With `auto`, it is 0.5, but more if a stage would still read its new text more than 2.5 times: then
+    as much as is needed for 2.5 times. With `uniform`, `auto` and a number, the number of updates is the same as
+    without replay."""
     last_group: LastGroup | None = setting(None, free=True, off="train")
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if the stream was
@@ -275,6 +279,16 @@ class LanguageModelSettings(RunSettings):
                 "from_scratch=true starts each stage from new weights, for which the state of the optimizer in "
                 "optimizer_state=keep is of no use: leave one of them out"
             )
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what settings.json has of the settings: their values, and the digest of the loaded plugin."""
+        paths = {name: getattr(self, name) for name in ("stream", "init_from", "reuse_from", "gate_text")}
+        return {
+            **self.to_json(),
+            **({"plugin_digest": plugin_digest(self.plugin)} if self.plugin else {}),
+            # Absolute, for commands that read them and may be called in another folder.
+            **{name: str(Path(value).absolute()) for name, value in paths.items() if value},
+        }
 
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
         """Return the stream settings: wait, replay, and what happens to the last of `num_mega_batches` mega-batches.

@@ -24,13 +24,11 @@ from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.metrics import write_mean
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.recorded_settings import differing_settings
 from fairseq_alma.core.run_folder import RunFolder
-from fairseq_alma.core.seed_record import changes_at_fork, is_finished
+from fairseq_alma.core.seed_record import is_finished, refuse_other_settings
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import failure_message
@@ -180,20 +178,13 @@ def summarize_seeds(folder: Path) -> None:
 
 
 def _check_same_settings(settings: LanguageModelSettings, num_arrivals: int) -> None:
-    """Raise RunError if the run folder contains a run with other settings, unless it can be forked and fork=true.
-
-    The job checks it again, with the values that are known only there: the digests of the stream, and what
-    `precision=auto` means.
-    """
-    run = RunFolder(Path(settings.out))
-    free = [*settings_that_are("free", "language model"), "evaluated_on", "dictionary", "forks"]
-    free += ["precision"] if settings.precision == "auto" else []
-    free += ["batch_size"] if settings.batch_size is None else []
-    differing = differing_settings(run.path, settings.to_json(), free)
-    if differing and any(run.marks()):
-        forkable = settings_that_are("forkable", "language model")
-        rows = Ledger(run.ledger).rows()
-        changes_at_fork(run, differing, settings.to_json(), forkable, settings.fork, rows, num_arrivals)
+    """Raise RunError if the run folder contains a run with other settings, unless it can be forked and fork=true."""
+    now = settings.recorded()
+    for name, default in (("precision", "auto"), ("batch_size", None)):
+        if now[name] == default:
+            del now[name]  # what it means is known only in the job
+    free, forkable = (settings_that_are(kind, "language model") for kind in ("free", "forkable"))
+    refuse_other_settings(RunFolder(Path(settings.out)), now, free, forkable, settings.fork, num_arrivals)
 
 
 def run_member_job(settings: LanguageModelSettings, slurm: SlurmSettings, index: int, number: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fairseq_alma.core.catalogue import Program
 from fairseq_alma.core.errors import RunError, SettingError
-from fairseq_alma.core.protocol import Replay
+from fairseq_alma.core.replay import Replay
 from fairseq_alma.core.waiting import check_wait
 from fairseq_alma.report.grouping import first_charged_arrival
 from fairseq_alma.report.numbers import Estimate

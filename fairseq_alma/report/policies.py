@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairseq_alma.core.error_curve import PRIOR_EXPONENT, ErrorCurve, auto_ratio
-from fairseq_alma.core.protocol import Replay
+from fairseq_alma.core.replay import Replay
 from fairseq_alma.core.waiting import Wait, group_is_complete, ratio_of
 
 

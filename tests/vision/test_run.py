@@ -226,7 +226,7 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
 MORE_BAD = [
     (("width=0",), "width=0 must be an integer of at least 1"),
     (("learner=nobody",), "learner='nobody' is not one of sm, ens, umix, gens, gmoe"),
-    (("replay=2",), "replay=2 must be false, all, uniform, or a share between 0 and 1"),
+    (("replay=2",), "replay=2 must be false, all, uniform, a share between 0 and 1, or for text auto"),
     (("learner=moe",), "experts=1 must be at least 2, because learner=moe"),
     (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
     (("device=meta",), "device='meta' cannot be used on this machine"),

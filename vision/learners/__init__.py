@@ -2,13 +2,6 @@
 
 A learner decides which networks a stage trains, from which parameters the training starts, and which networks predict.
 
-base.py       the base class, and the registry, in which each learner has a name
-average.py    the predictor of the setting `average`
-files.py      the files of a learner: its networks at each save, and predictor.json
-ensembles.py  SM, Ens, UMix, gEns
-mixtures.py   MoE, gMoE, gMoE with a flat gate, ensemble of mixtures
-firefly.py    FF
-
 Names and settings of the learners are listed in `fairseq_alma.core.catalogue`. To add a learner, write a subclass of
 `VisionLearner` and decorate it with `register_learner`.
 """

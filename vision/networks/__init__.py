@@ -4,21 +4,6 @@ The multilayer perceptrons (MLPs) in the paper are small: most time is spent on 
 arithmetic. A stack of MLPs starts about as many torch operations for M networks as for one network, and its gradients
 are computed by hand-written code. All other networks are torch modules with torch's autograd.
 
-stack.py               the interface of all stacks
-parameters.py          the parameters of M networks as one flat tensor
-linear.py              linear layers of M networks
-mlp.py                 stacks of MLPs
-gates.py               the gates that weigh experts: a tree of gates, or one flat softmax
-gated.py               the interface of stacks with mixtures of experts
-mixture.py             stacks of MLPs whose hidden layers are mixtures of experts, which can grow
-modules.py             one network with mixtures as a torch.nn.Module
-architectures.py       network architectures by name: functions that return a torch module
-vgg.py                 the reduced VGG19, whose blocks are computed by narrow.c if this is faster, else by torch
-resnet.py              ResNet-20
-narrow.py              convolutions and pooling for few channels on a CPU, computed by the C code in narrow.c
-module_stack.py        stacks of any torch modules
-gated_module_stack.py  stacks of torch modules whose blocks are mixtures of experts, which can grow
-
 To add a layer type, write a torch module and use it in an architecture. No other file changes.
 """
 

@@ -77,6 +77,7 @@ def test_waits_are_short_if_the_error_falls_fast_and_long_if_a_small_stage_costs
 def test_replay_makes_the_size_of_a_stage_unimportant():
     assert stage_exponent(False) == 0.15
     assert stage_exponent(0.75) == 0.15 / 4
+    assert stage_exponent("auto") == stage_exponent(0.5) == 0.15 / 2
     assert stage_exponent("uniform") == stage_exponent("all") == 0
     assert auto_ratio(ErrorCurve(), "uniform", 0.5) == (0.0, "replay=uniform: waiting would only delay")
 

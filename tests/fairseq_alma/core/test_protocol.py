@@ -129,14 +129,14 @@ def test_known_mega_batches_are_the_past_and_no_stage_is_trained_on_them(tmp_pat
         StreamSettings(2, num_known=3)
 
 
-@pytest.mark.parametrize("replay", [False, "all", "uniform", 0.5, 0.001])
-def test_replay_is_false_all_uniform_or_a_share(replay):
+@pytest.mark.parametrize("replay", [False, "all", "uniform", "auto", 0.5, 0.001])
+def test_replay_is_false_all_uniform_auto_or_a_share(replay):
     assert StreamSettings(4, replay=replay).replay == replay
 
 
 @pytest.mark.parametrize("replay", [True, 0, 0.0, 1, 1.0, -0.5, 1.5, "none", None, float("nan")])
 def test_other_replays_are_refused(replay):
-    with pytest.raises(SettingError, match=r"must be false, all, uniform, or a share between 0 and 1"):
+    with pytest.raises(SettingError, match=r"must be false, all, uniform, a share between 0 and 1, or for text auto"):
         StreamSettings(4, replay=replay)
 
 

@@ -1,5 +1,6 @@
 """launch=slurm on a real Slurm, which the fixture `slurm` starts; skipped where it cannot start."""
 
+import importlib
 import json
 import shlex
 import signal
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from fairseq_alma.app import slurm_jobs as app_jobs
 from fairseq_alma.app.slurm_jobs import RunJobs
 from fairseq_alma.checkpoints import BEST, LAST
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.lm import slurm_chain
 from fairseq_alma.lm.member_config import CONFIG
@@ -276,6 +278,37 @@ def test_a_finished_run_is_submitted_only_with_other_settings_or_more_mega_batch
     submit_here.queued.clear()
     finish(run, num_arrivals=3)  # since then, a mega-batch was added to the stream
     assert submit_here(last_group="train") == [run]
+
+
+@pytest.mark.parametrize(
+    ("more", "change"),
+    [
+        ({"plugin": "own_parts"}, {}),
+        ({"init_from": "checkpoint.pt"}, {}),
+        ({"fork": True}, {"lr": 0.002}),
+        ({}, {"lr": 0.002}),
+        ({"plugin": "own_parts"}, {"plugin_digest": "another"}),
+    ],
+)
+def test_a_run_that_has_trained_is_submitted_again_if_its_job_could_continue_it(
+    submit_here, stream, tmp_path, monkeypatch, more, change
+):
+    """settings.json has what only a job knows: digests, absolute paths, and what precision=auto means."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_parts.py").write_text("")
+    importlib.import_module("own_parts")
+    values = {"stream": str(stream), "out": str(tmp_path / "run"), "updates": 4}
+    recorded = LanguageModelSettings.from_mapping({**values, **more, "fork": False}).recorded() | change
+    known_in_job = {"precision": "float32", "batch_size": 4, "evaluated_on": ["a", "b"], "dictionary": "c", "forks": {}}
+    write_json(tmp_path / "run/settings.json", recorded | known_in_job)
+    write_json(tmp_path / "run/stages/stage_001/train.done.json", {})
+    if change and "fork" not in more:
+        with pytest.raises(RunError, match=f"{next(iter(change))}: was") as error:
+            submit_here(**more)
+        assert ("add fork=true" in str(error.value)) == ("lr" in change)
+    else:
+        assert submit_here(**more) == [tmp_path / "run"]
 
 
 def test_the_summary_has_all_seeds_also_of_a_later_command(submit_here, tmp_path):

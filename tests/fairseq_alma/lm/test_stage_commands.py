@@ -64,6 +64,17 @@ def test_replay_by_share_leaves_the_number_of_updates_alone(stream, tmp_path):
     assert config.optimization.max_update == 40
 
 
+def test_automatic_replay_is_a_half_and_more_if_the_new_text_would_be_read_often(stream, tmp_path):
+    tokens = StreamFolder.open(stream).counts("mega_batch_3")["tokens"]
+    for passes, share in ((1, 0.5), (4.5, 0.5), (10, 0.75), (20, 0.875)):
+        updates = round(passes * tokens / (8 * 32))
+        config = config_of_stage(stream, tmp_path / str(passes), new=(3,), past=(1, 2), replay="auto", updates=updates)
+        assert config.task.replay_share == pytest.approx(share, abs=0.01)
+        assert config.optimization.max_update == updates
+    config = config_of_stage(stream, tmp_path / "first", new=(1,), past=(), replay="auto", updates=updates, index=1)
+    assert config.task.replay_share == 0
+
+
 def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream, tmp_path):
     fixed = config_of_stage(stream, tmp_path / "a", new=(1, 2, 3), past=(), replay=False, updates=40)
     times = config_of_stage(stream, tmp_path / "b", new=(1, 2, 3), past=(), replay=False, updates_per_mega_batch=40)
