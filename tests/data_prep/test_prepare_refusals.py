@@ -226,3 +226,11 @@ def test_help_says_what_a_document_is(capsys):
         main(["--help"])
     assert exit_info.value.code == 0
     assert "one document per non-empty line" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_module_ends_with_the_status_of_the_command(tmp_path):
+    """The demo runs it in this way, and must not go on after an error."""
+    command = [sys.executable, "-m", "data_prep.cli", str(tmp_path / "out"), "--source", "text:missing"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "missing" in result.stderr

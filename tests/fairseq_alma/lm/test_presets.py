@@ -150,7 +150,7 @@ def test_anytime_predicts_with_an_average_of_a_training_that_continues():
     paper, anytime = (settings_of(f"preset={name}", "updates=1").to_json() for name in ("paper", "anytime"))
     assert is_anytime("language model", anytime) and not is_anytime("language model", paper)
     assert {name: value for name, value in anytime.items() if value != paper[name]} == {
-        "preset": "anytime", "replay": 0.5, "schedule": "constant", "optimizer_state": "keep",
+        "preset": "anytime", "replay": "auto", "schedule": "constant", "optimizer_state": "keep",
         "average": "power:8",
     }  # fmt: skip
     given = settings_of("preset=anytime", "average=decay:0.99", "updates=9")
