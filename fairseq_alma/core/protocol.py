@@ -79,7 +79,9 @@ class StreamSettings:
         is_number = isinstance(self.replay, int | float) and not isinstance(self.replay, bool)
         is_share = is_number and 0 < float(self.replay) < 1
         if not (self.replay is False or self.replay in ("all", "uniform", "auto") or is_share):
-            raise SettingError(f"replay={self.replay!r} must be false, all, uniform, a share between 0 and 1, or for text auto")
+            raise SettingError(
+                f"replay={self.replay!r} must be false, all, uniform, a share between 0 and 1, or for text auto"
+            )
 
 
 @dataclass(frozen=True)
