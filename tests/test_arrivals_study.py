@@ -1,21 +1,16 @@
 """The study of few and many arrivals, results/frontier/arrivals.py."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.commands import ROOT
 from tests.studies import study_module
 
 
-@pytest.fixture
-def study(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "results"))
-    module = study_module("frontier/arrivals.py")
-    yield module
-    del sys.modules[module.__name__]
+@pytest.fixture(scope="module")
+def study():
+    return study_module("frontier/arrivals.py")
 
 
 def test_documents_are_cut_and_keep_their_dates(study, tmp_path):

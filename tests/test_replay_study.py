@@ -1,20 +1,15 @@
 """The study of shares of replay, results/frontier/replay.py."""
 
 import json
-import sys
 
 import pytest
 
-from tests.commands import ROOT
 from tests.studies import study_module
 
 
-@pytest.fixture
-def study(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "results"))
-    module = study_module("frontier/replay.py")
-    yield module
-    del sys.modules[module.__name__]
+@pytest.fixture(scope="module")
+def study():
+    return study_module("frontier/replay.py")
 
 
 @pytest.fixture

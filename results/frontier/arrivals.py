@@ -55,7 +55,7 @@ from fairseq_alma.core.files import written_aside  # noqa: E402
 
 SIZES = HERE / "arrivals_streams.json"
 PERIODS, FIRST, SEEDS = 40, 8, 3
-"""Number of periods, and of those on which the first stage trains."""
+"""Number of periods, of those on which the first stage trains, and of seeds."""
 WORDS_OF_DOCUMENT = 200
 TIMES = range(FIRST, PERIODS + 1, FIRST)
 """The arrivals at which the oracle is retrained."""
