@@ -64,7 +64,7 @@ PATTERNS = {
     ("-", "<urn:", ":http")),
     "data_prep.sources.dates:_YEAR_OR_MONTH": fullmatch("1999", "1999-", "1"),
     "data_prep.sources.dates:_IN_NAME": search("1", "1999", "1999-", "1999-01-", "19990101", "1999-01-01", "9-"),
-    "data_prep.sources.dates:_YEAR_IN_NAME": search("1", "1999", "1999_", "19"),
+    "data_prep.sources.dates:_YEAR_IN_NAME": search("1", "1999", "1999_", "19", "1999-of-", "-of-1999"),
     "data_prep.sources.dates:_CRAWL": search("CC-MAIN-", "CC-MAIN-1999-", "CC-MAIN-1999-011"),
     "data_prep.sources.dates:_DATE": search("1", "1999", "1999-", "1999-01-", "199901", "20-"),
     "data_prep.sources.books:_START": search(

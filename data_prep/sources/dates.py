@@ -25,8 +25,8 @@ _DIGITS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _DAY_IN_NAME = r"(?<!\d)([1-9]\d{3})(-?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)"
 _MONTH_IN_NAME = r"(?<!\d)([1-9]\d{3}-(?:0[1-9]|1[0-2]))(?![-\d])"
 _IN_NAME = re.compile(f"{_DAY_IN_NAME}|{_MONTH_IN_NAME}")
-# A year by itself, such as 1863 in 1863_speech.txt.
-_YEAR_IN_NAME = re.compile(r"(?<!\d)(1\d{3}|20\d{2})(?!\d)")
+# A year by itself, such as 1863 in 1863_speech.txt, but not the numbers of parts, such as those in 1024-of-2048.txt.
+_YEAR_IN_NAME = re.compile(r"(?<!\d)(?<![-_]of[-_])(1\d{3}|20\d{2})(?!\d|[-_]of[-_]\d)")
 
 
 def parse_date(text: str) -> int:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from json import dumps
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -21,7 +20,7 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of, holder_of_run
 from fairseq_alma.core.ledger import deployed_stage
 from fairseq_alma.core.metrics import checked_rows, excess_losses, perplexity_of, unusual_arrivals
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.printing import json_text, say
 from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
 from launch.slurm import QueuedJob, SlurmError, cancel
@@ -39,7 +38,7 @@ def status(folder: Path, json: bool = False) -> int:
     if json:
         for run in runs_in(folder):
             if (run / "settings.json").exists():
-                say(dumps(state_of(run)))
+                say(json_text(state_of(run)))
         return 0
     console = wide_console()
     done_by_jobs: dict[Path, str] = {}

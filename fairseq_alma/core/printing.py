@@ -3,12 +3,14 @@
 A terminal interprets some characters as commands: they move the cursor, hide text or change the title of the window.
 """
 
+import json
 import logging
 import os
 import re
 import sys
 import warnings
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 _UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters other than tab and line feed, characters that change the direction of the text, and lone
@@ -30,6 +32,11 @@ def say(text: object, file: TextIO | None = None, end: str = "\n") -> None:
 def perplexity_text(value: float, decimals: int) -> str:
     """Return a perplexity with this number of decimals; from a million on, with three significant digits."""
     return f"{value:,.{decimals}f}" if value < 1e6 else f"{value:.3g}"
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """Return an object as JSON. JSON has no infinity and no NaN, which a diverged model may have: these are null."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
 
 
 def log_to_stderr(level: str, force: bool = False) -> None:

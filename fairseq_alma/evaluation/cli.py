@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_types import value_of
-from fairseq_alma.core.printing import hide_messages_of_libraries, perplexity_text, say
+from fairseq_alma.core.printing import hide_messages_of_libraries, json_text, perplexity_text, say
 from fairseq_alma.core.program import Parser, add_models, command
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -178,7 +178,7 @@ def _evaluate_on_text(arguments: argparse.Namespace) -> None:
     if arguments.json:
         counts = {"num_documents": len(scores), "num_tokens": total.num_tokens, "num_bytes": total.num_bytes}
         quality = {"perplexity": total.perplexity, "bits_per_byte": total.bits_per_byte}
-        print(_json_text({"text": str(arguments.text), **counts, **quality}))
+        print(json_text({"text": str(arguments.text), **counts, **quality}))
         return
     say(f"{len(scores):,} documents of {arguments.text}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
     print(f"perplexity {total.perplexity:.4f} per token, {total.bits_per_byte:.6f} bits per byte")
@@ -187,7 +187,7 @@ def _evaluate_on_text(arguments: argparse.Namespace) -> None:
 def _documents_in(path: Path) -> list[str]:
     """Return the documents in a text file, or in a file of JSON lines. Raise SettingError if it contains no text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode()  # with its line ends, which count as bytes
         lines = [line for line in text.split("\n") if line.strip()]
         found = [value_of(parse_json(line), _Line)["text"] for line in lines] if path.suffix == ".jsonl" else [text]
     except ValueError as error:
@@ -211,7 +211,7 @@ def _print_score(
     if as_json:
         summary = {"split": split, "num_members": num_members, **result.to_json()}
         parts = {name: score.to_json() for name, score in by_source.items()}
-        print(_json_text(summary | ({"by_source": parts} if parts else {})))
+        print(json_text(summary | ({"by_source": parts} if parts else {})))
         return
     members = "1 member" if num_members == 1 else f"{num_members} members"
     say(f"{members} on {stream.path}, {split} split")
@@ -220,11 +220,6 @@ def _print_score(
     print(f"loss              {result.loss:.6f} nats per token{_bits_text(result)}")
     for name, score in by_source.items():
         say(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens{_bits_text(score)}")
-
-
-def _json_text(value: dict[str, Any]) -> str:
-    """Return an object as JSON. JSON has no infinity and no NaN, which a diverged model may have: these are null."""
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
 
 
 def _bits_text(score: PerplexityScore) -> str:

@@ -1,6 +1,5 @@
 """Whether the predictor of a new stage replaces the deployed one (the setting `gate`)."""
 
-import json
 import math
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_text, write_whole
 from fairseq_alma.core.ledger import GateCheck, GateDecision, LedgerRow
 from fairseq_alma.core.predictors import checked_file, read_predictor
-from fairseq_alma.core.printing import say
+from fairseq_alma.core.printing import json_text, say
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.held_out import scores_of
@@ -114,7 +113,7 @@ def _perplexity_of_file(checkpoints: Sequence[Path], stream: StreamFolder, setti
 
 def _alert(settings: LanguageModelSettings, t: int, stage: int, decision: GateDecision) -> None:
     """Print a refusal, as a line of JSON on stdout and as text on stderr, and run the command of the user."""
-    line = json.dumps({"run": settings.out, "event": "refused", "t": t, "stage": stage, **decision})
+    line = json_text({"run": settings.out, "event": "refused", "t": t, "stage": stage, **decision})
     say(line)
     failed = [check for check in decision["checks"] if not check["passed"]]
     why = "; ".join(f"{one['text']}: perplexity {one['new']:.2f} (before: {one['deployed']:.2f})" for one in failed)

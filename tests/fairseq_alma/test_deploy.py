@@ -66,11 +66,13 @@ def test_what_is_deployed_predicts_as_the_run_without_run_and_stream(run, tmp_pa
         assert score(to / "stage_002") == expected[2] != expected[3]
         generated = run_command("alma-generate", to / "current", "--prompt", "w1", "--max-tokens", 3, "--json")
         assert generated.returncode == 0 and len(json.loads(generated.stdout)["ids"]) <= 3, generated.stderr
-        (tmp_path / "text.txt").write_text(TEXT)
+        text = f"{TEXT}\r\n{TEXT}"  # its line ends count as they are
+        (tmp_path / "text.txt").write_bytes(text.encode())
         evaluated = run_command("alma-eval", to / "current", "--text", tmp_path / "text.txt", "--json")
         assert evaluated.returncode == 0, evaluated.stderr
-        ended = alma.load(to / "current").score(TEXT, end_of_document=True)[0]
-        assert json.loads(evaluated.stdout)["perplexity"] == pytest.approx(ended.perplexity)
+        ended = alma.load(to / "current").score(text, end_of_document=True)[0]
+        found = json.loads(evaluated.stdout)
+        assert (found["perplexity"], found["num_bytes"]) == (pytest.approx(ended.perplexity), len(text))
         refused = run_command("alma-eval", to / "current")
         assert refused.returncode == 2 and "--text" in refused.stderr
     finally:

@@ -55,6 +55,8 @@ def test_the_numbers_sort_as_the_dates():
         ("x/news-201903.jsonl", "2019-03"),
         ("x/part_123456.txt", ""),
         ("x/2701-0.txt", ""),
+        ("x/train-1024-of-2048.jsonl", ""),
+        ("x/1790_train-1024-of-2048.jsonl", "1790"),
         ("1863/speech.txt", ""),  # a year by itself counts only in the file name
     ],
 )

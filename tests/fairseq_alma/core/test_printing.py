@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 
 from fairseq_alma.app.tables import wide_console
-from fairseq_alma.core.printing import hide_messages_of_libraries, log_to_stderr, printable, say
+from fairseq_alma.core.printing import hide_messages_of_libraries, json_text, log_to_stderr, printable, say
 
 HOSTILE = "run\x1b]0;title\x07\x1b[2J\r\x9b1A\u202e\udcff"
 SHOWN = r"run\x1b]0;title\x07\x1b[2J\r\x9b1A\u202e\udcff"
@@ -65,3 +65,9 @@ def test_deprecation_in_libraries_is_hidden_and_in_own_code_shown(monkeypatch, m
         hide_messages_of_libraries()
         warnings.warn_explicit("old", FutureWarning, "file.py", 1, module=module)
     assert len(found) == (not is_hidden)
+
+
+def test_numbers_of_a_diverged_model_are_null_in_json():
+    assert json_text({"a": [float("inf"), float("nan"), 1.5], "b": {"c": -float("inf")}}) == (
+        '{"a": [null, null, 1.5], "b": {"c": null}}'
+    )
