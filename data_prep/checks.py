@@ -168,7 +168,7 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         if now in (given.get(name, default), before.get(name, default)):
             continue
         changed.append(f"{name} was {before.get(name, default)} and is now {'the default' if now is None else now}")
-    for name, now in (settings.digests() | settings.benchmark_digest()).items():
+    for name, now in settings.digests().items():
         if before.get(name, now) != now:
             changed.append(f"a file of the {name.removeprefix('sha256 of ')} setting has changed")
     if settings.tokenizer not in TOKENIZERS:

@@ -13,6 +13,7 @@ from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, parsed_settings
 from data_prep.sources import Source
 from data_prep.summary import summary
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
 
@@ -50,24 +51,21 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["grow-vocab"]:
         return _grow_vocabulary(argv[1:])
     if argv[:1] == ["inspect"]:
-        return _fail(f"there is no inspect any more: {INSPECT}.")
+        raise SettingError(f"there is no inspect any more: {INSPECT}.")
     if "--drop-last" in argv:
         return _drop_last(argv)
     for word in argv:
         if reason := REMOVED.get(word.partition("=")[0]):
-            return _fail(f"there is no {word.partition('=')[0]} any more: {reason}.")
+            raise SettingError(f"there is no {word.partition('=')[0]} any more: {reason}.")
     parsed = _parser().parse_args(argv)
     given = parsed_settings(parsed, PrepSettings)
-    try:
-        settings = PrepSettings(
-            out=Path(parsed.out),
-            sources=tuple(Source.parse(text) for text in parsed.source),
-            cluster=Cluster(**parsed_settings(parsed, Cluster)),
-            given=tuple(given),
-            **given,
-        )
-    except ValueError as error:
-        return _fail(str(error))
+    settings = PrepSettings(
+        out=Path(parsed.out),
+        sources=tuple(Source.parse(text) for text in parsed.source),
+        cluster=Cluster(**parsed_settings(parsed, Cluster)),
+        given=tuple(given),
+        **given,
+    )
     say(summary(prepare(settings)))
     if settings.extend:
         say(f"The stream is in {settings.out}. To continue a run, give alma-lm the same command again.")
@@ -140,12 +138,6 @@ def _drop_last(argv: list[str]) -> int:
     return 0
 
 
-def _fail(message: str) -> int:
-    """Print an error message on stderr, and return 2, the exit code for errors."""
-    say(f"alma-prep: {message}", sys.stderr)
-    return 2
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="alma-prep",
@@ -182,7 +174,3 @@ def _parser() -> argparse.ArgumentParser:
     add_options(parser, groups, PrepSettings)
     add_options(parser, groups, Cluster)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

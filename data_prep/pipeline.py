@@ -73,7 +73,7 @@ def build_stream(settings: PrepSettings, files: Files, work: WorkFolder, base: B
     """
     where = HeldOutText(work, settings.out, base.description if base else {})
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
-    digests = settings.digests() | settings.benchmark_digest()
+    digests = settings.digests()
     spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
     symbols: list[str] = []
     if base is not None:
@@ -139,8 +139,6 @@ class _Part(NamedTuple):
     passages: np.ndarray
     """The index entry of each passage."""
     planned: layout.Layout
-    names: list[str]
-    """The names of the splits."""
     periods: Periods | None
     table: list[dict]
     """The rows of the table "cleaning" in stream.json."""
@@ -164,22 +162,22 @@ def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOutText, b
     # here on, only the passages are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
     table = [*spooled.removed, *forgotten, *merged_rows([row for part in parts for row in part.table])]
-    parts = [part for part in parts if part.names]
+    parts = [part for part in parts if part.planned.splits]
     if not parts:
         or_late = ", or late" if any(row["step"] == LATE for row in table) else ""
         raise NothingNew(f"each of the {len(which):,} new documents is a copy of a document of the stream{or_late}")
-    [plan, passages, planned, names, periods, _] = parts[0]
+    [plan, passages, planned, periods, _] = parts[0]
     if len(parts) > 1:
         starts = np.cumsum([0, *(len(part.passages) for part in parts[:-1])]).tolist()
         passages = np.concatenate([part.passages for part in parts])
         periods = joined_periods([part.periods for part in parts if part.periods], starts)
-        planned, names = layout.Layout(periods.layout.order, periods.layout.cuts), periods.layout.splits
+        planned = periods.layout
     check_accounts(spooled.records, spooled.names, table, passages, planned.order)
     path = work.folder / INDEX
     write_index(path, passages, planned.order)
     unions = periods.unions if periods else {}
-    index = Index(path, sha256_of(path), work.spool, planned.cuts, names, unions)
-    return _Divided(spooled, plan, index, periods, table, sum(map(is_training, names)))
+    index = Index(path, sha256_of(path), work.spool, planned.cuts, planned.splits, unions)
+    return _Divided(spooled, plan, index, periods, table, sum(map(is_training, planned.splits)))
 
 
 def _divide_periods(
@@ -212,7 +210,7 @@ def _divide_periods(
         if settings.decontaminate is not None:
             path = work.folder / INDEX
             write_index(path, part.passages, part.planned.order)
-            index = Index(path, sha256_of(path), work.spool, part.planned.cuts, part.names)
+            index = Index(path, sha256_of(path), work.spool, part.planned.cuts, part.planned.splits)
             where = where._replace(before=[*where.before, *held_out_of(index)])
         recorded = SignatureFiles(work.stream / "dedup" / f"{number:04d}")
         known = (np.concatenate([known[0], np.fromfile(f"{recorded.prefix}.keys", "V16")]), [*known[1], recorded])
@@ -248,8 +246,8 @@ def _divide(
         documents, late = without_late(settings, documents, spooled.names, work.spool, description)
         table += late
     if not len(documents) and description:
-        empty = layout.Layout(np.empty(0, np.int64), [0])
-        return _Part(partition.Plan(0, 0, 0, 0), documents, empty, [], None, table)
+        empty = layout.Layout(np.empty(0, np.int64), [0], [])
+        return _Part(partition.Plan(0, 0, 0, 0), documents, empty, None, table)
     if not len(documents):
         raise Unworkable(f"no document is left: all {len(which):,} are copies of others. Add sources with other text.")
     if settings.duplicates != "keep":
@@ -284,21 +282,21 @@ def _divide(
             is_kept = keep_words(passages, wanted_words, number)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += share_rows(spooled, passages, dropped)
-    planned, names, periods = _lay_out(settings, passages, plan, files, num_mega_batches, work.spool, description)
+    planned, periods = _lay_out(settings, passages, plan, files, num_mega_batches, work.spool, description)
     if settings.decontaminate is not None:
         if plan.passage_words < settings.decontaminate:
             note(
                 f"warning: --decontaminate {settings.decontaminate} finds little: passages have about "
                 f"{plan.passage_words} words, and n-grams do not go across their ends. Give a larger --passage-words."
             )
-        planned, removed = without_overlaps(settings, passages, planned, names, where)
+        planned, removed = without_overlaps(settings, passages, planned, where)
         if periods is not None:
-            periods = periods._replace(layout=periods.layout._replace(order=planned.order, cuts=planned.cuts))
+            periods = periods._replace(layout=planned)
         step = f"{settings.decontaminate}-gram overlap with held-out text"
         table += removed_rows(step, spooled.names, removed, lambda entries: count_documents(entries["document"]))
     if record is not None:
         record(passages["document"])
-    return _Part(plan, passages, planned, names, periods, table)
+    return _Part(plan, passages, planned, periods, table)
 
 
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder) -> np.ndarray:
@@ -322,8 +320,8 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 def _lay_out(
     settings: PrepSettings, passages: np.ndarray, plan: partition.Plan, files: Files, num_mega_batches: int,
     spool: Path, base: Mapping | None,
-) -> tuple[layout.Layout, list[str], Periods | None]:  # fmt: skip
-    """Return the layout of all passages, the names of the splits, and the periods, if the stream is chronological.
+) -> tuple[layout.Layout, Periods | None]:  # fmt: skip
+    """Return the layout of all passages, and the periods, if the stream is chronological.
 
     `base` is the content of stream.json of the stream to extend; None for a new stream.
     """
@@ -336,11 +334,8 @@ def _lay_out(
         periods = lay_out_periods(
             settings, passages, strata, valid_strata, plan.valid_words, num_mega_batches, spool, base
         )
-        return layout.Layout(periods.layout.order, periods.layout.cuts), periods.layout.splits, periods
+        return periods.layout, periods
     if base is not None:
-        first = base["num_mega_batches"] + 1
-        names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
-        return layout.extension_layout(passages, strata, num_mega_batches), names, None
+        return layout.extension_layout(passages, strata, num_mega_batches, base["num_mega_batches"] + 1), None
     make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-    found = make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata, settings.test_words)
-    return found, layout.split_order(num_mega_batches), None
+    return make_layout(passages, strata, plan.valid_words, num_mega_batches, valid_strata, settings.test_words), None

@@ -112,7 +112,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     stream = dict(finished.description)
     fingerprints = {source.name: fingerprint(found) for source, found in files.items()}
     # Before reading, so that stream.json records what was used, also if a file is changed after it was used.
-    digests = settings.digests() | settings.benchmark_digest()
+    digests = settings.digests()
     for extension in stream.get("extensions", []):
         if extension["fingerprints"] == fingerprints:
             _check_finished_extension(settings, stream, extension, digests)

@@ -15,7 +15,7 @@ from launch.warm import warm_start
 MEGA_BATCHES = 4
 UPDATES_PER_MEGA_BATCH = 32
 MODULES = {
-    "alma-prep": "data_prep.cli",
+    "alma-prep": "data_prep",
     "alma-lm": "fairseq_alma.lm.run",
     "alma-report": "fairseq_alma.report.cli",
 }

@@ -62,16 +62,8 @@ def prepare(out: str | Path, sources: str | Collection[str], **options: Any) -> 
     given: dict[str, Any] = {
         names[key]: tuple(value) if isinstance(value, list) else value for key, value in options.items()
     }
-    try:
-        settings = PrepSettings(
-            out=Path(out),
-            sources=tuple(map(Source.parse, [sources] if isinstance(sources, str) else sources)),
-            given=tuple(given),
-            **given,
-        )
-    except ValueError as error:
-        raise SettingError(str(error)) from error
-    prepare_stream(settings)
+    sources = [sources] if isinstance(sources, str) else sources
+    prepare_stream(PrepSettings(Path(out), tuple(map(Source.parse, sources)), given=tuple(given), **given))
     return StreamFolder.open(out)
 
 

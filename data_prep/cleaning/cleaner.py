@@ -99,12 +99,6 @@ class Cleaning(NamedTuple):
     filters: tuple[tuple[str, str], ...] = ()
     """The user's filters: the name MODULE:FUNCTION of each, and the SHA-256 digest of its module's source."""
 
-    @classmethod
-    def from_fields(cls, values: list) -> "Cleaning":
-        """Return the Cleaning with these field values, which were read from JSON."""
-        language, gopher, filters = values
-        return cls(language, gopher, tuple((name, sha256) for name, sha256 in filters))
-
 
 class Cleaned(NamedTuple):
     """The result of cleaning a document."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from data_prep.errors import PrepError
 from data_prep.sources.base import Document
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
 
 _FILTER_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -27,9 +28,9 @@ def parse_filters(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if not _FILTER_NAME.fullmatch(name):
-            raise ValueError(f"filters={name}: write MODULE:FUNCTION, for example my_filters:is_prose")
+            raise SettingError(f"filters={name}: write MODULE:FUNCTION, for example my_filters:is_prose")
         if names.count(name) > 1:
-            raise ValueError(f"filters={text}: {name} is given twice")
+            raise SettingError(f"filters={text}: {name} is given twice")
     return names
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.accounts import removed_rows
-from data_prep.dividing.layout import by_key, equal_cuts, mixed, nearest_cut
+from data_prep.dividing.layout import Layout, by_key, equal_cuts, mixed, nearest_cut
 from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
 from data_prep.errors import Unworkable
 from data_prep.reading.facts import dates_of, named_documents
@@ -46,23 +46,12 @@ class HeldOut(NamedTuple):
     test: float
 
 
-class ChronologicalLayout(NamedTuple):
-    """The order in which passages are written, the splits, and the dates of the periods."""
-
-    order: np.ndarray
-    """Indices into the array of passages, in the order in which passages are written."""
-    cuts: list[int]
-    """Split boundaries, as positions in `order`, in the order of `splits`."""
-    splits: list[str]
-    """Names: the validation text of each period, then the mega-batches, then the test text of each period."""
-    periods: list[dict]
-    """For each period, {"first_date": .., "last_date": ..}: the dates of its first and its last document."""
-
-
 class Periods(NamedTuple):
     """The periods of a chronological stream, or those that alma-prep --extend adds to one."""
 
-    layout: ChronologicalLayout
+    layout: Layout
+    dates: list[dict]
+    """For each period, {"first_date": .., "last_date": ..}: the dates of its first and its last document."""
     held_out: HeldOut
     unions: dict[str, list[str]]
     """The splits that the validation set and the test set consist of; empty for an extension, which has neither."""
@@ -72,7 +61,7 @@ class Periods(NamedTuple):
 
         `before` is the same for this period; None for the first period.
         """
-        periods = [*(before["periods"] if before else []), *self.layout.periods]
+        periods = [*(before["periods"] if before else []), *self.dates]
         return {"periods": periods, "num_mega_batches": len(periods), "held_out": self.held_out._asdict()}
 
     def described(self, splits: Mapping[str, dict]) -> dict:
@@ -88,7 +77,7 @@ class Periods(NamedTuple):
         in_test = {"periods_in_test": len(self.unions["test"])} if self.unions else {}
         return in_test | {
             "splits": {name: splits[name] for name in order},
-            "periods": [dates | parts for dates, parts in zip(self.layout.periods, held_out, strict=True)],
+            "periods": [dates | parts for dates, parts in zip(self.dates, held_out, strict=True)],
             "held_out": self.held_out._asdict(),
         }
 
@@ -108,11 +97,9 @@ def joined_periods(parts: Sequence[Periods], starts: Sequence[int]) -> Periods:
     # A stable sort, so that the periods stay in order: validation text, mega-batches, test text.
     found.sort(key=lambda each: ("valid", "", "test").index(each[0].partition("/")[2]))
     cuts = [0, *itertools.accumulate(len(order) for _, order in found)]
-    periods = [period for part in parts for period in part.layout.periods]
-    order = np.concatenate([order for _, order in found])
-    return Periods(
-        ChronologicalLayout(order, cuts, [name for name, _ in found], periods), parts[0].held_out, parts[0].unions
-    )
+    dates = [period for part in parts for period in part.dates]
+    joined = Layout(np.concatenate([order for _, order in found]), cuts, [name for name, _ in found])
+    return parts[0]._replace(layout=joined, dates=dates)
 
 
 def is_causal(settings: PrepSettings, base: Mapping | None) -> bool:
@@ -155,7 +142,7 @@ def lay_out_periods(
         unions = {part: [f"mega_batch_{t}/{part}" for t in numbers] for part in ("valid", "test")}
     limits = settings.period if num_periods > 1 else None
     found = chronological_layout(passages, dates, strata, held_out, num_periods, valid_strata, first, limits)
-    return Periods(found, held_out, unions)
+    return Periods(*found, held_out, unions)
 
 
 def without_late(
@@ -246,8 +233,8 @@ def chronological_layout(
     valid_strata: Sequence[int] | None = None,
     first: int = 1,
     limits: str | None = None,
-) -> ChronologicalLayout:
-    """Return the layout of a chronological stream, or of mega-batches that are added to one.
+) -> tuple[Layout, list[dict]]:
+    """Return the layout of a chronological stream, or of mega-batches that are added to one, and `Periods.dates`.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -299,7 +286,7 @@ def chronological_layout(
     splits = [f"mega_batch_{t}{part}" for part in ("/valid", "", "/test") for t in numbers]
     orders = [*parts["valid"], *parts["train"], *parts["test"]]
     cuts = [0, *np.cumsum([len(order) for order in orders]).tolist()]
-    return ChronologicalLayout(np.concatenate(orders), cuts, splits, periods)
+    return Layout(np.concatenate(orders), cuts, splits), periods
 
 
 class _Documents(NamedTuple):

@@ -130,8 +130,10 @@ class Layout(NamedTuple):
     order: np.ndarray
     """Indices into the array of passages, in the order in which passages are written."""
     cuts: list[int]
-    """Split boundaries, as positions in `order`: [0, end of valid, end of mega-batch 1, .., end of test]; without those
-    of valid and test if mega-batches are added to a stream."""
+    """Split boundaries, as positions in `order`, in the order of `splits`."""
+    splits: list[str]
+    """Names: valid, the mega-batches, then test; only mega-batches if they are added to a stream. In a chronological
+    stream, the validation text of each period, then the mega-batches, then the test text of each period."""
 
 
 def equal_layout(
@@ -155,12 +157,11 @@ def equal_layout(
     Raises:
         Unworkable: if the sources of `valid_strata` have fewer words than the validation set needs.
     """
-    words = passages["num_words"]
-    if valid_strata is None:
-        order = mixed(passages, strata)
-        return Layout(order, cut_points(words[order], valid_words, num_mega_batches, test_words))
-    is_candidate = np.isin(strata[passages["source"]], valid_strata)
-    candidates = mixed(passages, strata, np.flatnonzero(is_candidate))
+    words, which = passages["num_words"], None
+    if valid_strata is not None:
+        is_candidate = np.isin(strata[passages["source"]], valid_strata)
+        which = np.flatnonzero(is_candidate)
+    candidates = mixed(passages, strata, which)
     found = int(words[candidates].sum(dtype=np.int64))
     if found < valid_words:
         raise Unworkable(
@@ -168,19 +169,22 @@ def equal_layout(
             f"{valid_words:,}: lower --valid-words, or add sources of this kind."
         )
     end = max(1, nearest_cut(words[candidates], valid_words))
-    rest = mixed(passages, strata, np.concatenate([candidates[end:], np.flatnonzero(~is_candidate)]))
+    rest = candidates[end:]
+    if which is not None:
+        rest = mixed(passages, strata, np.concatenate([rest, np.flatnonzero(~is_candidate)]))
     cuts = [0, *(end + cut for cut in mega_batch_cuts(words[rest], num_mega_batches, test_words))]
-    return Layout(np.concatenate([candidates[:end], rest]), cuts)
+    return Layout(np.concatenate([candidates[:end], rest]), cuts, split_order(num_mega_batches))
 
 
-def extension_layout(passages: np.ndarray, strata: np.ndarray, num_mega_batches: int) -> Layout:
-    """Return the layout of mega-batches that are added to a stream. See `equal_layout` for the arguments.
+def extension_layout(passages: np.ndarray, strata: np.ndarray, num_mega_batches: int, first: int) -> Layout:
+    """Return the layout of mega-batches, from number `first` on, that are added to a stream. See also `equal_layout`.
 
     All new mega-batches have the same number of words and the same mix of strata, which may differ from those of the
     existing mega-batches.
     """
     order = mixed(passages, strata)
-    return Layout(order, equal_cuts(passages["num_words"][order], num_mega_batches))
+    splits = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
+    return Layout(order, equal_cuts(passages["num_words"][order], num_mega_batches), splits)
 
 
 def drifting_layout(
@@ -229,8 +233,8 @@ def drifting_layout(
         cut = nearest_cut(words[rest], in_batch)
         batches.append(rest[:cut])
         test.append(rest[cut:])
-    splits = [np.concatenate(valid), *batches, np.concatenate(test)]
-    for name, split in zip(split_order(num_mega_batches), splits, strict=True):
+    splits, names = [np.concatenate(valid), *batches, np.concatenate(test)], split_order(num_mega_batches)
+    for name, split in zip(names, splits, strict=True):
         found = int(words[split].sum(dtype=np.int64))
         has_size = name == "valid" or (name == "test" and test_words is not None)
         if found < (1 if has_size else MIN_MEGA_BATCH_WORDS):
@@ -240,7 +244,7 @@ def drifting_layout(
                 "snapshots: with --partition by-date, give their files the same date; with as-given, put them into one "
                 "--source."
             )
-    return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
+    return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()], names)
 
 
 def split_order(num_mega_batches: int) -> list[str]:
@@ -248,24 +252,12 @@ def split_order(num_mega_batches: int) -> list[str]:
     return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
 
 
-def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int, test_words: int | None = None) -> list[int]:
-    """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
+def mega_batch_cuts(words: np.ndarray, num_mega_batches: int, test_words: int | None) -> list[int]:
+    """Return the boundaries [0, .., n] that divide n passages into mega-batches and a test set.
 
     The boundaries are at the ends of passages, so the size of a mega-batch differs from the exact size by at most the
-    length of the longest passage. The validation set, which comes first, has at least one passage.
-
-    Args:
-        words: int [n], the number of words of each passage, in order.
-        valid_words: number of words of the validation set.
-        num_mega_batches: number of mega-batches, B.
-        test_words: number of words of the test set; None: as many as in a mega-batch.
+    length of the longest passage. `test_words` is None if the test set has as many words as a mega-batch.
     """
-    valid_end = max(1, nearest_cut(words, valid_words))
-    return [0, *(valid_end + cut for cut in mega_batch_cuts(words[valid_end:], num_mega_batches, test_words))]
-
-
-def mega_batch_cuts(words: np.ndarray, num_mega_batches: int, test_words: int | None) -> list[int]:
-    """Return the boundaries [0, .., n] that divide n passages into mega-batches and a test set. See `cut_points`."""
     if test_words is None:
         return equal_cuts(words, num_mega_batches + 1)
     left = int(words.sum(dtype=np.int64)) - test_words

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -168,10 +168,6 @@ class CutTask(Task):
     """SHA-256 digest of the file `long_documents`."""
     start: int
     end: int
-
-    @classmethod
-    def from_fields(cls, values: dict) -> Self:
-        return cls(**values | {"plan": Plan(*values["plan"])})
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         rows = []

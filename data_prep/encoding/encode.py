@@ -18,11 +18,11 @@ from data_prep.encoding.documents import write_documents
 from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
 from data_prep.encoding.stored_tokens import BATCH_BYTES, store_tokens, stored_tokens
 from data_prep.reading.facts import facts_digest
-from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges
+from data_prep.reading.index import Index, Texts, byte_ranges
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
-from data_prep.running.tasks import Step, mark_of
+from data_prep.running.tasks import Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.losses import added_losses, losses, losses_text
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, cached_tokenizer
@@ -126,7 +126,7 @@ def _encoded(
 
 
 @dataclass(frozen=True)
-class EncodeTask(TextsTask):
+class EncodeTask(Task):
     """Task that encodes some passages.
 
     It writes the fairseq ids of all passages, with </s> after each passage, to PREFIX.tokens. Its result is what the
@@ -177,7 +177,7 @@ class EncodeTask(TextsTask):
 
 
 @dataclass(frozen=True)
-class JoinTask(TextsTask):
+class JoinTask(Task):
     """Task that joins the tokens of a split.
 
     The task writes these files. PREFIX is the argument `prefix` of `run`.

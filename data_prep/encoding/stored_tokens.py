@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges, write_index
+from data_prep.reading.index import Index, Texts, byte_ranges, write_index
 from data_prep.reading.provenance import code_digest, versions
 from data_prep.reading.spool import read_texts, text_path
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
-from data_prep.running.tasks import Step, mark_of
+from data_prep.running.tasks import Step, Task, mark_of
 from data_prep.running.work_folder import WorkFolder
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, cached_tokenizer
 from fairseq_alma.core.files import sha256_of
@@ -32,7 +32,7 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class StoreTokensTask(TextsTask):
+class StoreTokensTask(Task):
     """Task that collects the tokens of the passages in a spool file, from the cache or by encoding them.
 
     The task writes two files. An entry of the cache has the same files.

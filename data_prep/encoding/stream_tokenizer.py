@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dividing.layout import key_halves
-from data_prep.reading.index import Index, Texts, TextsTask, byte_ranges
+from data_prep.reading.index import Index, Texts, byte_ranges
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.progress import note
@@ -95,7 +95,7 @@ def _count_words(index: Index, num_bytes: np.ndarray, chosen: np.ndarray, max_ke
 
 
 @dataclass(frozen=True)
-class CountWordsTask(TextsTask):
+class CountWordsTask(Task):
     """Task that counts the words (see `word_counts`) of the passages to train on among some passages.
 
     It writes a table of words and counts to PREFIX.words. Its result is how many long words were divided into pieces,
@@ -142,7 +142,7 @@ class TrainOnCountsTask(Task):
 
 
 @dataclass(frozen=True)
-class TrainTokenizerTask(TextsTask):
+class TrainTokenizerTask(Task):
     """Task that trains a tokenizer on the passages to train on among some passages.
 
     It writes the content of the tokenizer file to PREFIX.tokenizer.

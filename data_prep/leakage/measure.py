@@ -242,7 +242,7 @@ def measure_leakage(index: Index, where: HeldOutText) -> dict:
 
 
 def without_overlaps(
-    settings: PrepSettings, passages: np.ndarray, planned: layout.Layout, names: Sequence[str], where: HeldOutText
+    settings: PrepSettings, passages: np.ndarray, planned: layout.Layout, where: HeldOutText
 ) -> tuple[layout.Layout, np.ndarray]:
     """Leave out the training passages that overlap with the validation set, the test set or benchmarks.
 
@@ -251,7 +251,7 @@ def without_overlaps(
     Args:
         settings: the settings of this call of alma-prep.
         passages: the index entry (`index.ENTRY`) of each passage.
-        planned, names: the layout of the stream, and the names of its splits.
+        planned: the layout of the stream.
         where: where to find the validation and test set.
 
     Returns:
@@ -264,7 +264,7 @@ def without_overlaps(
     work = where.work.within("decontaminate")
     path = work.folder / INDEX
     write_index(path, passages, planned.order)
-    index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
+    index = Index(path, sha256_of(path), where.work.spool, planned.cuts, planned.splits)
     held_out = [*where.texts(index), *read_benchmarks(settings, work)]
     start, end = index.training()
     training = index.texts(start, end)
@@ -277,7 +277,7 @@ def without_overlaps(
             )
     removed = np.zeros(len(planned.order), bool)
     removed[start:end] = found.texts
-    order = planned.order[~removed]
+    order, names = planned.order[~removed], planned.splits
     words = passages["num_words"][order]
     cuts = [cut - int(removed[:cut].sum()) for cut in planned.cuts]
     if settings.partition == "equal" and not any("/" in name for name in names):
@@ -293,4 +293,4 @@ def without_overlaps(
                 f"needs at least {MIN_MEGA_BATCH_WORDS:,}: most of the training text overlaps with held-out text. Give "
                 "a larger number of words, add sources, or remove repeated text from the sources."
             )
-    return layout.Layout(order, cuts), passages[planned.order[removed]]
+    return layout.Layout(order, cuts, names), passages[planned.order[removed]]

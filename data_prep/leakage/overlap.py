@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from data_prep.accounts import count_documents
-from data_prep.reading.index import Texts, TextsTask, byte_ranges
+from data_prep.reading.index import Texts, byte_ranges
 from data_prep.reading.ngrams import distinct, ngram_hashes, unit_hashes_of
 from data_prep.reading.spool import READ_BYTES, read_texts
 from data_prep.running.heartbeat import Heartbeat
@@ -183,7 +183,7 @@ def _merged(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class NgramsTask(TextsTask):
+class NgramsTask(Task):
     """Task that writes the hashes of all n-grams of some texts, sorted, uint64, to PREFIX.ngrams."""
 
     texts: Texts
@@ -223,7 +223,7 @@ class MergeTask(Task):
 
 
 @dataclass(frozen=True)
-class ScanTask(TextsTask):
+class ScanTask(Task):
     """Task that looks for held-out n-grams in some training texts.
 
     It writes two files. PREFIX.found: the hashes of the held-out n-grams that occur in these texts, sorted, uint64.
@@ -273,7 +273,7 @@ class ScanTask(TextsTask):
 
 
 @dataclass(frozen=True)
-class CoverTask(TextsTask):
+class CoverTask(Task):
     """Task that counts the words of held-out texts that are part of an n-gram in a file.
 
     It writes the documents of all texts, and of the texts with such n-grams (the entry `document` in `index.ENTRY`),

@@ -7,11 +7,9 @@ the index entries are kept in memory, not the text of the corpus.
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
-
-from data_prep.running.tasks import Task
 
 # The index entry of one document or passage, 60 bytes.
 ENTRY = np.dtype(
@@ -102,14 +100,6 @@ class Texts(NamedTuple):
     def entries(self) -> np.ndarray:
         """Return the index entry of each text, memory-mapped."""
         return np.load(self.path, mmap_mode="r")[self.start : self.end : self.step]
-
-
-class TextsTask(Task):
-    """A task whose field `texts` is a `Texts` object."""
-
-    @classmethod
-    def from_fields(cls, values: dict) -> Self:
-        return cls(**values | {"texts": Texts(*values["texts"])})
 
 
 def sortable(hashes: np.ndarray) -> np.ndarray:

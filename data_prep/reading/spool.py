@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import numpy as np
 
@@ -176,15 +176,6 @@ class SpoolTask(Task):
                 f"{newest}{others} was changed while alma-prep was running. Run the same command again when the files "
                 "no longer change: it reads the changed files again."
             )
-
-    @classmethod
-    def from_fields(cls, values: dict) -> Self:
-        parts = [
-            Part(kind, path, name, start, end, tuple(map(tuple, options)), date)
-            for kind, path, name, start, end, options, date in values["parts"]
-        ]
-        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
-        return cls(**values | {"parts": parts, "cleaning": cleaning})
 
     def _read(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning or Cleaning())

@@ -26,6 +26,7 @@ its output `I.log` and, if its task has raised an exception, `I.failed`, which s
 import collections
 import errno
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -45,8 +46,7 @@ from data_prep.running.workers import Local
 from data_prep.settings import STALL_SECONDS, PrepSettings
 from data_prep.settings.cluster import Cluster
 from fairseq_alma.core.errors import RunError, message_of
-from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.settings import NonNegative
+from fairseq_alma.core.files import read_json, write_json, write_whole
 from launch.slurm import NoAnswerError, QueuedJob, SlurmError, cancel, queue, submit
 
 MAX_CORES = 8
@@ -78,7 +78,7 @@ _ERRORS = {
     "DEADLINE": "reached the deadline of its job",
 }
 """States of jobs that the task itself has probably caused, and what to say of them."""
-NUMBERS, FAILED = "numbers.json", ".failed"
+TASKS, FAILED = "tasks.txt", ".failed"
 
 
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
@@ -180,7 +180,8 @@ class Slurm:
         """Submit tasks as one job array. Raise SlurmError if Slurm refuses the jobs, or does not answer."""
         folder = (step.folder / f"jobs_{time.time_ns()}").absolute()
         folder.mkdir()
-        write_json(folder / NUMBERS, numbers, durable=False)
+        tasks = "".join(f"{number} {step.tasks[number].description()}\n" for number in numbers)
+        write_whole(folder / TASKS, tasks, durable=False)
         root = str(Path(__file__).resolve().parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [
@@ -378,13 +379,15 @@ def main(argv: Sequence[str]) -> int:
     os.environ["RAYON_NUM_THREADS"] = threads
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads != "1" else "false"
     node = os.environ.get("SLURMD_NODENAME", "an unknown node")
-    number = read_json(array_folder / NUMBERS, list[NonNegative])[index]
+    with open(array_folder / TASKS) as file:
+        name, task = next(itertools.islice(file, index, None)).split(" ", 1)
+    number = int(name)
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     print(f"task {number} on {node}, started again {restarts} times by Slurm", flush=True)
     # Slurm may have killed an earlier start of this job.
     remove_leftovers(step_folder, number)
     try:
-        run_task(str(step_folder), number, heartbeat_seconds)
+        run_task(str(step_folder), number, task, heartbeat_seconds)
     except Exception as error:
         traceback.print_exc()
         is_full, is_ours = is_full_disk(error), isinstance(error, PrepError)

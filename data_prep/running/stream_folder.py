@@ -91,12 +91,11 @@ def check_bytes(out: Path) -> None:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
-    sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
     shards = {}
     for name, output in read_manifest(out)["outputs"].items():
         # The manifest also lists the shards of a call of alma-prep --extend that was killed after it wrote the manifest
         # and before it wrote stream.json.
-        if not SHARD_NAME.fullmatch(name) or belongs_to_stream(name, *sizes):
+        if not SHARD_NAME.fullmatch(name) or belongs_to_stream(name, stream):
             shards[out / name] = output
     for path, output in shards.items():
         if not path.is_file():
@@ -118,17 +117,16 @@ def num_dedup_files(stream: Mapping[str, Any]) -> int:
     return 1 + len(stream.get("extensions", []))
 
 
-def belongs_to_stream(name: str, num_mega_batches: int, last_dedup: int) -> bool:
-    """Return True if a stream with this number of mega-batches has a shard with this name.
+def belongs_to_stream(name: str, stream: Mapping[str, Any]) -> bool:
+    """Return True if a stream has a shard with this name, the path relative to its folder.
 
-    `name` is the path relative to the stream folder. The mega-batches that extensions have added count, too.
-    `last_dedup` is the number of the last files in the folder `dedup`, see `num_dedup_files`.
+    `stream` is the content of stream.json. The mega-batches that extensions have added count, too.
     """
     mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
     dedup = re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
-        return int(mega_batch[1]) <= num_mega_batches
-    return int(dedup[1]) <= last_dedup if dedup else True
+        return int(mega_batch[1]) <= stream["num_mega_batches"]
+    return int(dedup[1]) < num_dedup_files(stream) if dedup else True
 
 
 def part_of_stream(manifest: Mapping[str, Any], stream: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,8 +139,7 @@ def part_of_stream(manifest: Mapping[str, Any], stream: Mapping[str, Any]) -> di
         manifest: the content of manifest.json.
         stream: the content of stream.json.
     """
-    sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
-    outputs = {name: output for name, output in manifest["outputs"].items() if belongs_to_stream(name, *sizes)}
+    outputs = {name: output for name, output in manifest["outputs"].items() if belongs_to_stream(name, stream)}
     return {**manifest, "outputs": outputs, "extensions": manifest["extensions"][: len(stream.get("extensions", []))]}
 
 

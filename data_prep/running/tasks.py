@@ -14,7 +14,6 @@ task was started.
 
 import hashlib
 import importlib
-import itertools
 import json
 import os
 import shutil
@@ -25,14 +24,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict
+from types import UnionType
+from typing import Any, Protocol, Self, TypedDict, get_args, get_origin, get_type_hints
 
 from data_prep.errors import PrepError, is_full_disk
 from data_prep.running.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole, written_aside
+from fairseq_alma.core.files import file_named, read_json, sealed, sha256_of, write_whole
 from fairseq_alma.core.store import Store, StoredFile, link_or_copy
 
+_TASKS = "tasks.sha256"
+"""Name of the file with a digest of the tasks of a step."""
 _DIGEST_THREADS = 8
 """Number of files whose digests are computed at a time."""
 
@@ -58,16 +60,25 @@ class Task(ABC):
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
-        """Return the task with these field values, which were read from JSON.
-
-        Override this method if a field has a type that JSON does not have, such as a tuple or a class.
-        """
-        return cls(**values)
+        """Return the task with these field values, which were read from JSON."""
+        types = get_type_hints(cls)
+        return cls(**{name: _typed(value, types[name]) for name, value in values.items()})
 
     def description(self) -> str:
         """Return one line of JSON that describes the task: its class and the values of its fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return json.dumps({"class": f"{type(self).__module__}:{type(self).__qualname__}", **values})
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Return a value that was read from JSON, as an object of a type. Tuples are lists in JSON."""
+    if isinstance(kind, UnionType):
+        return value if value is None else _typed(value, get_args(kind)[0])
+    if not isinstance(value, list):
+        return value
+    if args := get_args(kind):
+        return get_origin(kind)(_typed(part, args[0]) for part in value)
+    return kind(*map(_typed, value, get_type_hints(kind).values()))
 
 
 def _task_from(description: dict) -> Task:
@@ -132,7 +143,8 @@ class Step:
             PrepError: if a worker died, hung, or left no done mark.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_tasks(self.folder, self._descriptions())
+        if self._listed() != (digest := self._digest()):
+            write_whole(self.folder / _TASKS, digest, durable=False)
         numbers = range(len(self.tasks)) if numbers is None else numbers
         results = dict(self.finished(numbers) if finished is None else finished)
         for number in numbers:
@@ -217,7 +229,7 @@ class Step:
 
     def lists_other_tasks(self) -> bool:
         """Return True if the folder contains the work of an earlier call that had other tasks."""
-        return _lists(self.folder, self._descriptions()) is False
+        return self._listed() not in (None, self._digest())
 
     def put(self, number: int, store: Store, check_digests: bool = True) -> None:
         """Store the result of the finished task `number` in the folder, under the key of its description.
@@ -294,8 +306,13 @@ class Step:
                     return f"step {self.folder.name}, task {path.stem}, at {content['at']}"
         return f"step {self.folder.name}, between two tasks"
 
-    def _descriptions(self) -> list[str]:
-        return [task.description() for task in self.tasks]
+    def _digest(self) -> str:
+        return key_of("\n".join(task.description() for task in self.tasks))
+
+    def _listed(self) -> str | None:
+        """Return the digest of the tasks of the call that has made the folder; None if there was none."""
+        path = self.folder / _TASKS
+        return path.read_text() if path.is_file() else None
 
 
 def key_of(description: str) -> str:
@@ -331,12 +348,12 @@ def remove_leftovers(folder: Path, number: int) -> None:
     (folder / f"{stem}.alive").unlink(missing_ok=True)
 
 
-def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECONDS) -> int:
+def run_task(folder: str, number: int, task: str, heartbeat_seconds: float = INTERVAL_SECONDS) -> int:
     """Do one task of the step in `folder`, in a worker process, and return its number.
 
-    `heartbeat_seconds` is the argument `interval_seconds` of `Heartbeat`.
+    `task` is its description, and `heartbeat_seconds` the argument `interval_seconds` of `Heartbeat`.
     """
-    description = json.loads(read_task(Path(folder), number))
+    description = json.loads(task)
     stem = f"{number:06d}"
     # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards in the
     # step's folder.
@@ -356,48 +373,3 @@ def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECON
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return number
-
-
-_NAME = "tasks.txt"
-"""Name of the list of the tasks of a step: a table with the position of each description, in rows of _ROW bytes, with
-which a worker reads its task without those before it; then the descriptions, one a line."""
-_ROW = 16
-
-
-def write_tasks(folder: Path, descriptions: Sequence[str]) -> None:
-    """Write the list of tasks of the step in `folder`. A file with the same content is not written again."""
-    if not _lists(folder, descriptions):
-        with written_aside(folder / _NAME, durable=False) as temporary:
-            temporary.write_bytes(_list_of(descriptions))
-
-
-def read_task(folder: Path, number: int) -> str:
-    """Return the description of task `number` of the step in `folder`.
-
-    Raises:
-        PrepError: if the list has no such task.
-    """
-    with open(folder / _NAME, "rb") as file:
-        # The first description begins where the table ends.
-        num_tasks = int(file.read(_ROW) or 0) // _ROW
-        if not 0 <= number < num_tasks:
-            raise PrepError(
-                f"{folder / _NAME} lists {num_tasks} tasks, so it has no task {number}. Run the same command again."
-            )
-        file.seek(number * _ROW)
-        file.seek(int(file.read(_ROW)))
-        return file.readline().decode()
-
-
-def _list_of(descriptions: Sequence[str]) -> bytes:
-    """Return the content of the list of tasks."""
-    lines = [f"{description}\n".encode() for description in descriptions]
-    positions = itertools.accumulate(map(len, lines), initial=_ROW * len(lines))
-    rows = [b"%0*d\n" % (_ROW - 1, position) for _, position in zip(lines, positions, strict=False)]
-    return b"".join(rows + lines)
-
-
-def _lists(folder: Path, descriptions: Sequence[str]) -> bool | None:
-    """Return whether the list in `folder` is that of these tasks; None if there is no list."""
-    path = folder / _NAME
-    return path.read_bytes() == _list_of(descriptions) if path.is_file() else None

@@ -23,14 +23,13 @@ from data_prep.running.stream_folder import (
     belongs_to_stream,
     check_free,
     files_beside_work,
-    num_dedup_files,
     part_of_stream,
     read_manifest,
 )
 from data_prep.running.tasks import Executor, Step, Task, digests_of
 from data_prep.sources import Source
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, write_whole, written_aside
+from fairseq_alma.core.files import read_json, remove, sync, sync_folder, write_json, written_aside
 from fairseq_alma.core.lease import Lease, holder_of
 from fairseq_alma.core.store import link_or_copy
 from fairseq_alma.core.stream_description import STREAM_FILE
@@ -427,8 +426,7 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
         names += [name for name in found if (out / name).is_dir()]  # folders that are empty
     else:
         stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
-        sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
-        names = [name for name in names if not belongs_to_stream(name, *sizes)]
+        names = [name for name in names if not belongs_to_stream(name, stream)]
         if names and not resumes:
             raise PrepError(
                 f"{out} contains files that do not belong to its stream: {', '.join(names[:5])}. Extending the stream "
@@ -460,10 +458,9 @@ def take_back(out: Path, base: Mapping, stream: Mapping) -> None:
     with lease_held(out):
         _check_unchanged(out, base)
         if stream != base:
-            _write_stream_json(out, stream)
-        sizes = (stream["num_mega_batches"], num_dedup_files(stream) - 1)
+            write_json(out / STREAM_FILE, stream, indent=1)
         for name in filter(SHARD_NAME.fullmatch, files_beside_work(out)):
-            if not belongs_to_stream(name, *sizes):
+            if not belongs_to_stream(name, stream):
                 _remove_shard(out, name)
         write_json(out / MANIFEST, part_of_stream(read_manifest(out), stream))
         _empty(out / WORK)
@@ -500,11 +497,4 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
             sync_folder(folder)
     sync_folder(out)
     write_json(out / MANIFEST, manifest)
-    _write_stream_json(out, stream)
-
-
-def _write_stream_json(out: Path, stream: Mapping) -> None:
-    text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
-    # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
-    # (lone surrogates). Therefore write these characters as escapes.
-    write_whole(out / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    write_json(out / STREAM_FILE, stream, indent=1)

@@ -120,11 +120,10 @@ class Workers:
                 return self._pool.submit(function, *arguments)
 
 
-class Local:
+class Local(Workers):
     """An executor that runs tasks in worker processes on this machine.
 
-    The executor is also a context manager: at the end of the `with` statement, it ends the processes. All steps use the
-    same processes. Exception: tasks that use more than one thread run in a new process.
+    All steps use the same processes. Exception: tasks that use more than one thread run in a new process.
 
     Args:
         processes: number of worker processes.
@@ -132,15 +131,8 @@ class Local:
     """
 
     def __init__(self, processes: int, stall_seconds: float):
-        self._processes, self._stall_seconds = processes, stall_seconds
-        self._workers = Workers(processes)
-
-    def __enter__(self) -> Self:
-        self._workers.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self._workers.__exit__(*error)
+        super().__init__(processes)
+        self._stall_seconds = stall_seconds
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
         """Run some tasks of a step in worker processes. See `tasks.Executor` for the arguments."""
@@ -157,9 +149,9 @@ class Local:
                     "file, check this file, or leave it out."
                 )
 
-        calls = [(str(step.folder), number) for number in numbers]
+        calls = ((str(step.folder), number, step.tasks[number].description()) for number in numbers)
         # The usual workers are limited to one thread each. A new process also releases its memory at the end.
-        chosen = nullcontext(self._workers) if threads == 1 else Workers(1, tokenizer_threads=threads)
+        chosen = nullcontext(self) if threads == 1 else Workers(1, tokenizer_threads=threads)
         with chosen as workers, _death_reported(step, workers):
             for number in workers.run_in_order(run_task, calls, watch):
                 num_done += 1

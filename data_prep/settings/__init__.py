@@ -17,6 +17,7 @@ from data_prep.sources import Source, fingerprint, list_files
 from data_prep.sources.dates import check_period
 from data_prep.tokenization.given import check_tokenizer
 from data_prep.tokenization.tokenizers import TOKENIZERS
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_description import STREAM_FILE
 
 SLURM_JOBS = 64
@@ -58,7 +59,7 @@ _TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class PrepSettings:
-    """All settings of a run of alma-prep. Creating an object with an invalid value raises ValueError."""
+    """All settings of a run of alma-prep. Creating an object with an invalid value raises SettingError."""
 
     out: Path
     """The stream folder to write or, if `extend` is True, to extend."""
@@ -227,29 +228,29 @@ class PrepSettings:
 
     def _check_values(self) -> None:
         if not self.sources:
-            raise ValueError("no source given: add --source KIND:PATH")
+            raise SettingError("no source given: add --source KIND:PATH")
         names = [source.name for source in self.sources]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"source {name} is given more than once")
+                raise SettingError(f"source {name} is given more than once")
         for name, option in options_of(self).items():
             value, minimum = getattr(self, name), option.minimum
             if option.choices and value not in option.choices:
-                raise ValueError(f"{name}={value} is unknown: use one of {', '.join(option.choices)}")
+                raise SettingError(f"{name}={value} is unknown: use one of {', '.join(option.choices)}")
             if name == "vocab_size" and self.tokenizer in TOKENIZERS:
                 minimum = TOKENIZERS[self.tokenizer].smallest_vocab_size
             if minimum is not None and value is not None and value < minimum:
-                raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
+                raise SettingError(f"{name}={value} is too small: it must be at least {minimum}")
         if not 0 <= self.max_bad <= 1:
-            raise ValueError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
+            raise SettingError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
         if self.language and self.language not in known_languages():
-            raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
+            raise SettingError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
         kinds = {source.kind for source in self.sources}
         if self.valid_source is not None and self.valid_source not in kinds:
             known = ", ".join(sorted(kinds))
-            raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
+            raise SettingError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
         if self.decontaminate_against and self.decontaminate is None:
-            raise ValueError("--decontaminate-against needs the number of words: give --decontaminate 13")
+            raise SettingError("--decontaminate-against needs the number of words: give --decontaminate 13")
         parse_filters(self.filters)
         check_tokenizer(self.tokenizer)
 
@@ -258,30 +259,30 @@ class PrepSettings:
         if self.extend:
             for name, option in options.items():
                 if option.fixed_by_stream and getattr(self, name) != option.default:
-                    raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
+                    raise SettingError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
             if self.partition != "equal":
-                raise ValueError(
+                raise SettingError(
                     f"--extend does not support --partition {self.partition}, because new mega-batches have equal "
                     "numbers of words: run alma-prep --extend once for each snapshot, oldest first"
                 )
         elif self.causal and self.period is None:
-            raise ValueError("--causal needs limits of periods that do not depend on later text: add --period")
+            raise SettingError("--causal needs limits of periods that do not depend on later text: add --period")
         elif self.num_mega_batches is None and self.period is None and (self.partition == "equal" or is_chronological):
             if (self.out / STREAM_FILE).is_file():
-                raise ValueError(f"{self.out} contains a finished stream: give --extend to add mega-batches to it")
+                raise SettingError(f"{self.out} contains a finished stream: give --extend to add mega-batches to it")
             flag = "--period or --mega-batches" if is_chronological else "--mega-batches"
-            raise ValueError(f"the number of mega-batches is missing: give {flag}")
+            raise SettingError(f"the number of mega-batches is missing: give {flag}")
         if self.period is not None:
             check_period(self.period)
             if self.num_mega_batches is not None:
-                raise ValueError("--period determines the number of mega-batches: omit --mega-batches")
+                raise SettingError("--period determines the number of mega-batches: omit --mega-batches")
         if self.causal and self.duplicates == "keep":
-            raise ValueError("--causal holds out whole documents of later periods, too: omit --duplicates keep")
+            raise SettingError("--causal holds out whole documents of later periods, too: omit --duplicates keep")
         if self.late != "error" and not self.extend:
-            raise ValueError("--late says what an extension does with earlier documents: add --extend")
+            raise SettingError("--late says what an extension does with earlier documents: add --extend")
         for name in ("undated", "period", "causal"):
             if getattr(self, name) != options[name].default and not (is_chronological or self.extend):
-                raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
+                raise SettingError(f"{name} is used only with a chronological stream: add --partition chronological")
 
     def command(self) -> str:
         """Return the command line that makes the same stream again, or that adds the same mega-batches again."""
@@ -330,17 +331,15 @@ class PrepSettings:
         return {"text_field": self.text_field, "id_field": self.id_field, "date_field": self.date_field}
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 digests of the files of the user's filters.
+        """Return the SHA-256 digests of the user's filters, and one of the states of the files of benchmarks.
 
         Raises:
             PrepError: if the module of a filter is missing.
         """
-        return {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
-
-    def benchmark_digest(self) -> dict[str, str]:
-        """Return a digest of the names, sizes and modification times of the files of --decontaminate-against."""
-        found = [fingerprint(list_files(Source("text", path))) for path in sorted(self.decontaminate_against)]
-        return {"sha256 of decontaminate_against": hashlib.sha256("".join(found).encode()).hexdigest()} if found else {}
+        found = {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
+        if states := [fingerprint(list_files(Source("text", path))) for path in sorted(self.decontaminate_against)]:
+            found["sha256 of decontaminate_against"] = hashlib.sha256("".join(states).encode()).hexdigest()
+        return found
 
     def uses_gopher(self, kind: str) -> bool:
         """Return True if the Gopher rules apply to sources of this kind."""
@@ -348,10 +347,9 @@ class PrepSettings:
 
     def cleaning(self, kind: str) -> Cleaning | None:
         """Return the cleaning of documents from sources of this kind; None: all documents are kept as they are."""
-        digests = self.digests()
         cleaning = Cleaning(
             language=self.language,
             gopher=self.uses_gopher(kind),
-            filters=tuple((name, digests[f"sha256 of {name}"]) for name in parse_filters(self.filters)),
+            filters=tuple((name, filter_sha256(name)) for name in parse_filters(self.filters)),
         )
         return cleaning if any(cleaning) else None

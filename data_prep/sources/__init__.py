@@ -22,6 +22,7 @@ from data_prep.sources.remote import HUGGING_FACE, is_remote, list_dataset, list
 from data_prep.sources.text import TABLES, TEXT
 from data_prep.sources.walk import files_below, paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
+from fairseq_alma.core.errors import SettingError
 
 KINDS = {
     "common-crawl": COMMON_CRAWL,
@@ -38,7 +39,7 @@ class Source:
     """A source of text, written as `--source KIND:PATH@SHARE`.
 
     Raises:
-        ValueError: if the kind, the path or the share is invalid.
+        SettingError: if the kind, the path or the share is invalid.
     """
 
     kind: str
@@ -57,20 +58,20 @@ class Source:
     def __post_init__(self):
         if self.kind not in KINDS:
             example = "" if self.path else f" (a source is KIND:PATH, for example text:{self.kind})"
-            raise ValueError(f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}{example}")
+            raise SettingError(f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}{example}")
         if KINDS[self.kind].wants_path and not self.path:
-            raise ValueError(f"source '{self.kind}' needs a path: write {self.kind}:PATH")
+            raise SettingError(f"source '{self.kind}' needs a path: write {self.kind}:PATH")
         if self.path and not KINDS[self.kind].wants_path:
-            raise ValueError(f"source '{self}' has a path, but this kind accepts none: write {self.kind}")
+            raise SettingError(f"source '{self}' has a path, but this kind accepts none: write {self.kind}")
         if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"source '{self}' has a share of {self.share}: the share must be above 0 and at most 1")
+            raise SettingError(f"source '{self}' has a share of {self.share}: the share must be above 0 and at most 1")
 
     @classmethod
     def parse(cls, text: str) -> "Source":
         """Return the source that is written as a text such as `text:PATH`, `common-crawl:PATH@0.6` or `python-docs`.
 
         Raises:
-            ValueError: if the kind, the path or the share is invalid.
+            SettingError: if the kind, the path or the share is invalid.
         """
         kind, _, path = text.partition(":")
         last = path if path else kind

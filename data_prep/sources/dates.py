@@ -13,6 +13,7 @@ import numpy as np
 
 from data_prep.errors import PrepError, Unworkable
 from data_prep.sources import Files, Source
+from fairseq_alma.core.errors import SettingError
 
 UNDATED = 0
 """The number that stands for a missing date."""
@@ -73,12 +74,12 @@ must not be divisible, because then the date is less precise than the period."""
 
 
 def check_period(period: str) -> None:
-    """Raise ValueError if a value of the setting `period` is not year, month, or dates in ascending order."""
+    """Raise SettingError if a value of the setting `period` is not year, month, or dates in ascending order."""
     if period in _CALENDAR:
         return
     limits = [parse_date(text) for text in period.split(",")]
     if UNDATED in limits or sorted(set(limits)) != limits:
-        raise ValueError(
+        raise SettingError(
             f"period={period} is neither year nor month, nor dates in ascending order: give for example --period month "
             "or --period 1900,1950-06"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data_prep.errors import PrepError
 from data_prep.tokenization.tokenizers import TOKENIZERS, AnyTokenizer, SentencePiece
+from fairseq_alma.core.errors import SettingError
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 _GIVE = (
@@ -19,7 +20,7 @@ _MAX_WORDPIECE_LETTERS = 1_000
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise ValueError if `name` is not a valid value of --tokenizer.
+    """Raise SettingError if `name` is not a valid value of --tokenizer.
 
     Valid values are the keys of TOKENIZERS, the path of a tokenizer file, and the path of a folder that contains a
     tokenizer file or GPT-2's tokenizer files (GPT2_FILES).
@@ -32,7 +33,7 @@ def _found_file(name: str) -> Path:
     """Return the tokenizer file that a value of --tokenizer names; for GPT-2's tokenizer, the folder of its files."""
     path = Path(name)
     if not path.exists():
-        raise ValueError(
+        raise SettingError(
             f"tokenizer={name} is not a known tokenizer, and there is no such file: use one of "
             f"{', '.join(TOKENIZERS)}. {_GIVE}"
         )
@@ -41,7 +42,7 @@ def _found_file(name: str) -> Path:
     if (path.is_dir() or path.name in GPT2_FILES) and not missing:
         return folder
     if path.name in GPT2_FILES:
-        raise ValueError(
+        raise SettingError(
             f"tokenizer={name}: {folder} has no {' and no '.join(missing)}. The folder of GPT-2's tokenizer must "
             f"contain {' and '.join(GPT2_FILES)}"
         )
@@ -52,9 +53,9 @@ def _found_file(name: str) -> Path:
             return found[0]
         several = f" has several .model files: {', '.join(file.name for file in found)}" if found else ""
         none = f" has no {AnyTokenizer.file_name}, no .model, and has no {' and no '.join(missing)}"
-        raise ValueError(f"tokenizer={name}: the folder{several or none}. {_GIVE}")
+        raise SettingError(f"tokenizer={name}: the folder{several or none}. {_GIVE}")
     if path.suffix not in (".json", ".model") or not path.is_file():  # for example a named pipe
-        raise ValueError(f"tokenizer={name} is neither a .json file nor a .model file. {_GIVE}")
+        raise SettingError(f"tokenizer={name} is neither a .json file nor a .model file. {_GIVE}")
     return path
 
 

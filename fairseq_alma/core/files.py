@@ -158,9 +158,9 @@ def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
-def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
+def write_json(path: str | Path, value: Any, durable: bool = True, indent: int = 2) -> None:
     """Atomically replace the content of the file `path` with `value` as indented JSON. See `written_aside`."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
     # The text may contain a path that is not valid UTF-8. In a Python string, the invalid bytes of such a path are
     # characters that cannot be encoded as UTF-8 (lone surrogates). Write these characters as escapes such as \udc80,
     # because otherwise writing the file would fail.

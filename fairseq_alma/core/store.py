@@ -76,14 +76,14 @@ class Store:
         return Entry(folder, mark["files"], mark["value"])
 
     def put(
-        self, key: str, source: Path | Mapping[str, Path], value: Any = None, link: bool = False,
+        self, key: str, source: Mapping[str, Path], value: Any = None, link: bool = False,
         known: Mapping[str, StoredFile] | None = None, check_digests: bool = True,
     ) -> None:  # fmt: skip
         """Store a copy of a result. A result that is stored already, and not damaged, is not changed.
 
         Args:
             key: the key.
-            source: a file, a folder, or the files by the names that they get in the entry.
+            source: the files by the names that they get in the entry.
             value: a value that JSON can represent, which is stored with the files.
             link: make hard links instead of copies, where the file system can, for files that are never changed in
                 place.
@@ -95,10 +95,6 @@ class Store:
         """
         if self.take(key, check_digests) is not None:
             return
-        if isinstance(source, Path):
-            below = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
-            root = source if source.is_dir() else source.parent
-            source = {path.relative_to(root).as_posix(): path for path in below}
         with self.writing(key, value, known) as folder:
             for name, path in source.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

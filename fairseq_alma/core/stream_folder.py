@@ -26,6 +26,7 @@ from typing import Any, TypedDict
 
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.files import read_json, sha256_of, sha256_once
+from fairseq_alma.core.store import StoredFile
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 from fairseq_alma.core.stream_description import ADVICE, ITEM_SIZE, read_description, split_names
 
@@ -41,14 +42,10 @@ UNFINISHED = Path("forgotten") / "unfinished.json"
 """The plan of alma-forget, relative to the stream folder. It exists while the text of a document is being masked."""
 
 
-class _Output(TypedDict):
-    sha256: str
-
-
 class _Manifest(TypedDict):
     """The content of manifest.json, as far as it is read here."""
 
-    outputs: dict[str, _Output]
+    outputs: dict[str, StoredFile]
 
 
 def split_prefix(root: Path, split: str) -> Path:
@@ -80,15 +77,6 @@ def idx_header(dtype: str, num_sequences: int) -> bytes:
     return b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, IDX_CODE[dtype], num_sequences)
 
 
-def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
-    """Return the expected sizes in bytes of the two files of a split, as {".bin": size, ".idx": size}."""
-    entry = split_entry(description, split)
-    return {
-        ".bin": entry["tokens"] * ITEM_SIZE[description["dtype"]],
-        ".idx": IDX_HEADER_BYTES + entry["sequences"] * IDX_SEQUENCE_BYTES,
-    }
-
-
 def check_tokenizer_files(folder: Path, description: Mapping[str, Any]) -> None:
     """Raise StreamError if dict.txt or the file of the tokenizer is missing, or is not that of stream.json."""
     tokenizer = description["tokenizer"]
@@ -116,18 +104,16 @@ class TrainingView:
     """SHA-256 digest of dict.txt."""
     dictionary_size: int
     """Number of entries of the fairseq dictionary, V."""
-    digests: Mapping[str, str]
-    """Mapping from split name to the SHA-256 digest of the .bin file, for the mega-batches and the validation set."""
     entries: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    """Mapping from split name to its entry in stream.json, for the same splits."""
+    """Mapping from split name to its entry in stream.json, for the mega-batches and the validation set."""
     dtype: str
     """Type of the stored tokens."""
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split. Raise StreamError if it is the test set or unknown."""
-        if split not in self.digests:
-            raise StreamError(f"a learner has no access to split {split!r}: only to {', '.join(self.digests)}")
-        return self.digests[split]
+        if split not in self.entries:
+            raise StreamError(f"a learner has no access to split {split!r}: only to {', '.join(self.entries)}")
+        return self.entries[split]["sha256"]
 
     def verify_bytes(self, splits: Iterable[str]) -> None:
         """Check the files of some splits. See `StreamFolder.verify_bytes`."""
@@ -241,10 +227,8 @@ class StreamFolder:
 
     def without_test(self) -> TrainingView:
         """Return an object that gives a learner access to the data in this folder, except the test set."""
-        digests = {split: self.digest(split) for split in self.splits if split != "test"}
-        entries = {split: split_entry(self.description, split) for split in digests}
-        dictionary = self.dictionary_digest, self.dictionary_size
-        return TrainingView(self.path, *dictionary, digests, entries, self.description["dtype"])
+        entries = {split: split_entry(self.description, split) for split in self.splits if split != "test"}
+        return TrainingView(self.path, self.dictionary_digest, self.dictionary_size, entries, self.description["dtype"])
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """Return the stream of all mega-batches, or of the first ones. Raise StreamError if there are fewer."""
@@ -288,7 +272,10 @@ class StreamFolder:
             raise StreamError(f"{self.path / name} has changed since alma-prep wrote it: {ADVICE}")
 
     def _check_split(self, split: str) -> None:
-        for suffix, num_bytes in file_sizes(self.description, split).items():
+        entry = split_entry(self.description, split)
+        bin_bytes = entry["tokens"] * ITEM_SIZE[self.description["dtype"]]
+        idx_bytes = IDX_HEADER_BYTES + entry["sequences"] * IDX_SEQUENCE_BYTES
+        for suffix, num_bytes in ((".bin", bin_bytes), (".idx", idx_bytes)):
             path = self.prefix(split).with_suffix(suffix)
             if not path.is_file():
                 raise StreamError(f"{path} is missing: {ADVICE}")

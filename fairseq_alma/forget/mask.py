@@ -20,7 +20,7 @@ from data_prep.running.stream_folder import MANIFEST, WORK, read_manifest
 from data_prep.running.work_folder import lease_held
 from data_prep.tokenization.tokenizers import EOS, NUM_SPECIAL, PAD
 from fairseq_alma.core.errors import RunError, StreamError
-from fairseq_alma.core.files import read_json, remove, sha256_of, write_json, write_whole, written_aside
+from fairseq_alma.core.files import read_json, remove, sha256_of, write_json, written_aside
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_description import STREAM_FILE
 from fairseq_alma.core.stream_folder import UNFINISHED, StreamFolder, split_entry, split_prefix
@@ -184,8 +184,7 @@ def mask(stream: Path, plan: Certificate) -> None:
         if plan["number"] not in numbers:
             write_json(stream / UNFINISHED, plan)
             write_json(stream / MANIFEST, manifest)
-            text = json.dumps(_described(description, plan), indent=1, ensure_ascii=False) + "\n"
-            write_whole(stream / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+            write_json(stream / STREAM_FILE, _described(description, plan), indent=1)
         write_json(path_of(stream, plan), plan)
         remove(stream / UNFINISHED)
 

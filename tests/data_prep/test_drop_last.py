@@ -12,7 +12,7 @@ from data_prep.cli import main
 from data_prep.running import work_folder
 from tests.commands import ROOT
 from tests.data_prep.test_extend import write_texts
-from tests.killed_here import killed_when_it_calls
+from tests.killed_here import killed_before_stream_json, killed_when_it_calls
 
 MORE = ["--text-field", "story", "--duplicates"]
 
@@ -86,10 +86,11 @@ def test_a_call_that_was_killed_is_finished_and_takes_back_one_month_only(tmp_pa
     add(out, texts["bad"])
 
     # Killed before each of the changes to the folder.
-    for name in ("_write_stream_json", "_remove_shard", "write_json"):
-        with killed_when_it_calls(work_folder, name):
+    kills = [killed_when_it_calls(work_folder, name) for name in ("_remove_shard", "part_of_stream")]
+    for number, killed in enumerate([killed_before_stream_json(), *kills]):
+        with killed:
             main([str(out), "--drop-last"])
-        assert json.loads((out / "stream.json").read_text())["num_mega_batches"] == 3 - (name != "_write_stream_json")
+        assert json.loads((out / "stream.json").read_text())["num_mega_batches"] == 3 - (number > 0)
     assert main([str(out), "--drop-last"]) == 0
     assert "as an interrupted call has begun" in capsys.readouterr().err
     assert content(out) == before
@@ -121,7 +122,7 @@ def test_an_unfinished_extension_is_removed_first(tmp_path, texts, alma_prep, ca
     before.append(content(out))
 
     # Killed when the shards and manifest.json are there, and stream.json is not.
-    with killed_when_it_calls(work_folder, "_write_stream_json"):
+    with killed_before_stream_json():
         add(out, texts["bad"])
     assert (out / "mega_batch_3").is_dir() and (out / ".alma-prep").is_dir()
     assert main([str(out), "--drop-last"]) == 0

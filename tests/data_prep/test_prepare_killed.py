@@ -424,7 +424,7 @@ def test_the_heartbeat_of_a_killed_run_is_not_taken_for_a_worker_that_hangs(tmp_
         def run(self, step, numbers, threads, on_done):
             assert hung(step) is None
             for number in numbers:
-                run_task(str(step.folder), number)
+                run_task(str(step.folder), number, step.tasks[number].description())
                 on_done(number)
 
     step = Step(tmp_path / "step", [WriteNumber(0), WriteNumber(1)])

@@ -230,7 +230,7 @@ def test_help_says_what_a_document_is(capsys):
 
 def test_the_module_ends_with_the_status_of_the_command(tmp_path):
     """The demo runs it in this way, and must not go on after an error."""
-    command = [sys.executable, "-m", "data_prep.cli", str(tmp_path / "out"), "--source", "text:missing"]
+    command = [sys.executable, "-m", "data_prep", str(tmp_path / "out"), "--source", "text:missing"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert "missing" in result.stderr

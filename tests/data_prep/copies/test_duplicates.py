@@ -43,7 +43,7 @@ class Here:
 
     def run(self, step, numbers, threads, on_done):
         for number in numbers:
-            on_done(run_task(str(step.folder), number))
+            on_done(run_task(str(step.folder), number, step.tasks[number].description()))
 
 
 def english(rng, count):

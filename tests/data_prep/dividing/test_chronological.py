@@ -361,8 +361,8 @@ def test_documents_of_one_date_are_in_the_order_of_their_text():
     dates = np.repeat([18000000000000, 18010000000000], 200)
     layouts = []
     for order in (np.arange(400), rng.permutation(400)):
-        found = chronological_layout(passages[order], dates[order], np.array([0]), HeldOut(0.02, 0.1), 4)
-        assert [period["first_date"] for period in found.periods] == ["1800", "1800", "1801", "1801"]
+        found, periods = chronological_layout(passages[order], dates[order], np.array([0]), HeldOut(0.02, 0.1), 4)
+        assert [period["first_date"] for period in periods] == ["1800", "1800", "1801", "1801"]
         assert found.splits[4:8] == ["mega_batch_1", "mega_batch_2", "mega_batch_3", "mega_batch_4"]
         assert np.diff(found.cuts).tolist() == [2] * 4 + [88] * 4 + [10] * 4
         layouts.append(passages[order][found.order]["key"].tolist())

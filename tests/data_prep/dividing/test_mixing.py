@@ -7,7 +7,6 @@ import pytest
 
 from data_prep.dividing.layout import (
     by_key,
-    cut_points,
     drifting_layout,
     equal_layout,
     extension_layout,
@@ -88,12 +87,6 @@ def test_the_validation_set_may_come_from_one_kind():
     assert sorted(layout.order.tolist()) == list(range(3000))
 
 
-def test_without_it_the_layout_is_that_of_the_cut_points():
-    passages = passages_of([7] * 1000, [0] * 1000)
-    layout = equal_layout(passages, ONE_KIND, 70, 3, None)
-    assert layout.cuts == cut_points(passages["num_words"][by_key(passages)], 70, 3)
-
-
 def test_a_drifting_stream_has_one_mega_batch_per_snapshot():
     groups = np.repeat([0, 1, 2], [1000, 3000, 2000])
     passages = passages_of([10] * 6000, [0] * 6000, groups)
@@ -126,9 +119,10 @@ def test_memory_is_bounded_by_the_number_of_passages(tmp_path):
 
 
 def test_an_extension_is_cut_into_equal_mega_batches_alone():
-    layout = extension_layout(passages_of([10] * 900, [0] * 900), ONE_KIND, 3)
+    layout = extension_layout(passages_of([10] * 900, [0] * 900), ONE_KIND, 3, 5)
     assert layout.cuts == [0, 300, 600, 900]
-    assert extension_layout(passages_of([10] * 9, [0] * 9), ONE_KIND, 1).cuts == [0, 9]
+    assert layout.splits == ["mega_batch_5", "mega_batch_6", "mega_batch_7"]
+    assert extension_layout(passages_of([10] * 9, [0] * 9), ONE_KIND, 1, 2).cuts == [0, 9]
 
 
 @pytest.mark.parametrize(

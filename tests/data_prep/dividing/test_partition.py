@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_prep.dividing.layout import by_key, cut_points
+from data_prep.dividing.layout import by_key, equal_layout
 from data_prep.dividing.partition import Plan, cut_document, make_plan
 from data_prep.errors import PrepError
 from data_prep.reading.index import ENTRY, order_key
@@ -76,26 +76,31 @@ def test_a_text_without_any_words_is_cut_after_128_characters():
     assert [(passage.text, passage.num_words) for passage in passages] == [("acgt" * 32, 1)] * 3
 
 
+def cuts_of(words, valid_words, num_mega_batches, test_words=None):
+    entries = np.zeros(len(words), ENTRY)
+    entries["num_words"], entries["key"] = words, [number.to_bytes(16) for number in range(len(words))]
+    return equal_layout(entries, np.array([0]), valid_words, num_mega_batches, None, test_words).cuts
+
+
 def test_cuts_fall_at_equal_word_counts():
     # 12 words: 2 for validation, then shares of (12 - 2) / 2 = 5: one mega-batch and the test set.
-    assert cut_points(np.array([2, 3, 2, 1, 4]), valid_words=2, num_mega_batches=1) == [0, 1, 3, 5]
+    assert cuts_of([2, 3, 2, 1, 4], 2, 1) == [0, 1, 3, 5]
 
 
 def test_a_cut_falls_at_the_nearest_passage_end():
     # Shares of 10 end at 11, 21, 31; passages end at 1, 8, 12, 20, 22, 31. 12 is nearest to 11; of 20 and 22, equally
     # near to 21, the first is taken.
-    words = np.array([1, 7, 4, 8, 2, 9])
-    assert cut_points(words, valid_words=1, num_mega_batches=2) == [0, 1, 3, 4, 6]
+    assert cuts_of([1, 7, 4, 8, 2, 9], 1, 2) == [0, 1, 3, 4, 6]
 
 
 def test_the_validation_set_is_never_empty():
-    assert cut_points(np.array([9, 9, 9]), valid_words=1, num_mega_batches=1) == [0, 1, 2, 3]
+    assert cuts_of([9, 9, 9], 1, 1) == [0, 1, 2, 3]
 
 
 def test_mega_batches_are_equal_within_one_percent():
     rng = np.random.default_rng(0)
     words = rng.integers(1, 100, size=5000)  # no passage above 1% of a share: 250 000 / 25
-    cuts = cut_points(words, valid_words=2500, num_mega_batches=24)
+    cuts = cuts_of(words, 2500, 24)
     shares = np.add.reduceat(words, cuts[:-1])[1:]
     assert np.abs(shares / shares.mean() - 1).max() < 0.01
 
@@ -117,8 +122,8 @@ def test_the_test_set_has_the_size_that_was_asked_for():
     # 60 600 words: 606 for validation, 994 for the test, and 5 mega-batches of the other 59 000.
     assert make_plan(60_600, 5, None, None, test_words=994) == Plan(606, 11_800, passage_words=23, limit_words=118)
     words = np.full(6060, 10)
-    cuts = cut_points(words, 600, 5, test_words=1000)
+    cuts = cuts_of(words, 600, 5, 1000)
     assert (np.diff(cuts) * 10).tolist() == [600, *[11_800] * 5, 1000]
-    assert np.diff(cut_points(words, 600, 5, test_words=1))[-1] == 1
+    assert np.diff(cuts_of(words, 600, 5, 1))[-1] == 1
     with pytest.raises(PrepError, match=r"and 500 test words need at least 2,530.*lower .*--test-words"):
         make_plan(2529, 2, 30, None, test_words=500)

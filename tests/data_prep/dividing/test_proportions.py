@@ -74,9 +74,9 @@ def laid_out(layout, files, passages, seed):
     valid_words = int(passages["num_words"].sum()) // 20
     if layout == "chronological":
         dates = passages["group"].astype(np.int64)
-        found = chronological_layout(passages, dates, strata, HeldOut(0.05, 0.1), 3)
+        found, _ = chronological_layout(passages, dates, strata, HeldOut(0.05, 0.1), 3)
     elif layout == "extension":
-        found = extension_layout(passages, strata, 3)
+        found = extension_layout(passages, strata, 3, 1)
     else:
         make_layout = equal_layout if layout == "equal" else drifting_layout
         found = make_layout(passages, strata, valid_words, 3, None)
@@ -176,7 +176,7 @@ def test_the_beginnings_of_documents_are_everywhere_in_the_splits_of_a_period():
     passages["num_words"], passages["passage"] = 50, np.tile(np.arange(10), 2000)
     passages["key"] = random_bytes(rng, len(passages))
     passages["document"] = np.repeat(random_bytes(rng, 2000), 10)
-    layout = chronological_layout(passages, np.zeros(20_000, np.int64), np.array([0]), HeldOut(0.1, 0.2), 1)
+    layout, _ = chronological_layout(passages, np.zeros(20_000, np.int64), np.array([0]), HeldOut(0.1, 0.2), 1)
     for split in np.split(layout.order, layout.cuts[1:-1]):
         is_first = passages["passage"][split] == 0
         expected = len(split) / 100  # of the beginnings, a tenth of the passages, in a tenth of the split

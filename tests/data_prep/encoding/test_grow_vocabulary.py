@@ -14,14 +14,13 @@ import pytest
 from data_prep.cli import main
 from data_prep.encoding import grow_vocabulary
 from data_prep.encoding.passages import passages_of
-from data_prep.running import work_folder
 from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.forget.cli import main as alma_forget
 from tests.commands import ROOT
 from tests.data_prep.test_extend import write_texts
-from tests.killed_here import killed_when_it_calls
+from tests.killed_here import killed_before_stream_json
 
 NEW_WORDS = " ".join(f"blorptang{number % 7}" for number in range(400))
 
@@ -185,7 +184,7 @@ def test_a_killed_copy_is_no_stream_and_the_same_command_makes_it(old, tmp_path)
 
 def test_a_copy_that_is_killed_before_stream_json_is_begun_again(old, tmp_path):
     """All shards are in their places then."""
-    with killed_when_it_calls(work_folder, "_write_stream_json"):
+    with killed_before_stream_json():
         grow(old, tmp_path / "new", "--symbols", 40)
     assert (tmp_path / "new/valid/valid.bin").exists()
     assert grow(old, tmp_path / "new", "--symbols", 40) == 0
@@ -224,7 +223,7 @@ def test_what_cannot_be_grown_is_refused_and_nothing_is_written(old, tmp_path, a
 def test_an_unfinished_extension_is_not_copied(old, tmp_path):
     write_texts(tmp_path / "third.jsonl", 60, 2)
     extend = ["--source", f"text:{tmp_path / 'third.jsonl'}", "--workers", "1"]
-    with killed_when_it_calls(work_folder, "_write_stream_json"):
+    with killed_before_stream_json():
         main(["--extend", str(old), *extend])
     new = tmp_path / "new"
     assert grow(old, new, "--symbols", 10) == 0

@@ -43,7 +43,7 @@ def test_tokens_are_removed_when_they_are_joined_and_not_encoded_again(tmp_path,
     encoded, joined = times_of(work / "encode", "*.done"), times_of(work / "join", "*.done")
     assert len(encoded) > 10 and len(joined) == 5  # valid, three mega-batches, test
     left = {path.name.partition(".")[2] for path in (work / "encode").iterdir()}
-    assert left == {"done", "txt"}
+    assert left == {"done", "sha256"}
     stopped_run()
     assert times_of(work / "encode", "*.done") == encoded
     assert times_of(work / "join", "*.done") == joined

@@ -8,11 +8,10 @@ import pytest
 
 from data_prep.errors import PrepError
 from data_prep.running import slurm
-from data_prep.running.slurm import NUMBERS, read_failure
-from data_prep.running.tasks import Step, write_tasks
+from data_prep.running.slurm import TASKS, read_failure
+from data_prep.running.tasks import Step
 from data_prep.running.work_folder import full_disk_reported
 from data_prep.settings.cluster import Cluster
-from fairseq_alma.core.files import write_json
 from tests.data_prep.running.slurm_tasks import Misbehave
 
 
@@ -29,8 +28,7 @@ def test_a_job_records_whether_its_task_would_fail_again(tmp_path, monkeypatch, 
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     step = Step(tmp_path / "step", [Misbehave(0, str(tmp_path / "starts"), what, times=1)])
     (step.folder / "jobs").mkdir(parents=True)
-    write_tasks(step.folder, [task.description() for task in step.tasks])
-    write_json(step.folder / "jobs" / NUMBERS, [0])
+    (step.folder / "jobs" / TASKS).write_text(f"0 {step.tasks[0].description()}\n")
     program = [sys.executable, "-m", "data_prep.running.slurm", step.folder, step.folder / "jobs", "5"]
     assert subprocess.run(program, capture_output=True).returncode == 1
     failure = read_failure(step.folder / "jobs", 0)
@@ -51,7 +49,7 @@ def test_without_a_memory_the_default_of_the_cluster_counts(tmp_path, monkeypatc
     monkeypatch.setattr(slurm, "submit", lambda command, settings, options, comment: submitted.append(settings) or "1")
     (tmp_path / "step").mkdir()
     executor = slurm.Slurm(Cluster(memory=memory), 2, 60.0, tmp_path)
-    executor._submit(Step(tmp_path / "step", []), [0], 1)
+    executor._submit(Step(tmp_path / "step", [Misbehave(0, str(tmp_path / "starts"))]), [0], 1)
     assert [option for option in submitted[0].sbatch() if option.startswith("--mem")] == expected
 
 

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from data_prep.errors import PrepError
 from data_prep.running.heartbeat import Heartbeat, StallWatch
-from data_prep.running.tasks import Step, key_of, read_task, run_task, write_tasks
+from data_prep.running.tasks import Step, key_of, run_task
 from fairseq_alma.core.files import write_whole
 from fairseq_alma.core.store import Store
 from tests.data_prep.running.slurm_tasks import Misbehave
@@ -95,30 +94,12 @@ def test_a_task_that_raises_an_exception_leaves_the_name_of_its_input(tmp_path):
     assert json.loads(path.read_text())["at"] == "book_7.txt"
 
 
-def test_a_worker_reads_its_task_without_reading_the_tasks_before_it(tmp_path):
-    descriptions = [f'{{"number": {number}, "name": "größe"}}' for number in range(2000)]
-    write_tasks(tmp_path, descriptions)
-    assert [read_task(tmp_path, number) for number in (0, 1, 1999)] == [f"{descriptions[n]}\n" for n in (0, 1, 1999)]
-    with pytest.raises(PrepError, match="lists 2000 tasks, so it has no task 2000"):
-        read_task(tmp_path, 2000)
-    [path] = tmp_path.iterdir()
-    content = path.read_bytes()
-    # Overwrite the description of every task but the last, and every row of the table but the first and the last.
-    row, first = 16, int(content[:15])
-    last = int(content[1999 * row : 1999 * row + 15])
-    path.write_bytes(
-        content[:row] + b"\n" * (1998 * row) + content[1999 * row : first] + b"\n" * (last - first) + content[last:]
-    )
-    assert read_task(tmp_path, 1999) == f"{descriptions[1999]}\n"
-
-
 def test_a_stored_result_that_disappears_while_it_is_taken_is_none(tmp_path, monkeypatch):
     task = Misbehave(0, str(tmp_path / "starts"))
     done, step = Step(tmp_path / "done", [task]), Step(tmp_path / "step", [task])
     for folder in (done.folder, step.folder):
         folder.mkdir()
-    write_tasks(done.folder, [task.description()])
-    run_task(str(done.folder), 0)
+    run_task(str(done.folder), 0, task.description())
     store, key, take = Store(tmp_path / "store"), key_of(task.description()), Store.take
     done.put(0, store)
     with monkeypatch.context() as context:

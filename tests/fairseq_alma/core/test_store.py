@@ -12,18 +12,18 @@ from tests.commands import ROOT
 KEY, OTHER = "ab" * 32, "cd" * 32
 
 
-def test_files_folders_and_values_are_taken_as_they_were_put(tmp_path):
+def test_files_and_values_are_taken_as_they_were_put(tmp_path):
     store = Store(tmp_path / "store")
     assert store.take(KEY) is None
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "a.txt").write_text("one")
     (tmp_path / "in" / "sub" / "b.txt").write_text("two")
-    store.put(KEY, tmp_path / "in", {"words": 2})
+    store.put(KEY, {name: tmp_path / "in" / name for name in ("a.txt", "sub/b.txt")}, {"words": 2})
     entry = store.take(KEY)
     assert entry.value == {"words": 2}
     assert {name: (entry.folder / name).read_text() for name in entry.files} == {"a.txt": "one", "sub/b.txt": "two"}
     assert entry.files["a.txt"]["bytes"] == 3
-    store.put(OTHER, tmp_path / "in" / "a.txt")
+    store.put(OTHER, {"a.txt": tmp_path / "in" / "a.txt"})
     assert (store.take(OTHER).folder / "a.txt").read_text() == "one"
     with store.writing("ef" * 32) as folder:
         (folder / "c.txt").write_text("three")
@@ -44,7 +44,7 @@ def test_links_share_the_disk_and_known_digests_are_not_computed_again(tmp_path)
 def test_a_damaged_entry_counts_as_absent_and_is_replaced(tmp_path, damage):
     path, store = tmp_path / "a.txt", Store(tmp_path / "store")
     path.write_text("one")
-    store.put(KEY, path)
+    store.put(KEY, {"a.txt": path})
     stored = store.take(KEY).folder
     if damage == "missing":
         (stored / "a.txt").unlink()
@@ -53,7 +53,7 @@ def test_a_damaged_entry_counts_as_absent_and_is_replaced(tmp_path, damage):
     else:
         (stored / "a.txt").write_text("two" if damage == "changed" else "o")
     assert store.take(KEY) is None
-    store.put(KEY, path)
+    store.put(KEY, {"a.txt": path})
     assert (store.take(KEY).folder / "a.txt").read_text() == "one"
     assert [each.name for each in (tmp_path / "store").iterdir()] == [KEY]
 
@@ -72,7 +72,7 @@ def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):
     left.mkdir(parents=True)
     path.write_text("one")
     os.utime(left, (0, 0))
-    Store(tmp_path / "store").put(KEY, path)
+    Store(tmp_path / "store").put(KEY, {"a.txt": path})
     assert not left.exists()
 
 
