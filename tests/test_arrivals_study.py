@@ -53,8 +53,8 @@ def test_the_table_has_differences_from_33_stages_and_regrets_against_retraining
         "sotu_arrivals_oracle_5": {0: run(study, 1, flops=3.0), 1: run(study, 2, flops=3.0)},
     }
     monkeypatch.setattr(study.ArrivalStudy, "rows_by_seed", lambda self, name: runs.get(name, {}))
-    lines = study._table("sotu", [{"test": {"tokens": 1, "bytes": 1}}] * study.PERIODS)
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[4:] if line]
+    lines = study._rows("sotu", [{"test": {"tokens": 1, "bytes": 1}}] * study.PERIODS)
+    cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines]
     half, double, none = "-50.0 ± 0.0", "+100.0 ± 0.0", "+0.0 ± 0.0"
     assert cells == [
         ["**anytime**", "33", "", "", "", *[double] * 5, "2", "1.00"],
@@ -65,4 +65,4 @@ def test_the_table_has_differences_from_33_stages_and_regrets_against_retraining
 
 def test_there_is_no_table_without_the_runs_to_compare_with(study, monkeypatch):
     monkeypatch.setattr(study.ArrivalStudy, "rows_by_seed", lambda self, name: {})
-    assert study._table("sotu", []) == []
+    assert study._rows("sotu", []) == []

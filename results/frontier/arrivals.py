@@ -61,23 +61,28 @@ TIMES = range(FIRST, PERIODS + 1, FIRST)
 """The arrivals at which the oracle is retrained."""
 GAPS = {33: 1, 17: 2, 9: 4, 5: 8}
 """Number of stages -> number of periods on which each stage but the first one trains."""
-AVERAGE = ("schedule=constant", "average=power:8", "lr=0.005", "warmup_updates=40")
+CONSTANT = ("schedule=constant", "lr=0.005", "warmup_updates=40")
+AVERAGE = (*CONSTANT, "average=power:8")
 KEEP = (*AVERAGE, "optimizer_state=keep")
 DECAY = ("lr=0.01", "warmup_updates=40")
 RETRAINED = ("from_scratch=true", "replay=all")
 LEARNERS = {
     "anytime": ((*KEEP, "replay=0.5"), tuple(GAPS), "**anytime**"),
+    "decay": (
+        (*CONSTANT, "average=decay:0.99", "optimizer_state=keep", "replay=0.5"), (33, 5),
+        "anytime with `average=decay:0.99`",
+    ),
     "uniform": ((*KEEP, "replay=uniform"), (33, 5), "anytime with `replay=uniform`"),
     "no_replay": (KEEP, (33, 5), "anytime without replay"),
     "sm_replay": (("replay=0.5", *DECAY), (33, 5), "SM, `replay=0.5`"),
     "oracle": ((*AVERAGE, *RETRAINED), (5,), "retrained on all text, constant rate and average"),
     "oracle_decay": ((*DECAY, *RETRAINED), (5,), "retrained on all text, rate that falls to 0"),
-}
+}  # fmt: skip
 """Name -> settings, numbers of stages, and the name in the table."""
 BASE, ORACLE = "anytime_33", "oracle_5"
 PARTS = {"arrived": "arrived", "newest": "newest", "next": "next"}
 """Parts of the matrix of losses, averaged over all arrivals -> how the table names them."""
-CORPORA = {"sotu": "Speeches of presidents, 1790 to 2026", "peps": "Python's proposals, 1996 to 2026"}
+CORPORA = {"sotu": "speeches", "peps": "proposals"}
 LIMITS = {
     "sotu": "1812-11-04,1825-12-06,1831-12-06,1836-12-06,1840-12-05,1845-12-02,1848-12-05,1852-12-06,1857-12-08,"
     "1861-12-03,1867-12-03,1873-12-01,1878-12-02,1882-12-04,1887-12-06,1891-12-09,1895-12-02,1898-12-05,1901-12-03,"
@@ -148,11 +153,12 @@ STUDIES = {corpus: _study(corpus) for corpus in CORPORA}
 
 
 def tables() -> dict[str, str]:
-    """Return file name -> the tables of both corpora; {} without ledgers."""
+    """Return file name -> the table; {} without ledgers."""
     sizes = read_sizes(SIZES)
-    lines = [line for corpus in CORPORA if corpus in sizes for line in _table(corpus, sizes[corpus])]
-    if not lines:
+    rows = [row for corpus in CORPORA if corpus in sizes for row in _rows(corpus, sizes[corpus])]
+    if not rows:
         return {}
+    names = ["corpus", "learner", "stages", *PARTS.values(), *(f"t = {t}" for t in TIMES), "seeds", "FLOPs"]
     note = (
         "Bits per byte relative to anytime with 33 stages, in percent, averaged over all arrivals from "
         f"t = {FIRST} on: over the periods that have arrived, over the newest of them, and over the next one. "
@@ -160,11 +166,12 @@ def tables() -> dict[str, str]:
         "the periods that have arrived at the t-th of 40 arrivals. All differences are paired over seeds, with their "
         "standard error; negative is better. FLOPs are relative to anytime with 33 stages."
     )
-    return {"arrivals.md": "\n".join(["# The same text in few or many arrivals", "", *lines, note, ""])}
+    head = [f"| {' | '.join(names)} |", f"|:---|:---|{'---:|' * (len(names) - 2)}"]
+    return {"arrivals.md": "\n".join(["# The same text in few or many arrivals", "", *head, *rows, "", note, ""])}
 
 
-def _table(corpus: str, periods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of the table of a corpus; [] without the runs with which the others are compared."""
+def _rows(corpus: str, periods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows of a corpus; [] without the runs with which the others are compared."""
     study = STUDIES[corpus]
     found = {row.name.removeprefix(f"{corpus}_arrivals_"): study.rows_by_seed(row.name) for row in study.rows}
     found = {name: runs for name, runs in found.items() if runs}
@@ -179,20 +186,14 @@ def _table(corpus: str, periods: Sequence[Mapping[str, Any]]) -> list[str]:
         for name, runs in found.items()
     }
     columns = [*((part, BASE) for part in PARTS), *((str(t), ORACLE) for t in TIMES)]
-    lines = [
-        f"## {CORPORA[corpus]}",
-        "",
-        f"| learner | stages |{''.join(f' {part} |' for part in PARTS.values())}"
-        f"{''.join(f' t = {t} |' for t in TIMES)} seeds | FLOPs |",
-        f"|:---|---:|{'---:|' * (len(columns) + 2)}",
-    ]
+    lines = []
     for name, runs in found.items():
         cells = ["" if name == base else change_text(scores[base], scores[name], part) for part, base in columns]
         flops = training_flops(runs) / training_flops(found[BASE])
         learner, number = name.rsplit("_", 1)
-        texts = [LEARNERS[learner][2], number, *cells, str(len(runs)), f"{flops:.2f}"]
+        texts = [CORPORA[corpus], LEARNERS[learner][2], number, *cells, str(len(runs)), f"{flops:.2f}"]
         lines.append(f"| {' | '.join(texts)} |")
-    return [*lines, ""]
+    return lines
 
 
 if __name__ == "__main__":
