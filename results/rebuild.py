@@ -58,7 +58,19 @@ def rebuild(out: Path, tables_only: bool = False) -> list[str]:
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
-    texts = ("books", "waits", "one_pass", "growth", "drift", "causal", "vocabulary", "rivals", "replay", "arrivals")
+    texts = (
+        "books",
+        "waits",
+        "one_pass",
+        "growth",
+        "drift",
+        "causal",
+        "vocabulary",
+        "rivals",
+        "sizes",
+        "replay",
+        "arrivals",
+    )
     for file in ("mnist", "cifar10", "image_rivals", *texts, "base"):
         for name, text in _study("frontier", file).tables().items():
             written.append(_write(out, Path("results/frontier") / name, text))

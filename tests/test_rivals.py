@@ -255,9 +255,9 @@ def test_rows_use_what_was_chosen_on_another_stream(study, tmp_path, monkeypatch
     assert study.SELECTED_ON.stream not in {one.stream for one in study.STUDIES}
     anytime = study.RECIPES["anytime"]
     monkeypatch.setitem(study.RECIPES, "anytime", replace(anytime, grid={"lr": ("1", "2")}))
-    assert study.chosen("no_replay") == study.chosen("anytime") == {"lr": "2"}
+    assert study.SELECTED_ON.chosen("no_replay") == study.SELECTED_ON.chosen("anytime") == {"lr": "2"}
     monkeypatch.setitem(study.RECIPES, "anytime", replace(anytime, grid={"lr": ("1", "2", "3")}))
-    assert study.chosen("anytime") is None  # not everything was tried
+    assert study.SELECTED_ON.chosen("anytime") is None  # not everything was tried
 
 
 def test_a_grid_is_searched_name_by_name_and_nothing_twice(study, tmp_path):
@@ -306,8 +306,8 @@ def test_the_averages_of_the_table_begin_at_the_second_arrival(study):
         for t, bits in ((0, [9, 9, 9]), (1, [8, 8, 8]), (2, [2, 4, 6]), (3, [3, 3, 6]))
     ]
     # Half of: (3 + 4) / 2; (4 + 6) / 2; 6; 4.
-    assert study._parts(rows, periods) == pytest.approx({"arrived": 1.75, "newest": 2.5, "next": 3.0, "last": 2.0})
-    assert study._parts(rows, None) == pytest.approx({"arrived": 2.5, "last": 3.0})
+    assert study.parts_of(rows, periods) == pytest.approx({"arrived": 1.75, "newest": 2.5, "next": 3.0, "last": 2.0})
+    assert study.parts_of(rows, None) == pytest.approx({"arrived": 2.5, "last": 3.0})
 
 
 @pytest.mark.slow

@@ -186,12 +186,6 @@ RECIPES = {
 """Name -> recipe, in the order in which they run. The last one needs a package that may be missing."""
 
 
-def chosen(name: str) -> dict[str, str] | None:
-    """Return the values with the lowest loss on validation text for a recipe; None if not all were tried."""
-    name = RECIPES[name].as_for or name
-    return SELECTION.best(SELECTED_ON.stream, name, RECIPES[name].grid)
-
-
 @dataclass(frozen=True)
 class RivalStudy(TextStudy):
     """The runs on one stream. The run of a recipe has the name STREAM_rival_RECIPE."""
@@ -206,6 +200,7 @@ class RivalStudy(TextStudy):
     """Kind and file of the text, as in alma-prep's --source, with the file in the folder of the data."""
     options: tuple[str, ...] = ()
     """Other arguments of alma-prep."""
+    recipes: ClassVar[Mapping[str, Recipe]] = RECIPES
     data: ClassVar[str] = "."
     common: ClassVar[tuple[str, ...]] = (
         *(text for text in SETTINGS if not text.startswith("lr=")),
@@ -229,9 +224,14 @@ class RivalStudy(TextStudy):
             add_sizes(SIZES, self.stream, stream)
         return stream
 
+    def chosen(self, name: str) -> dict[str, str] | None:
+        """Return the values with the lowest loss on validation text for a recipe; None if not all were tried."""
+        name = self.recipes[name].as_for or name
+        return SELECTION.best(SELECTED_ON.stream, name, self.recipes[name].grid)
+
     def row(self, name: str, values: Mapping[str, str], updates: int) -> Row:
         """Return the runs of a recipe with these values from its grid, if a stage of anytime has `updates` updates."""
-        recipe = RECIPES[name]
+        recipe = self.recipes[name]
         times = recipe.times(self.mega_batches, updates)
         return Row(f"{self.stream}_rival_{name}", recipe.arguments(values), seeds=tuple(range(SEEDS)), times=times)
 
@@ -250,17 +250,17 @@ class RivalStudy(TextStudy):
                 print(f"{name} {values}: {validation_loss(run):.4f}", flush=True)
                 return validation_loss(run)
 
-            if SELECTION.search(self.stream, name, RECIPES[name].grid, measure) is None:
+            if SELECTION.search(self.stream, name, self.recipes[name].grid, measure) is None:
                 print(f"{name}: not everything was tried: give the same command again", file=sys.stderr, flush=True)
 
-        names = [name for name, recipe in RECIPES.items() if not recipe.as_for and name.startswith(arguments.only)]
+        names = [name for name, one in self.recipes.items() if not one.as_for and name.startswith(arguments.only)]
         with ThreadPoolExecutor(arguments.side_by_side) as pool:
             list(pool.map(search, names))
 
     def do(self, arguments: argparse.Namespace, out: Path) -> None:
         if arguments.what == "select":
             return self._select(arguments, out)
-        values = {name: chosen(name) for name in RECIPES}
+        values = {name: self.chosen(name) for name in self.recipes}
         if without := [name for name, one in values.items() if one is None]:
             print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
                   file=sys.stderr)  # fmt: skip
@@ -365,11 +365,11 @@ def _runs(study: RivalStudy, sizes: Mapping[str, Any]) -> dict[str, Runs]:
     """
     found = {name: study.rows_by_seed(f"{study.stream}_rival_{name}") for name in RECIPES}
     periods = sizes[study.stream] if study.has_periods and found["anytime"] else None
-    base = {seed: _parts(rows, periods) for seed, rows in found["anytime"].items()}
+    base = {seed: parts_of(rows, periods) for seed, rows in found["anytime"].items()}
     known = {}
     for name, by_seed in found.items():
         if rows := {seed: one for seed, one in by_seed.items() if seed in base}:
-            parts = {seed: _parts(one, periods) for seed, one in rows.items()}
+            parts = {seed: parts_of(one, periods) for seed, one in rows.items()}
             names = next(iter(parts.values()))
             changes = {
                 part: [100 * (own[part] / base[seed][part] - 1) for seed, own in parts.items()] for part in names
@@ -417,7 +417,7 @@ PARTS = {"arrived": "arrived", "newest": "newest", "next": "next", "last": "afte
 """Parts of the matrix of losses -> how the table names them."""
 
 
-def _parts(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]] | None) -> dict[str, float]:
+def parts_of(rows: Sequence[LedgerRow], periods: Sequence[Mapping[str, Any]] | None) -> dict[str, float]:
     """Return the bits per byte of a run over parts of the matrix, from t = 2 on; without periods, over the test set.
 
     At t = 1, a learner that waits for two mega-batches has not trained yet.
