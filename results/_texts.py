@@ -136,15 +136,14 @@ class TextStudy(ABC):
     def _stream(self, arguments: argparse.Namespace, out: Path) -> Path:
         """Return the folder of the stream, which is made of the text if it does not exist.
 
-        Without the text, a stream is used that was copied from another machine. If there is none, this script exits.
+        Without the stream and the text, this script exits.
         """
-        if arguments.data is not None:
-            return self._make_stream(arguments.data, out)
-        if not (out / "stream" / "manifest.json").exists():
-            sys.exit(
-                f"no text: give {self._option} FOLDER, or copy the stream from another machine to {out / 'stream'}"
-            )
-        return out / "stream"
+        stream = out / "stream"
+        if (stream / "stream.json").exists():  # finished here, or copied from another machine
+            return stream
+        if arguments.data is None:
+            sys.exit(f"no text: give {self._option} FOLDER, or copy the stream from another machine to {stream}")
+        return self._make_stream(arguments.data, out)
 
     def _run(
         self, tasks: Sequence[tuple[int, Row]], stream: Path, data: str, out: Path, side_by_side: int, deadline: float
