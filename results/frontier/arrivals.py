@@ -74,7 +74,8 @@ LEARNERS = {
     ),
     "uniform": ((*KEEP, "replay=uniform"), (33, 5), "anytime with `replay=uniform`"),
     "no_replay": (KEEP, (33, 5), "anytime without replay"),
-    "sm_replay": (("replay=0.5", *DECAY), (33, 5), "SM, `replay=0.5`"),
+    # A stage of 33 would have 33 or 35 updates, fewer than the warm-up.
+    "sm_replay": (("replay=0.5", *DECAY), (5,), "SM, `replay=0.5`"),
     "oracle": ((*AVERAGE, *RETRAINED), (5,), "retrained on all text, constant rate and average"),
     "oracle_decay": ((*DECAY, *RETRAINED), (5,), "retrained on all text, rate that falls to 0"),
 }  # fmt: skip
