@@ -19,8 +19,9 @@ This module is also the program of the jobs:
 
     python -m data_prep.running.slurm STEP_FOLDER ARRAY_FOLDER HEARTBEAT_SECONDS
 
-ARRAY_FOLDER contains the numbers of the array's tasks, and for each job with index I (the variable SLURM_ARRAY_TASK_ID)
-its output `I.log` and, if its task has raised an exception, `I.failed`, which says why.
+ARRAY_FOLDER contains tasks.txt, with the number and the description of each task of the array in a line, and for each
+job with index I (the variable SLURM_ARRAY_TASK_ID) its output `I.log` and, if its task has raised an exception,
+`I.failed`, which says why.
 """
 
 import collections

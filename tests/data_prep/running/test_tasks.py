@@ -1,4 +1,4 @@
-"""The list of tasks, and the heartbeats of the workers that do them."""
+"""Tasks whose results are kept, and the heartbeats of the workers that do them."""
 
 import json
 import os
