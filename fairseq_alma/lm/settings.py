@@ -180,6 +180,7 @@ class LanguageModelSettings(RunSettings):
             self._check_updates,
             self._check_optimisation,
             self._check_values,
+            self._check_warmup,
             self._check_continuation,
             self._complete_and_check_learner_settings,
         ):
@@ -205,6 +206,17 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(
                 f"weight_decay={self.weight_decay} must be below 1 / lr = {1 / self.lr:g}: an update multiplies the "
                 "parameters by 1 - lr * weight_decay"
+            )
+
+    def _check_warmup(self) -> None:
+        """Raise SettingError if a stage of the usual length would end before its warm-up."""
+        updates = self.updates
+        if self.updates_per_mega_batch and isinstance(self.wait, int):  # with other waits, the stages differ in length
+            updates = self.updates_per_mega_batch * self.wait
+        if updates and updates < (self.warmup_updates or 0):
+            raise SettingError(
+                f"warmup_updates={self.warmup_updates} is more than the {updates} updates of a stage, which would end "
+                f"before the learning rate reaches lr={self.lr}: lower warmup_updates= or train for more updates"
             )
 
     def _check_values(self) -> None:

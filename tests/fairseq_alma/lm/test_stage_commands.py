@@ -6,7 +6,7 @@ import pytest
 from omegaconf import DictConfig
 
 from fairseq_alma.checkpoints import require_checkpoint
-from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -100,3 +100,14 @@ def test_the_papers_warm_up_is_at_most_4000_updates():
     assert settings.warmup_of_stage(120_000) == 4000
     assert settings.warmup_of_stage(1000) == 50
     assert LanguageModelSettings(stream="s", out="o", updates=9, warmup_updates=7).warmup_of_stage(1000) == 7
+
+
+@pytest.mark.parametrize("length", [{"updates": 9}, {"updates_per_mega_batch": 3, "wait": 3}])
+def test_a_warm_up_is_not_longer_than_a_stage(length):
+    LanguageModelSettings(stream="s", out="o", warmup_updates=9, **length)
+    with pytest.raises(SettingError, match="warmup_updates=10 is more than the 9 updates of a stage"):
+        LanguageModelSettings(stream="s", out="o", warmup_updates=10, **length)
+
+
+def test_stages_of_different_lengths_may_be_shorter_than_the_warm_up():
+    LanguageModelSettings(stream="s", out="o", warmup_updates=10, updates_per_mega_batch=3, wait=[4, 5])
