@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def tree_cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds (user and system) of a process and its descendants, also of those that have ended."""
+def process_tree(pid: int) -> dict[int, list[int]]:
+    """Return the ids of a process and its descendants -> their utime, stime, cutime and cstime, in clock ticks."""
     parents, ticks = {}, {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -30,13 +31,17 @@ def tree_cpu_seconds(pid: int) -> float:
         except (FileNotFoundError, ProcessLookupError):  # the process ended after it was listed
             continue
         parents[int(folder.name)] = int(fields[1])
-        # Add utime, stime, cutime and cstime: user and system time of the process and of its ended children.
-        ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+        ticks[int(folder.name)] = [int(field) for field in fields[11:15]]
     tree, found = set(), {pid}
     while found:
         tree |= found
         found = {child for child, parent in parents.items() if parent in found} - tree
-    return sum(ticks.get(member, 0) for member in tree) / TICKS_PER_SECOND
+    return {member: ticks[member] for member in tree & ticks.keys()}
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds (user and system) of a process and its descendants, also of those that have ended."""
+    return sum(map(sum, process_tree(pid).values())) / TICKS_PER_SECOND
 
 
 def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = None) -> tuple[float, str]:
@@ -52,6 +57,26 @@ def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = 
         raise RuntimeError(f"{' '.join(command)}\nended with status {result.returncode}:\n{result.stderr[-3000:]}")
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system, result.stdout
+
+
+def environment_of(name: str, packages: Sequence[str], sees_ours: bool = False) -> Path:
+    """Return the Python interpreter of a virtual environment in runs/benchmarks, which is created if it is missing.
+
+    Args:
+        name: name of the environment.
+        packages: what pip installs there.
+        sees_ours: whether it can also import the packages of this Python.
+    """
+    folder = ROOT / "runs" / "benchmarks" / name
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        if sees_ours:
+            own = Path(sysconfig.get_path("purelib"))
+            (folder / own.relative_to(sys.prefix) / "project.pth").write_text(f"{own}\n")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        (folder / "ready").touch()
+    return python
 
 
 class StepByStep:
@@ -130,6 +155,32 @@ def timed_lines(
 def _ended_early(command: Sequence[str], lines: Sequence[str]) -> RuntimeError:
     last = "".join(lines[-30:])
     return RuntimeError(f"{' '.join(command)}\nended before it printed all expected lines; its last output:\n{last}")
+
+
+def interleaved(
+    alternatives: Mapping[str, Callable[[], object]], repeats: int, num_steps: int = 1, on_gpu: bool = False
+) -> dict[str, list[float]]:
+    """Return the seconds per step of each alternative, one number per repeat. The alternatives take turns."""
+
+    def clock() -> float:
+        """Return the CPU time. On a GPU, wait until it has finished and return the wall time."""
+        if on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.process_time()
+
+    for step in alternatives.values():
+        step()  # a warm-up
+    seconds: dict[str, list[float]] = {name: [] for name in alternatives}
+    for _ in range(repeats):
+        for name, step in alternatives.items():
+            start = clock()
+            for _ in range(num_steps):
+                step()
+            seconds[name].append((clock() - start) / num_steps)
+    return seconds
 
 
 def ratio_columns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:

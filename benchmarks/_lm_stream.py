@@ -1,4 +1,4 @@
-"""Write a stream folder of random words, for the parts of lm_quick.py that need no real text."""
+"""Write a stream folder of random words, for benchmarks that need no real text."""
 
 import hashlib
 import json

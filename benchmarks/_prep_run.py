@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _common import TICKS_PER_SECOND, tree_cpu_seconds
+from _common import TICKS_PER_SECOND, process_tree, tree_cpu_seconds
 
 VOCABULARY = 50_000
 MEGA_BATCHES = 4
@@ -86,7 +86,7 @@ class MeasuredRun:
         """Update the peaks of the current step ten times a second, until the run has ended."""
         disk_at = 0.0
         while not ended.wait(0.1):
-            peaks = {member: _anonymous_mib(member) for member in _tree(pid)}
+            peaks = {member: _anonymous_mib(member) for member in process_tree(pid)}
             now = self._now
             now[:] = [max(now[0], *peaks.values()), max(now[1], peaks.get(pid, 0.0))]
             if self._folders and time.monotonic() - disk_at > _DISK_SECONDS:
@@ -110,24 +110,7 @@ def disk_bytes(folders: Sequence[Path]) -> int:
 
 def _own_cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of one process, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return sum(map(int, fields[11:13])) / TICKS_PER_SECOND
-
-
-def _tree(pid: int) -> set[int]:
-    """Return the ids of a process and its descendants."""
-    tree, found = set(), {pid}
-    while found:
-        tree |= found
-        children: set[int] = set()
-        for member in found:
-            for path in Path(f"/proc/{member}/task").glob("*/children"):
-                try:
-                    children.update(map(int, path.read_text().split()))
-                except OSError:
-                    continue
-        found = children - tree
-    return tree
+    return sum(process_tree(pid)[pid][:2]) / TICKS_PER_SECOND
 
 
 def _anonymous_mib(pid: int) -> float:

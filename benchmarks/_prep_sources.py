@@ -2,28 +2,11 @@
 
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from _common import ROOT, cpu_seconds_of, ratio_columns, table, tree_cpu_seconds, verdict
-
-
-def peers_environment(folder: Path) -> Path:
-    """Return the Python interpreter of a virtual environment that contains warcio and Trafilatura.
-
-    Args:
-        folder: folder of the environment, which is created if it is missing.
-    """
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        names = ["warcio==1.8.1", "trafilatura==2.0.0", "lxml_html_clean"]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *names], check=True)
-        (folder / "ready").touch()
-    return python
-
+from _common import ROOT, cpu_seconds_of, environment_of, ratio_columns, table, tree_cpu_seconds, verdict
 
 ALTERNATIVE = """
 import sys, time
@@ -69,7 +52,7 @@ def measure_archives(warc: Path, scratch: Path, repeats: int) -> list[str]:
         scratch: folder for temporary files.
         repeats: number of rounds.
     """
-    python = peers_environment(ROOT / "runs" / "benchmarks" / "prep_peers")
+    python = environment_of("prep_peers", ("warcio==1.8.1", "trafilatura==2.0.0", "lxml_html_clean"))
     archive = scratch / "many.warc.gz"
     archive.write_bytes((warc / "aut-example.warc.gz").read_bytes() * 4)
     size = archive.stat().st_size / 1e6

@@ -3,11 +3,10 @@
 The networks are the members of an ensemble, or single networks with different seeds.
 """
 
-import time
 from collections.abc import Callable
 
 import torch
-from _common import ratio_columns, table, verdict
+from _common import interleaved, ratio_columns, table, verdict
 
 from vision.batches import Batches, Rows, StageData
 from vision.networks import MLPStack
@@ -16,19 +15,6 @@ from vision.seeds import generator
 from vision.training import OwnLoss, train_stage
 
 EPOCHS = 5
-
-
-def interleaved(alternatives: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each alternative, one number per repeat. The alternatives take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in alternatives}
-    for work in alternatives.values():
-        work()  # a warm-up
-    for _ in range(repeats):
-        for name, work in alternatives.items():
-            start = time.process_time()
-            work()
-            seconds[name].append(time.process_time() - start)
-    return seconds
 
 
 def rows(num_seeds: int, num_examples: int) -> Rows:

@@ -16,14 +16,13 @@ vmap           five networks as one, by torch.func (functional_call, vmap)
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count
 from typing import Any
 
 import torch
-from _common import provenance, ratio_columns, table, verdict, write_part
+from _common import interleaved, provenance, ratio_columns, table, verdict, write_part
 
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.batches import Batches, Rows, StageData
@@ -190,30 +189,6 @@ def repeat(step: Callable[[], None], times: int) -> None:
         step()
 
 
-def interleaved(
-    steps_of: dict[str, Callable[[], object]], repeats: int, num_steps: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Return the seconds per step of each alternative, one number per repeat. The alternatives take turns."""
-
-    def clock() -> float:
-        """Return the CPU time. On a GPU, wait until it has finished and return the wall time."""
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
-    for step in steps_of.values():
-        step()  # a warm-up
-    seconds: dict[str, list[float]] = {name: [] for name in steps_of}
-    for _ in range(repeats):
-        for name, step in steps_of.items():
-            start = clock()
-            for _ in range(num_steps):
-                step()
-            seconds[name].append((clock() - start) / num_steps)
-    return seconds
-
-
 class Timer:
     """Measures alternatives that take turns.
 
@@ -227,7 +202,7 @@ class Timer:
 
     def row(self, steps_of: dict[str, Callable[[], object]], num_steps: int) -> tuple[list[str], dict[str, float]]:
         """Return the milliseconds of each alternative, and the ratio of the first one's speed to each other one's."""
-        seconds = interleaved(steps_of, self._repeats, num_steps, self._device)
+        seconds = interleaved(steps_of, self._repeats, num_steps, self._device.type == "cuda")
         first, *others = steps_of
         ratios = {name: ratio_columns(seconds[name], seconds[first])[1] for name in others}
         return [f"{1000 * min(values):.1f}" for values in seconds.values()], ratios

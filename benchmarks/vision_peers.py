@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _common import ROOT, provenance, ratio_columns, table, verdict
+from _common import ROOT, cpu_seconds_of, environment_of, provenance, ratio_columns, table, verdict
 from _vision_stacks import stack_tables
 
 PEERS = ("plain", "continuum", "avalanche", "original", "tensors")
@@ -31,24 +31,7 @@ NAMES = {
     "tensors": "tensors, torch.optim, no loader",
 }
 WIDTH, EPOCHS = 32, 20
-
-
-def peers_environment(folder: Path) -> Path:
-    """Return the Python interpreter of a virtual environment that contains the other libraries.
-
-    Args:
-        folder: folder of the environment, which is created if it is missing.
-    """
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        packages = Path(sys.prefix) / "lib" / version / "site-packages"
-        (folder / "lib" / version / "site-packages" / "project.pth").write_text(f"{packages}\n")
-        names = ["continuum==1.2.7", "avalanche-lib==0.6.0", "fvcore==0.1.5.post20221221", "six"]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *names], check=True)
-        (folder / "ready").touch()
-    return python
+PACKAGES = ("continuum==1.2.7", "avalanche-lib==0.6.0", "fvcore==0.1.5.post20221221", "six")
 
 
 def run_peer(peer: str, stages: int, arguments: argparse.Namespace) -> dict:
@@ -57,7 +40,7 @@ def run_peer(peer: str, stages: int, arguments: argparse.Namespace) -> dict:
     Return a dictionary with its test errors ("errors"), and the CPU seconds of its imports ("imports") and of the
     complete process ("all").
     """
-    python = peers_environment(ROOT / "runs" / "benchmarks" / "vision_peers")
+    python = environment_of("vision_peers", PACKAGES, sees_ours=True)
     data_root = Path(arguments.data_root).absolute()
     with tempfile.TemporaryDirectory() as folder:
         # torchvision and Continuum name the data folder after the class that reads it.
@@ -80,13 +63,8 @@ def run_ours(stages: int, arguments: argparse.Namespace) -> dict:
         program = Path(sys.prefix) / "bin" / "alma-vision"
         command = [program, "dataset=mnist", f"data_root={arguments.data_root}", "wait=10",
                    f"width={WIDTH}", f"epochs={EPOCHS}", f"arrivals={10 * stages}", f"out={folder}/run"]  # fmt: skip
-        before = os.times()
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        after = os.times()
-        if result.returncode:
-            raise RuntimeError(f"alma-vision failed:\n{result.stderr[-3000:]}")
+        seconds, _ = cpu_seconds_of(list(map(str, command)))
         rows = [json.loads(line) for line in (Path(folder) / "run" / "ledger.jsonl").read_text().splitlines()]
-    seconds = after.children_user + after.children_system - before.children_user - before.children_system
     probe = [sys.executable, "-W", "ignore", "-c", "import time, hydra, vision.cli; print(time.process_time())"]
     imports = float(subprocess.run(probe, capture_output=True, text=True, check=True).stdout)
     return {"errors": [row["error_rate"] for row in rows if row["updated"]], "imports": imports, "all": seconds}
@@ -143,11 +121,7 @@ def all_in_seeds(arguments: argparse.Namespace) -> list[str]:
                     command = [Path(sys.prefix) / "bin" / "alma-vision", "dataset=mnist", "wait=10", f"width={width}",
                                f"data_root={arguments.data_root}", f"epochs={EPOCHS}", f"seeds={seeds}",
                                f"out={folder}/run"]  # fmt: skip
-                    before = os.times()
-                    subprocess.run(list(map(str, command)), capture_output=True, check=True)
-                    after = os.times()
-                spent = after.children_user + after.children_system - before.children_user - before.children_system
-                seconds[seeds].append(spent)
+                    seconds[seeds].append(cpu_seconds_of(list(map(str, command)))[0])
         ratio = ratio_columns(seconds[3], seconds[1])[1]
         rows.append([width, *(f"{statistics.median(seconds[s]):.1f}" for s in seconds), f"{ratio:.2f}",
                      verdict(ratio, target, at_most=True)])  # fmt: skip

@@ -12,7 +12,6 @@ import argparse
 import copy
 import itertools
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +19,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from _common import provenance, table
+from _common import cpu_seconds_of, provenance, table
+from _vision_stacks import rows
 from torch import Tensor
 
-from vision.batches import Batches, Rows, StageData
+from vision.batches import Batches, StageData
 from vision.networks import MLPStack
 from vision.optimizers import AdaDelta
 from vision.seeds import generator
@@ -34,14 +34,6 @@ BATCH, EXAMPLES = 128, 1080
 PIECES = ("batch", "forward", "loss", "backward", "optimizer")
 _Batch = TypeVar("_Batch")
 _Key = TypeVar("_Key")
-
-
-def rows(num_seeds: int, num_examples: int) -> Rows:
-    """Return random examples and labels, with the shapes of MNIST, for several seeds."""
-    count = num_seeds * num_examples
-    labels = torch.randint(10, (count,))
-    one_hot = torch.nn.functional.one_hot(labels, 10).float()
-    return Rows(torch.randn(count, 784), labels, one_hot, num_seeds, num_examples)
 
 
 def stacked(num_seeds: int, members: int, width: int) -> dict[str, Callable[[], object]]:
@@ -194,10 +186,7 @@ def imports(repeats: int) -> list[str]:
     best = dict.fromkeys(statements, float("inf"))
     for _ in range(repeats):
         for name, statement in statements.items():
-            before = os.times()
-            subprocess.run([sys.executable, "-c", statement], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            after = os.times()
-            spent = after.children_user + after.children_system - before.children_user - before.children_system
+            spent, _ = cpu_seconds_of([sys.executable, "-c", statement], {"OMP_NUM_THREADS": "1"})
             best[name] = min(best[name], spent)
     return table(["a process that imports", "CPU s"], [[name, f"{seconds:.2f}"] for name, seconds in best.items()])
 

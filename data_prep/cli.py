@@ -13,25 +13,8 @@ from data_prep.settings.cluster import Cluster
 from data_prep.settings.options import add_options, parsed_settings
 from data_prep.sources import Source
 from data_prep.summary import summary
-from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
-
-REMOVED = {
-    "--dry-run": "make a stream from a few of the files, and read the table of removed documents that it prints",
-    "--block-urls": "give --filter a function that looks at document.id, which is the URL of a crawled page",
-    "--rules": "give --filter a function that calls datatrove's C4QualityFilter or FineWebQualityFilter",
-    "--mask-pii": "give --filter a function that returns the text that datatrove's PIIFormatter makes",
-    "--duplicate-paragraphs": "give --filter a function that removes the lines of menus and notices",
-    "--keep-removed": "stream.json counts the removed documents by reason",
-    "--hold-out": "--partition chronological holds out whole documents",
-    "--cut-dates": "make the stream of the first period, and add each later one by --extend",
-    "--slurm-memory-gb": "give --slurm-memory, with a unit: 4G",
-    "--stall-seconds": "a worker counts as hung after 40 seconds without progress, with --executor slurm after 300",
-}
-"""Options of earlier versions -> what to do instead."""
-INSPECT = "stream.json counts what was read and removed, and documents/*.parquet names the documents"
-"""The same for the subcommand `inspect`."""
 
 
 @command("alma-prep", "run the same command again to continue")
@@ -50,13 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         return _check(argv[1:])
     if argv[:1] == ["grow-vocab"]:
         return _grow_vocabulary(argv[1:])
-    if argv[:1] == ["inspect"]:
-        raise SettingError(f"there is no inspect any more: {INSPECT}.")
     if "--drop-last" in argv:
         return _drop_last(argv)
-    for word in argv:
-        if reason := REMOVED.get(word.partition("=")[0]):
-            raise SettingError(f"there is no {word.partition('=')[0]} any more: {reason}.")
     parsed = _parser().parse_args(argv)
     given = parsed_settings(parsed, PrepSettings)
     settings = PrepSettings(

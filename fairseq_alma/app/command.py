@@ -45,7 +45,7 @@ from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
-from fairseq_alma.core.settings import GONE, SUCCESSORS, SettingErrors, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
 from launch.slurm import LAUNCH, SlurmSettings
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
@@ -292,7 +292,7 @@ class Command:
         for one in arguments:
             if pair := name_and_value(one):
                 # A mistyped name counts as the one that was meant. Otherwise, that one would be reported as missing.
-                is_typo = pair[0].isidentifier() and pair[0] not in {*known, *SUCCESSORS, *GONE}
+                is_typo = pair[0].isidentifier() and pair[0] not in known
                 meant = nearest_key(pair[0], known) if is_typo else pair[0]
                 if meant in known and meant != "out":
                     valid.append(f"{meant}={pair[1]}" if is_typo else one)

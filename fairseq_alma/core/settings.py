@@ -167,46 +167,14 @@ def defaults_of(cls: type[Settings]) -> dict[str, Any]:
     return {one.name: one.default for one in describe(cls) if one.default is not MISSING}
 
 
-SUCCESSORS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("predict_with", "average_power", "average_decay", "average_every"), "average=power:P or average=decay:D"
-    ),
-    "wait_ratio": "wait=geometric:RATIO",
-    "share": "reuse_from=FOLDER",
-    "split_by": "copy_experts_by=",
-    "new_members": "members=",
-    "gens_combine": "combine=",
-    "umix": "combine=logit or combine=logit_sum",
-    "nesterov": "optimizer=nesterov",
-    "split": "dataset=emnist_letters or another name of this kind",
-    **dict.fromkeys(("data_seed", "initialisation_seed", "order_seed"), "seed="),
-    "clip_norm": "fairseq='--clip-norm NUMBER'",
-    **{f"launch.{name}": f"launch.options='--{name}=...'" for name in ("account", "qos", "constraint")},
-    "launch.sbatch": "launch.options=",
-}
-"""Name of a setting that does not exist any more -> what to write instead."""
-
-
-GONE = (
-    "average_window", "cooldown_share", "drift_overlap", "error_matrix", "extra_updates", "grow_depth", "grow_noise",
-    "momentum", "patience_delta", "replay_memory", "routing_examples", "tensorboard", "threads", "untrained_tokens",
-    "validation_share",
-)  # fmt: skip
-"""Settings of earlier commits that no longer exist and have no successor."""
-
-
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise SettingError if one of `keys` is not in `known`.
 
-    The message suggests the successor of the key, or the most similar known key; otherwise it lists all known keys.
+    The message suggests the most similar known key; otherwise it lists all known keys.
     """
     unknown = sorted(set(keys) - set(known))
     if not unknown:
         return
-    successors = {key: SUCCESSORS[key] for key in unknown if SUCCESSORS.get(key, "").partition("=")[0] in known}
-    replaced = [f"{key}= is now {successor}" for key, successor in successors.items()]
-    if replaced := [*replaced, *(f"{key}= no longer exists: leave it out" for key in unknown if key in GONE)]:
-        raise SettingError(f"unknown settings {', '.join(unknown)}: {', '.join(replaced)}")
     near = {key: nearest_key(key, known) for key in unknown}
     hints = [f"did you mean {found}?" if len(unknown) == 1 else f"for {key}, did you mean {found}?"
              for key, found in near.items() if found]  # fmt: skip

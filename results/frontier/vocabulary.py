@@ -20,24 +20,21 @@ this script writes: the numbers of words, bytes and tokens of each period, for e
 
 import argparse
 import functools
-import importlib.util
 import json
-import math
 import os
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import causal  # noqa: E402
 from _grid import copy_results  # noqa: E402
-from _texts import SETTINGS, TOKENS_PER_SAMPLE, mean_text, run_command, size_of  # noqa: E402
+from _texts import SETTINGS, TOKENS_PER_SAMPLE, bits_per_byte, mean_text, run_command, size_of  # noqa: E402
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow  # noqa: E402
-from fairseq_alma.core.metrics import period_losses  # noqa: E402
 from fairseq_alma.core.run_folder import RunFolder  # noqa: E402
 
 NEW = 1000
@@ -45,25 +42,13 @@ NEW = 1000
 SIZES = HERE / "vocabulary_streams.json"
 
 
-def _causal() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("frontier_causal", HERE / "causal.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CAUSAL = _causal()
-
-
 def _stream(corpus: str, t: int, runs: Path) -> Path:
     """Return the stream whose tokenizer has the symbols up to mega-batch t. Up to t = 1, it is the causal stream.
 
     What does not exist is made.
     """
-    causal = runs / f"{corpus}_causal/stream"
     if t == 1:
-        return causal
+        return runs / f"{corpus}_causal/stream"
     folder = runs / f"{corpus}_vocabulary_{t}"
     words = ["grow-vocab", _stream(corpus, t - 1, runs), folder / "stream", "--symbols", NEW, "--learn-from", t]
     if not run_command(["alma-prep", *map(str, words)], folder / "stream.log"):
@@ -86,7 +71,7 @@ def _train(corpus: str, t: int, seed: int, is_grown: bool, runs: Path) -> Path:
     from fairseq_alma.checkpoints import require_checkpoint
     from fairseq_alma.evaluation.vocabulary import EMBEDDINGS
 
-    study = CAUSAL.STUDIES[f"{corpus}_causal"]
+    study = causal.STUDIES[f"{corpus}_causal"]
     fixed = runs / f"{corpus}_causal/{corpus}_causal_sm/seed_{seed}"
     folder = runs / f"{corpus}_{'grown' if is_grown else 'control'}_{t}" / f"seed_{seed}"
     if (folder / "summary.json").exists():
@@ -109,9 +94,9 @@ def _train(corpus: str, t: int, seed: int, is_grown: bool, runs: Path) -> Path:
 def _large_stream(corpus: str, runs: Path, data: Path) -> Path:
     """Return the causal stream with a larger vocabulary of the first period. It is made if it does not exist."""
     folder = runs / f"{corpus}_large"
-    words = CAUSAL.STUDIES[f"{corpus}_causal"].prepare(data, folder)
+    words = causal.STUDIES[f"{corpus}_causal"].prepare(data, folder)
     at = words.index("--vocab-size") + 1
-    words[at] = str(int(words[at]) + NEW * (CAUSAL.PERIODS - 1))
+    words[at] = str(int(words[at]) + NEW * (causal.PERIODS - 1))
     if not run_command(["alma-prep", str(folder / "stream"), *words], folder / "stream.log"):
         sys.exit(1)
     return folder / "stream"
@@ -119,7 +104,7 @@ def _large_stream(corpus: str, runs: Path, data: Path) -> Path:
 
 def _train_large(corpus: str, seed: int, runs: Path, data: Path) -> Path:
     """Train all stages with the larger vocabulary, unless they are trained. Return the run folder."""
-    study, folder = CAUSAL.STUDIES[f"{corpus}_causal"], runs / f"{corpus}_large" / f"seed_{seed}"
+    study, folder = causal.STUDIES[f"{corpus}_causal"], runs / f"{corpus}_large" / f"seed_{seed}"
     if (folder / "summary.json").exists():
         return folder
     # The run with the first vocabulary and the first grown one show what a symbol costs.
@@ -127,11 +112,11 @@ def _train_large(corpus: str, seed: int, runs: Path, data: Path) -> Path:
         _forward_flops(HERE / "ledgers" / name / f"seed_{seed}")
         for name in (f"{corpus}_causal_sm", f"{corpus}_grown_2")
     )
-    flops = fixed + (grown - fixed) * (CAUSAL.PERIODS - 1)
+    flops = fixed + (grown - fixed) * (causal.PERIODS - 1)
     updates = study.updates_of_stage(runs / f"{corpus}_causal/stream") * fixed // flops
     row = study.rows[0]
     words = ["alma-lm", f"stream={_large_stream(corpus, runs, data)}", f"out={folder}", *SETTINGS, *study.settings]
-    words += [*row.settings, f"mega_batches={CAUSAL.PERIODS}", f"{row.steps}={updates}", f"seed={seed}"]
+    words += [*row.settings, f"mega_batches={causal.PERIODS}", f"{row.steps}={updates}", f"seed={seed}"]
     if not run_command(words, folder.with_suffix(".log")):
         sys.exit(1)
     return folder
@@ -143,7 +128,7 @@ def _note_sizes(name: str, stream: Path) -> None:
     description = json.loads((stream / "stream.json").read_text())
     sizes[name] = {
         "vocabulary": description["vocab_size"],
-        "train": [size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, CAUSAL.PERIODS + 1)],
+        "train": [size_of(description["splits"][f"mega_batch_{j}"]) for j in range(1, causal.PERIODS + 1)],
         "test": [size_of(period["test"]) for period in description["periods"]],
     }
     SIZES.write_text(json.dumps(sizes, indent=1, sort_keys=True) + "\n")
@@ -151,11 +136,11 @@ def _note_sizes(name: str, stream: Path) -> None:
 
 def run(corpus: str, seeds: int, runs: Path, data: Path) -> None:
     """Train what has no committed ledger, one seed after the other, and copy the ledgers."""
-    for t in range(1, CAUSAL.PERIODS + 1):
+    for t in range(1, causal.PERIODS + 1):
         _note_sizes(f"{corpus}_{t}", _stream(corpus, t, runs))
-    tasks = [(seed, t, True) for seed in range(seeds) for t in range(2, CAUSAL.PERIODS + 1)]
+    tasks = [(seed, t, True) for seed in range(seeds) for t in range(2, causal.PERIODS + 1)]
     # One run without new symbols shows what a run of its own for each stage changes.
-    for seed, t, is_grown in [*tasks[: CAUSAL.PERIODS - 1], (0, 2, False), *tasks[CAUSAL.PERIODS - 1 :]]:
+    for seed, t, is_grown in [*tasks[: causal.PERIODS - 1], (0, 2, False), *tasks[causal.PERIODS - 1 :]]:
         name = f"{corpus}_{'grown' if is_grown else 'control'}_{t}"
         _run_one(name, seed, runs, data, functools.partial(_train, corpus, t, seed, is_grown, runs))
 
@@ -180,16 +165,16 @@ def tables() -> dict[str, str]:
         return {}
     sizes = json.loads(SIZES.read_text())
     lines = ["# A vocabulary that grows", "", *_bytes_per_token(sizes)]
-    for corpus, heading in CAUSAL.CORPORA.items():
+    for corpus, heading in causal.CORPORA.items():
         lines += _losses(corpus, heading, sizes)
     return {"vocabulary.md": "\n".join(lines)}
 
 
 def _bytes_per_token(sizes: Mapping[str, dict]) -> list[str]:
-    heading = " | ".join(f"period {t}" for t in range(1, CAUSAL.PERIODS + 1))
-    lines = [f"| corpus | symbols | {heading} |", f"|:---|---:|{'---:|' * CAUSAL.PERIODS}"]
-    for corpus, title in CAUSAL.CORPORA.items():
-        for name in (*range(1, CAUSAL.PERIODS + 1), "large"):
+    heading = " | ".join(f"period {t}" for t in range(1, causal.PERIODS + 1))
+    lines = [f"| corpus | symbols | {heading} |", f"|:---|---:|{'---:|' * causal.PERIODS}"]
+    for corpus, title in causal.CORPORA.items():
+        for name in (*range(1, causal.PERIODS + 1), "large"):
             if found := sizes.get(f"{corpus}_{name}"):
                 ratios = [f"{part['bytes'] / part['tokens']:.3f}" for part in found["train"]]
                 symbols = f"{found['vocabulary']:,}" + " from the start" * (name == "large")
@@ -199,27 +184,25 @@ def _bytes_per_token(sizes: Mapping[str, dict]) -> list[str]:
 
 def _losses(corpus: str, heading: str, sizes: Mapping[str, dict]) -> list[str]:
     """Return the lines about the losses on a corpus; [] without ledgers."""
-    fixed = CAUSAL.STUDIES[f"{corpus}_causal"].rows_by_seed(f"{corpus}_causal_sm")
+    study = causal.STUDIES[f"{corpus}_causal"]
+    fixed = study.rows_by_seed(f"{corpus}_causal_sm")
     lines = []
-    later = range(2, CAUSAL.PERIODS + 1)
+    later = range(2, causal.PERIODS + 1)
     for arm, title, ts in (
         ("control", "no new symbols", (2,)), ("grown", "grown", later), ("large", "larger from the start", later)
     ):  # fmt: skip
         for t in ts:
-            folder = HERE / "ledgers" / (f"{corpus}_large" if arm == "large" else f"{corpus}_{arm}_{t}")
-            ledgers = {
-                int(path.parent.name.removeprefix("seed_")): Ledger(path).rows()
-                for path in sorted(folder.glob("seed_*/ledger.jsonl.gz"))
-            }
+            ledgers = study.rows_by_seed(f"{corpus}_large" if arm == "large" else f"{corpus}_{arm}_{t}")
             seeds = sorted(ledgers.keys() & fixed.keys())
             if not seeds:
                 continue
-            old = [_bits_per_byte(_row_at(fixed[seed], t), sizes[f"{corpus}_1"]["test"]) for seed in seeds]
             key = {"control": 1, "grown": t, "large": "large"}[arm]
-            test = sizes[f"{corpus}_{key}"]["test"]
-            new = [_bits_per_byte(_row_at(ledgers[seed], t), test) for seed in seeds]
+            old, new = (
+                [bits_per_byte([_row_at(runs[seed], t)], [{"test": part} for part in test])[t] for seed in seeds]
+                for runs, test in ((fixed, sizes[f"{corpus}_1"]["test"]), (ledgers, sizes[f"{corpus}_{key}"]["test"]))
+            )
             cells = []
-            for part in (slice(0, t - 1), slice(t - 1, t), slice(0, CAUSAL.PERIODS)):
+            for part in (slice(0, t - 1), slice(t - 1, t), slice(0, causal.PERIODS)):
                 pairs = [(statistics.mean(a[part]), statistics.mean(b[part])) for a, b in zip(old, new, strict=True)]
                 cells.append(mean_text([a for a, _ in pairs], digits=3))
                 cells.append(mean_text([100 * (b / a - 1) for a, b in pairs], 2, signed=True))
@@ -241,22 +224,16 @@ def _row_at(rows: Sequence[LedgerRow], t: int) -> LedgerRow:
     return next(row for row in rows if row.t == t)
 
 
-def _bits_per_byte(row: LedgerRow, test: Sequence[Mapping[str, int]]) -> list[float]:
-    """Return the bits per byte on the test text of each period."""
-    losses = period_losses(row)
-    return [loss * part["tokens"] / part["bytes"] / math.log(2) for loss, part in zip(losses, test, strict=True)]
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dated", type=Path, help="folder of the text (default: ALMA_DATA/dated)")
     parser.add_argument("--runs", type=Path, default=Path("runs/causal"), help="folder of the runs of causal.py")
     parser.add_argument("--only", default="", help="run only the corpus whose name starts with this")
-    parser.add_argument("--seeds", type=int, default=CAUSAL.SEEDS, help="number of seeds (default: all of the study)")
+    parser.add_argument("--seeds", type=int, default=causal.SEEDS, help="number of seeds (default: all of the study)")
     parser.add_argument("--larger", action="store_true", help="run only those with a larger vocabulary from the start")
     arguments = parser.parse_args()
     dated = arguments.dated or Path(os.environ["ALMA_DATA"]) / "dated"
-    for corpus in CAUSAL.CORPORA:
+    for corpus in causal.CORPORA:
         if corpus.startswith(arguments.only):
             for one in (run_large,) if arguments.larger else (run, run_large):
                 one(corpus, arguments.seeds, arguments.runs.absolute(), dated)

@@ -181,9 +181,6 @@ def test_each_seed_has_a_folder_of_its_own():
         ({"learner": "sm", "members": 9}, "members=9 is for learner=ens, umix, gens, ens_moe, not for learner=sm"),
         ({"hard_gates": True}, "hard_gates=True is for learner=gmoe, moe, gmoe_flat, ens_moe, not for learner=sm"),
         ({"colour": "red"}, "unknown settings colour: the settings are arrivals, average,"),
-        ({"wait_ratio": 0.3}, "unknown settings wait_ratio: wait_ratio= is now wait=geometric:RATIO"),
-        ({"replay_memory": 9}, "unknown settings replay_memory: replay_memory= no longer exists: leave it out"),
-        ({"clip_norm": 1.0}, "unknown settings clip_norm: the settings are"),  # its successor is a setting of alma-lm
         ({"epoch": 3}, "unknown settings epoch: did you mean epochs? --help lists all settings"),
     ],
 )

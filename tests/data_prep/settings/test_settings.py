@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from data_prep.cleaning.cleaner import Cleaning
-from data_prep.cli import INSPECT, REMOVED, _parser, main
+from data_prep.cli import _parser
 from data_prep.dividing.partition import CutTask
 from data_prep.reading.spool import SpoolTask
 from data_prep.settings import PrepSettings, usable_cores
@@ -123,16 +123,3 @@ def test_on_a_cluster_the_cores_of_the_login_node_do_not_count():
     assert settings_of([*argv, "--executor", "slurm", "--workers", "5"]).workers == 5
     with pytest.raises(ValueError, match="check its quotation marks"):
         settings_of([*argv, "--slurm-options=--account='x"])
-
-
-@pytest.mark.parametrize(("word", "instead"), [*REMOVED.items(), ("inspect", INSPECT)])
-def test_what_earlier_versions_had_is_refused_with_what_to_do_instead(word, instead, capsys):
-    argv = [word, "out"] if word == "inspect" else ["out", "--source", "python-docs", f"{word}=1"]
-    assert main(argv) == 2
-    assert f"there is no {word} any more: {instead}." in capsys.readouterr().err
-
-
-def test_a_stream_folder_can_be_called_inspect(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--mega-batches", "2", "inspect", "--source", "text:missing"]) == 2
-    assert "missing does not exist" in capsys.readouterr().err
