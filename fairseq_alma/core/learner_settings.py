@@ -197,8 +197,18 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     def grows_before(self, stage_index: int) -> bool:
         return stage_index > 1 and self.added_at(stage_index) + self.layers_added_at(stage_index) > 0
 
+    @property
+    def adds_experts(self) -> bool:
+        """Whether a growth adds experts."""
+        return any(_as_list(self.grow_experts))
+
     def check_num_layers(self, num_layers: int) -> None:
-        """Raise SettingError if a model with `num_layers` layers cannot grow by as many layers as grow_layers says."""
+        """Raise SettingError if a model with `num_layers` layers cannot grow as these settings say."""
+        if num_layers < 2 and self.adds_experts:
+            raise SettingError(
+                f"grow_experts={self.grow_experts} needs a mixture, which every second layer has, but the model has "
+                f"{num_layers} layer: give it 2 layers or more"
+            )
         for number, added in enumerate(_as_list(self.grow_layers), start=1):
             most = num_layers - num_layers % 2
             if added > most:

@@ -70,8 +70,7 @@ class StreamSettings:
         return len(self.arrivals_of_stages)
 
     def __post_init__(self) -> None:
-        # With last_group=wait, the mega-batches that a stage needs may still arrive.
-        check_wait(self.wait, None if self.last_group == "wait" else self.num_mega_batches)
+        check_wait(self.wait)
         if self.num_known > self.num_mega_batches:
             raise SettingError(
                 f"known_mega_batches={self.num_known} is more than the {self.num_mega_batches} mega-batches that arrive"
@@ -154,6 +153,7 @@ def stage_is_due(
     gathered: Sequence[MegaBatch],
     past: Sequence[MegaBatch],
     settings: StreamSettings,
+    t: int,
     stream_ends: bool,
     curve: ErrorCurve,
 ) -> Decision:
@@ -168,11 +168,12 @@ def stage_is_due(
         gathered: mega-batches that have arrived since the previous stage.
         past: mega-batches of all earlier stages.
         settings: the stream settings, which contain the wait.
+        t: the arrival.
         stream_ends: whether the last mega-batch of the stream has arrived.
         curve: the errors that are known so far.
     """
     ratio, reason = settings.ratio(curve)
-    is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio, gathered[-1].t)
+    is_complete = group_is_complete(len(gathered), len(past), settings.wait, ratio, t)
     if stream_ends and settings.last_group == "train" and not is_complete:
         return Decision(True, reason and "the stream ends")
     return Decision(is_complete, reason and f"{len(gathered)} new after {len(past)}: {reason}")
@@ -218,9 +219,12 @@ def run_stream(
         if not is_skipped:
             (past if is_known else gathered).append(mega_batch)
         # A continued run reads these errors from its folder, so the decisions are the same as without an interruption.
-        curve.add(len(past), known_error(prequential_scores, scores))
+        if not is_known:  # the errors of the initial model say nothing about the mega-batches on which it was trained
+            curve.add(len(past), known_error(prequential_scores, scores))
         stream_ends = mega_batch.t == len(stream)
-        decided = stage_is_due(gathered, past, settings, stream_ends, curve) if gathered else Decision(False)
+        decided = Decision(False)
+        if gathered:
+            decided = stage_is_due(gathered, past, settings, mega_batch.t, stream_ends, curve)
         due = record.decision(mega_batch.t, replace(decided, is_skipped=is_skipped)).due
         spent: list[list[Spent]] = []
         if due:

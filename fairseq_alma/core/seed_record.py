@@ -139,7 +139,11 @@ class SeedRecord:
         is_replaced = stored and decision.due and not stored.due and t == len(self._arrivals.digests)
         # There may be a row of the earlier decision, also if it was replaced by a process that was then killed.
         if stored and (is_replaced or stored.due) and len(self._rows) == t + 1 and not self._rows[t].updated:
-            self._write_summary(self._rows[:-1])
+            if t > 1:
+                self._write_summary(self._rows[:-1])
+            else:  # there is no summary of the untrained learner
+                remove(self.paths.summary)
+                self._num_summarized = 0
             self.ledger.remove_from(t)
             del self._rows[-1], self._unwritten[-1:]
         if stored and is_replaced:  # last: if this process is killed before that, the next one repeats these steps

@@ -42,14 +42,15 @@ def scores_of(
 
 def score_before_training(
     checkpoints: Sequence[Path], stream: StreamFolder, t: int, arch: str | None = None
-) -> Prequential:
+) -> Prequential | None:
     """Return the score of a predictor on mega-batch t, which no stage has used yet. For the errors, see `scores_of`.
 
     It is that on the validation text of the mega-batch, if the stream has such text, and otherwise on its first tokens.
+    There is none if alma-forget has masked them.
     """
     own, split = f"mega_batch_{t}/valid", f"mega_batch_{t}"
-    if t <= stream.num_periods and stream.counts(own)["tokens"]:
+    if t <= stream.num_periods and stream.counts(own)["words"]:
         (score,) = scores_of(checkpoints, stream, [own], arch).values()
     else:
         (score,) = scores_of(checkpoints, stream, [split], arch, NEW_TOKENS).values()
-    return Prequential(None, score.loss, score.num_tokens)
+    return Prequential(None, score.loss, score.num_tokens) if score.num_tokens else None

@@ -71,7 +71,7 @@ class PerplexityScore:
 def combine(
     log_probability_N: Sequence[np.ndarray], num_words: int, num_bytes: int | None = None, num_masked: int = 0
 ) -> PerplexityScore:
-    """Return the score of an ensemble on a split.
+    """Return the score of an ensemble on a split. Without words, there is none, because alma-forget has masked them.
 
     The ensemble predicts the mean of the probabilities of its members, computed in float64.
 
@@ -81,6 +81,8 @@ def combine(
         num_bytes: number of UTF-8 bytes of the split's text; None if it is not known.
         num_masked: how many of the tokens are masked, see `StreamFolder.num_masked`. Their log-probability is 0.
     """
+    if not num_words:  # alma-forget keeps the </s> after each text
+        return PerplexityScore(0.0, 0, 0, num_bytes)
     num_tokens, nll_sum = len(log_probability_N[0]), 0.0
     for start in range(0, num_tokens, TOKENS_PER_CHUNK):
         chunk_NT = np.stack(

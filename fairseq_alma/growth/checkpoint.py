@@ -19,6 +19,7 @@ from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, read_checkpoint, w
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import ExpertChoice
 from fairseq_alma.core.program import Parser, command
+from fairseq_alma.core.settings import MAX_SEED
 from fairseq_alma.evaluation.expert_utility import measure_utilities
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 from fairseq_alma.growth.layers import grow_layers
@@ -139,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _grow(arguments: argparse.Namespace) -> None:
     """Write the grown checkpoint that the command line asks for. Raise AlmaError if an argument or file is invalid."""
     source, target, num_new, num_layers = arguments.source, arguments.target, arguments.experts, arguments.layers
+    if not 0 <= arguments.seed < MAX_SEED:
+        raise SettingError(f"cannot grow {source}: --seed {arguments.seed} must be at least 0 and below {MAX_SEED}")
     for number, option in ((num_new, "--experts"), (num_layers, "--layers")):
         if number is not None and number < 1:
             raise SettingError(f"cannot add {number} {option[2:]} to {source}: give {option} 1 or more")

@@ -1,5 +1,6 @@
 """Growth of a mixture by copying experts, by default those with the largest loss (gMoE, sections 3.2 and 4.2)."""
 
+import math
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -172,8 +173,8 @@ def _check_options(num_new: int, router: str, noise: float, copy_experts_by: str
     """Raise SettingError if an argument of `grow_experts` is invalid."""
     if num_new < 0:
         raise SettingError(f"cannot add {num_new} experts: give 0 or more, because growth never removes experts")
-    if not noise > 0:
-        raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
+    if not 0 < noise < math.inf:
+        raise SettingError(f"noise={noise} must be finite and above 0: without noise, a new expert never gets a token")
     if router not in ("copy", "tree"):
         raise SettingError(f"router={router!r} is not one of copy, tree")
     if copy_experts_by not in get_args(ExpertChoice):

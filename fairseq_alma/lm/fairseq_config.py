@@ -7,6 +7,7 @@ train_member.py. In `fairseq_alma.lm`, only train_member.py and this file import
 import contextlib
 import copy
 import io
+import math
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -341,6 +342,10 @@ For update number u of a member, fairseq uses the seed (seed of the member) + u.
 have the same dropout masks. To avoid this, the difference is larger than any number of updates. It is also larger than
 any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
 
+NUM_MEMBER_SEEDS = 4_283_820_000
+"""The seeds of members are below this number, because NumPy takes no seed above 2**32 - 1. Those from member 430 on lie
+between the seeds of the first ones, more than two million away from them up to member 1,200."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -358,7 +363,8 @@ class Member:
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int, added_layers: int = 0) -> "Member":
         """Return member `number` of a run. Member 1, the only member of SM, has the same seed as the run."""
-        return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts, added_layers)
+        seed = (run_seed + (number - 1) * MEMBER_SEED_STRIDE) % NUM_MEMBER_SEEDS
+        return cls(number, seed, num_experts, added_layers)
 
 
 OwnOptions = Callable[[Stage, int], dict[str, Any]]
@@ -564,6 +570,9 @@ def data_of_stage(settings: LanguageModelSettings, stage: Stage) -> dict[str, An
 
 
 def _passes(settings: LanguageModelSettings, stage: Stage) -> float:
-    """Return how often the updates of a stage would read its new text if they read no other."""
-    tokens = updates_of_stage(settings, stage) * settings.sequences_per_update * settings.tokens_per_sample
-    return tokens / sum(mega_batch.counts["tokens"] for mega_batch in stage.new)
+    """Return how often the updates of a stage would read its new text if they read no other.
+
+    The last update of an epoch has fewer sequences than the others.
+    """
+    sequences = sum(math.ceil(mega_batch.counts["tokens"] / settings.tokens_per_sample) for mega_batch in stage.new)
+    return updates_of_stage(settings, stage) / math.ceil(sequences / settings.sequences_per_update)

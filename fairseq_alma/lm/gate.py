@@ -68,6 +68,7 @@ def _checks(
     last_known = next(row.t for row in rows if row.updated and row.stage == deployed)
     last_stage = max(row.t for row in rows if row.updated)
     periods = [j for j in range(1, min(t, stream.num_periods) + 1) if j not in skipped]
+    periods = [j for j in periods if stream.counts(f"mega_batch_{j}/valid")["words"]]  # otherwise all was forgotten
     earlier = [f"mega_batch_{j}/valid" for j in periods if j <= last_known] or ["valid"]
     newest = [f"mega_batch_{j}/valid" for j in periods if j > last_stage]
     both: list[dict[str, PerplexityScore]] = []

@@ -7,7 +7,9 @@ import torch
 
 from fairseq_alma.checkpoints import dictionary_of, read_checkpoint
 from fairseq_alma.core.errors import RunError, SettingError
+from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.predictors import checked_file, read_predictor
+from fairseq_alma.core.recorded_settings import read_settings
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.members import load_model
@@ -40,6 +42,14 @@ def initial_sizes(settings: LanguageModelSettings, stream: TrainingView) -> dict
             f"init_from={path} has {options.num_experts} experts in each mixture, but experts={settings.experts}: give "
             f"experts={options.num_experts}{more}"
         )
+    own = settings.learner_settings
+    if isinstance(own, LanguageModelGrowingMixtureSettings) and own.grow_router == "copy" and own.adds_experts:
+        splits = [value for name, value in checkpoint["model"].items() if name.endswith("router.split_E")]
+        if any((split_E >= 0).any() for split_E in splits):
+            raise SettingError(
+                f"init_from={path} has experts that were added with the router tree: give grow_router=tree, or "
+                f"grow_experts=0"
+            )
     if settings.tokens_per_sample > options.learned_positions:
         raise SettingError(
             f"tokens_per_sample={settings.tokens_per_sample} is more than the {options.learned_positions} positions of "
@@ -62,10 +72,12 @@ def initial_weights(settings: LanguageModelSettings, stream: TrainingView) -> di
 def _path(settings: LanguageModelSettings) -> Path:
     """Return the path of the checkpoint: the copy in the run folder, once there is one."""
     assert settings.init_from is not None
-    copy = RunFolder(Path(settings.out)).member(0, 1) / "checkpoint_untrained.pt"
-    if read_checkpoint(copy) is not None:
+    run, given = RunFolder(Path(settings.out)), Path(settings.init_from)
+    copy = run.member(0, 1) / "checkpoint_untrained.pt"
+    # A copy of another checkpoint is from a command that ended before its first step.
+    is_copied = run.settings.exists() and read_settings(run.path).get("init_from") == str(given.absolute())
+    if is_copied and read_checkpoint(copy) is not None:
         return copy
-    given = Path(settings.init_from)
     if not given.is_dir():
         return given
     try:

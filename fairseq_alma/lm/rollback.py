@@ -58,13 +58,16 @@ def roll_back_runs(folder: Path, to_stage: int) -> int:
             check_rollback(run, Ledger(RunFolder(run).ledger).rows(), to_stage)
     for run in runs:
         refuse_queued(run)
+        before = Ledger(RunFolder(run).ledger).rows()
         aside = roll_back(run, to_stage)
         what = "nothing came after it" if aside is None else f"what came after it was set aside in {aside}"
         t = len(Ledger(RunFolder(run).ledger).rows())
+        skipped = ",".join(str(row.t) for row in before[t:] if row.is_skipped)
+        again = f". With skip_mega_batches=[{skipped}], it skips again what was skipped before" if skipped else ""
         say(
             f"{run} is at stage {to_stage}: {what}. The next training command, also that of a scheduled job, continues "
-            f"with mega-batch {t}, unless it has skip_mega_batches=[{t}] or `alma-prep --drop-last` has removed it. "
-            f"What alma-deploy has deployed stays until its next call"
+            f"with mega-batch {t}, unless it has skip_mega_batches=[{t}] or `alma-prep --drop-last` has removed it"
+            f"{again}. What alma-deploy has deployed stays until its next call"
         )
     if runs != [one.path]:
         remove(one.summary)  # of the means over the seeds, which the training command writes again
@@ -105,6 +108,8 @@ def roll_back(run: Path, to_stage: int, to_forget: bool = False) -> Path | None:
 
 def check_rollback(run: Path, rows: Sequence[LedgerRow], to_stage: int) -> None:
     """Raise RunError if a run with these rows cannot be taken back to a stage. See `roll_back`."""
+    if "stream" not in read_settings(run):
+        raise RunError(f"{run} is a run of alma-vision, but only runs of language models can be taken back")
     stages = [row.stage for row in rows if row.updated]
     if not 0 <= to_stage <= max(stages, default=0):
         raise RunError(f"{run} has finished stages 1 to {max(stages, default=0)}, so there is no stage {to_stage}")

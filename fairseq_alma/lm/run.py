@@ -155,7 +155,8 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
             began = time.perf_counter()
             score = score_before_training(learner.predictor, stream_folder, mega_batch.t, settings.arch)
             seconds += time.perf_counter() - began
-            say(new_text_message(record.rows(), mega_batch.t, score), sys.stderr)
+            if score is not None:
+                say(new_text_message(record.rows(), mega_batch.t, score), sys.stderr)
             return [score]
 
         (rows,) = run_stream(

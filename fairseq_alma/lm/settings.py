@@ -210,9 +210,11 @@ class LanguageModelSettings(RunSettings):
 
     def _check_warmup(self) -> None:
         """Raise SettingError if a stage of the usual length would end before its warm-up."""
+        if self.fork:
+            return  # the stages that are left may have no warm-up
         updates = self.updates
-        if self.updates_per_mega_batch and isinstance(self.wait, int):  # with other waits, the stages differ in length
-            updates = self.updates_per_mega_batch * self.wait
+        if self.updates_per_mega_batch and isinstance(self.wait, int) and self.replay != "all":
+            updates = self.updates_per_mega_batch * self.wait  # otherwise the stages differ in length
         if updates and updates < (self.warmup_updates or 0):
             raise SettingError(
                 f"warmup_updates={self.warmup_updates} is more than the {updates} updates of a stage, which would end "
@@ -305,8 +307,11 @@ class LanguageModelSettings(RunSettings):
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
         """Return the stream settings: wait, replay, and what happens to the last of `num_mega_batches` mega-batches.
 
-        `more_will_follow` says whether a later run will add mega-batches.
+        `more_will_follow` says whether a later run will add mega-batches. Raise SettingError if none will follow and
+        the wait is longer than the stream.
         """
+        if self.last_group is None and not more_will_follow:  # otherwise, what a stage needs may still arrive
+            check_wait(self.wait, num_mega_batches)
         last_group = self.last_group or ("wait" if more_will_follow else "train")
         skip = tuple(self.skip_mega_batches or ())
         return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, skip, self.known_mega_batches)

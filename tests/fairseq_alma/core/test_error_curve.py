@@ -119,6 +119,12 @@ def auto_run(out, num_mega_batches=30, **arguments):
     return [row.t for row in rows if row.updated]
 
 
+def test_the_errors_before_the_first_new_mega_batch_are_no_points_of_the_curve(tmp_path):
+    assert auto_run(tmp_path, num_known=10)[0] == 15  # the ratio is 0.5
+    *_, (t, reason) = [(one["t"], one["reason"]) for one in JsonLines(tmp_path / "decisions.jsonl").values()[10:15]]
+    assert (t, "errors of 4 stages are not known yet" in reason) == (15, True)
+
+
 def test_each_decision_is_recorded_with_its_reason(tmp_path):
     # At t = 6, the perplexities after 1, 2, 3 (twice) and 5 are known. The weighted variance of log N is 1.38, so b is
     # (20 * 0.5 + 1.38 * 0.2) / (20 + 1.38) = 0.48. It falls to 0.41 when 9 more are needed after 13.

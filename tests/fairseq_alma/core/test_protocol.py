@@ -140,10 +140,26 @@ def test_other_replays_are_refused(replay):
         StreamSettings(4, replay=replay)
 
 
-@pytest.mark.parametrize(("num_mega_batches", "wait"), [(4, 0), (4, 5), (4, -1), (0, 1)])
-def test_the_wait_lies_between_1_and_the_number_of_mega_batches(num_mega_batches, wait):
-    with pytest.raises(SettingError, match=f"wait={wait} must (lie between 1 and {num_mega_batches}|be an integer of)"):
-        StreamSettings(num_mega_batches, wait)
+@pytest.mark.parametrize("wait", [0, -1])
+def test_the_wait_is_at_least_1(wait):
+    with pytest.raises(SettingError, match=f"wait={wait} must be an integer of"):
+        StreamSettings(4, wait)
+
+
+def test_mega_batches_that_wait_are_trained_on_with_last_group_train_also_if_they_are_fewer_than_the_wait(tmp_path):
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        assert not any(row.updated for row in tiny_run(out, count, wait=3, last_group="wait"))
+        rows = tiny_run(out, count, wait=3, last_group="train")
+        assert [row.updated for row in rows] == [False] * count + [True]
+        assert read_json(out / "summary.json")["num_stages"] == 1
+
+
+def test_a_stage_at_a_chosen_arrival_is_trained_without_the_mega_batch_that_is_skipped(tmp_path):
+    learner = TinyLearner()
+    rows = tiny_run(tmp_path, 8, wait=[1, 4, 8], learner=learner, skip=(4,), last_group="wait")
+    assert [row.t for row in rows if row.updated] == [1, 4, 8]
+    assert [times(stage.new) for stage in learner.stages] == [[1], [2, 3], [5, 6, 7, 8]]
 
 
 def test_decisions_are_recorded(tmp_path):

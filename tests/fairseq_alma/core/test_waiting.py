@@ -4,7 +4,7 @@ import pytest
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import StreamSettings
-from fairseq_alma.core.waiting import arrivals_of_stages, group_is_complete, num_missing
+from fairseq_alma.core.waiting import arrivals_of_stages, check_wait, group_is_complete, num_missing
 from tests.fairseq_alma.core.tiny_learner import tiny_run
 
 
@@ -78,6 +78,7 @@ def test_how_many_mega_batches_are_missing():
         ("geometric: 0.3", "wait='geometric: 0.3' must be .* with a ratio above 0"),
         ("geometric:nan", "wait='geometric:nan' must be"),
         ("geometric:x", "wait='geometric:x' must be"),
+        (5, "wait=5 must lie between 1 and 4 mega-batches"),
         ([1, 5], r"wait=\[1, 5\] has arrivals after the last of 4 mega-batches"),
         ([], r"wait=\[\] must be a list of arrivals from 1 on in ascending order"),
         ([3, 1], r"wait=\[3, 1\] must be a list"),
@@ -89,9 +90,10 @@ def test_how_many_mega_batches_are_missing():
 )
 def test_other_waits_are_refused(wait, message):
     with pytest.raises(SettingError, match=message):
-        StreamSettings(4, wait)
+        check_wait(wait, num_mega_batches=4)
 
 
 @pytest.mark.parametrize("wait", [5, [1, 5]])
 def test_a_stream_that_will_grow_may_be_shorter_than_the_wait(wait):
     assert StreamSettings(4, wait, last_group="wait").arrivals_of_stages == ([1] if wait == [1, 5] else [])
+    assert StreamSettings(4, wait, last_group="train").arrivals_of_stages == ([1, 4] if wait == [1, 5] else [4])

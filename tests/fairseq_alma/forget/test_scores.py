@@ -97,7 +97,8 @@ def test_batches_say_what_is_masked():
 
 
 def test_a_split_without_text_has_no_score(capsys):
-    score = combine([np.zeros(7, np.float32)], 0, 0, num_masked=7)
+    score = combine([np.full(7, -2, np.float32)], 0, 0, num_masked=4)  # each </s> is kept
+    assert score.num_tokens == score.nll_sum == 0
     assert math.isnan(score.perplexity) and math.isnan(score.word_perplexity) and score.bits_per_byte is None
     _print_score(score, {"a": score}, 1, "test", None, as_json=True)
     printed = json.loads(capsys.readouterr().out)

@@ -183,7 +183,9 @@ def test_bad_input_to_the_command_gives_one_message_and_nothing_is_written(train
         ((trained, target, "--experts", 0), "give --experts 1 or more"),
         ((trained, trained, "--experts", 1), "exists already: choose another name"),
         ((trained, target, "--experts", 5), "cannot copy 5 of 4 experts"),
-        ((trained, target, "--experts", 1, "--noise", 0), "noise=0.0 must be above 0"),
+        ((trained, target, "--experts", 1, "--noise", 0), "noise=0.0 must be finite and above 0"),
+        ((trained, target, "--experts", 1, "--noise", "inf"), "noise=inf must be finite and above 0"),
+        ((trained, target, "--experts", 1, "--seed", 10**20), "must be at least 0 and below 1000000"),
         # Grown and not validated since: the experts have no losses.
         ((grown["tree"], target, "--experts", 1), "use a checkpoint that was saved after a validation"),
     ]:

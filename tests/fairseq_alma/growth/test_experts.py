@@ -174,9 +174,9 @@ def test_noise_is_relative_to_the_size_of_the_rows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_new": 1, "noise": 0.0}, "noise=0.0 must be above 0"),
-        ({"num_new": 1, "noise": -0.1}, "noise=-0.1 must be above 0"),
-        ({"num_new": 1, "noise": float("nan")}, "noise=nan must be above 0"),
+        ({"num_new": 1, "noise": 0.0}, "noise=0.0 must be finite and above 0"),
+        ({"num_new": 1, "noise": -0.1}, "noise=-0.1 must be finite and above 0"),
+        ({"num_new": 1, "noise": float("nan")}, "noise=nan must be finite and above 0"),
         ({"num_new": -1}, "cannot add -1 experts: give 0 or more"),
         ({"num_new": 1, "router": "forest"}, "router='forest' is not one of copy, tree"),
         ({"num_new": 4}, "cannot copy 4 of 3 experts"),

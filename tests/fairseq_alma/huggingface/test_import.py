@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fairseq_alma.checkpoints import require_checkpoint
+from fairseq_alma.checkpoints import require_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.members import load_model
+from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.huggingface.export import export
 from fairseq_alma.huggingface.importing import import_model, main
 from tests.commands import RUN, run_command
@@ -135,6 +136,61 @@ def test_settings_that_do_not_fit_the_checkpoint(imported, stream, tmp_path, set
     with pytest.raises(SettingError, match=message):
         given = LanguageModelSettings.from_mapping(values)
         TrainingConfigs(given, StreamFolder.open(stream).without_test(), None).of(Member.of_run(1, 0, given.experts))
+
+
+def grow(imported, target):
+    """Write the imported model with two experts, as after a validation."""
+    checkpoint = require_checkpoint(imported / "checkpoint.pt")
+    for name, value in checkpoint["model"].items():
+        if name.endswith("valid_loss_E"):
+            value.fill_(1.0)
+    validated = target.with_name("validated.pt")
+    write_checkpoint(checkpoint, validated)
+    grow_checkpoint(validated, target, 1, "tree")
+
+
+def test_a_model_with_experts_of_the_router_tree_is_grown_by_it_again(imported, stream, tmp_path):
+    from fairseq_alma.lm.fairseq_config import Member, TrainingConfigs
+    from fairseq_alma.lm.settings import LanguageModelSettings
+
+    grow(imported, tmp_path / "grown.pt")
+    values = {"stream": str(stream), "out": str(tmp_path / "run"), "init_from": str(tmp_path / "grown.pt"),
+              "updates": 1, "tokens_per_sample": 32, "batch_size": 8, "sequences_per_update": 8, "experts": 2,
+              "precision": "float32", "learner": "gmoe", "grow_experts": 1}  # fmt: skip
+
+    def check(**more):
+        given = LanguageModelSettings.from_mapping({**values, **more})
+        TrainingConfigs(given, StreamFolder.open(stream).without_test(), None).of(Member.of_run(1, 0, given.experts))
+
+    check(grow_router="tree")
+    with pytest.raises(SettingError, match="has experts that were added with the router tree: give grow_router=tree"):
+        check()
+
+
+def test_the_copy_of_another_checkpoint_does_not_count(imported, stream, tmp_path):
+    """A command was killed before its first step, and another checkpoint was given to the next one."""
+    from fairseq_alma.lm.init_from import initial_sizes
+    from fairseq_alma.lm.settings import LanguageModelSettings
+
+    copy = tmp_path / "stages/stage_000/member_1/checkpoint_untrained.pt"
+    grow(imported, copy)
+    view = StreamFolder.open(stream).without_test()
+
+    def sizes(experts):
+        return initial_sizes(
+            LanguageModelSettings(
+                stream=str(stream), out=str(tmp_path), init_from=str(imported / "checkpoint.pt"), updates=1,
+                experts=experts, tokens_per_sample=32,
+            ),
+            view,
+        )  # fmt: skip
+
+    (tmp_path / "settings.json").write_text(json.dumps({"stream": str(stream), "init_from": "/first.pt"}))
+    assert sizes(1)["decoder_layers"] > 0
+    (tmp_path / "settings.json").write_text(
+        json.dumps({"stream": str(stream), "init_from": f"{imported}/checkpoint.pt"})
+    )
+    assert sizes(2)["decoder_layers"] > 0  # the copy of this run, which may have been its only file
 
 
 def test_a_stream_with_another_tokenizer_is_refused(imported, stream, own):

@@ -109,11 +109,15 @@ def test_settings_with_which_no_layers_can_be_added_are_refused(values, message)
         ({"grow_layers": 6}, "growth 1 would add 6 layers to the 4 layers of the model"),
         ({"grow_layers": [2, 8]}, "growth 2 would add 8 layers to the 6 layers of the model"),
         ({"grow_layers": 4, "fairseq": "--decoder-layers 3"}, "Set the number for growth 1 to at most 2"),
+        (
+            {"grow_experts": [0, 1], "fairseq": "--decoder-layers 1"},
+            "grow_experts=[0, 1] needs a mixture, which every second layer has, but the model has 1 layer",
+        ),
     ],
 )
-def test_more_layers_than_the_model_has_are_refused_before_anything_is_written(stream, tmp_path, values, message):
+def test_more_than_the_model_has_is_refused_before_anything_is_written(stream, tmp_path, values, message):
     view, out = StreamFolder.open(stream).without_test(), tmp_path / "run"
     with pytest.raises(SettingError) as caught:
-        make_learner(settings_of(stream, out, "gmoe", grow_experts=0, **values), view, NoProcesses())
+        make_learner(settings_of(stream, out, "gmoe", **{"grow_experts": 0, **values}), view, NoProcesses())
     assert message in str(caught.value)
     assert not out.exists()

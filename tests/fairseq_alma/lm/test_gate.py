@@ -180,6 +180,21 @@ def test_a_process_that_was_killed_before_its_row_decides_again_in_the_same_way(
     assert json.loads((out / "ledger.jsonl").read_text().splitlines()[2])["gate"] == json.loads(row)["gate"]
 
 
+def test_a_period_whose_held_out_text_was_forgotten_does_not_count(months, gated_run, tmp_path):
+    out, stream = shutil.copytree(gated_run[0], tmp_path / "run"), shutil.copytree(months, tmp_path / "stream")
+    description = json.loads((stream / "stream.json").read_text())
+    description["periods"][1]["valid"]["words"] = 0  # only the ends of its documents are left
+    (stream / "stream.json").write_text(json.dumps(description))
+    lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (out / "ledger.jsonl").write_text("".join(lines[:2]))
+    (out / "summary.json").unlink()
+    result = lm(stream, out, *gated_run[1], "mega_batches=2")
+    assert result.returncode == 0, result.stderr[-3000:]
+    gate = Ledger(out / "ledger.jsonl").rows()[2].scores.gate
+    assert [check["text"] for check in gate["checks"]] == ["validation text of earlier periods", gated_run[1][1][10:]]
+    assert gate["passed"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

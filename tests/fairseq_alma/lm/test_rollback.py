@@ -16,7 +16,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.lm.rollback import roll_back, stage_before
+from fairseq_alma.lm.rollback import roll_back, roll_back_runs, stage_before
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.killing import files, rows_without_seconds, same_run
 from tests.streams import make_stream
@@ -92,7 +92,7 @@ def test_a_run_that_was_taken_back_continues_as_if_the_later_stages_had_never_be
     same_run(tmp_path / "run", tmp_path / "never")
 
 
-def test_a_mega_batch_is_skipped_after_a_rollback(months, tmp_path):
+def test_a_mega_batch_is_skipped_after_a_rollback(months, tmp_path, capsys):
     """With replay, so that a later stage would show that it was used."""
     out, more = tmp_path / "run", ("replay=uniform", "mega_batches=2")
     lm(months, out, *more)
@@ -111,6 +111,14 @@ def test_a_mega_batch_is_skipped_after_a_rollback(months, tmp_path):
     assert rows[2]["num_updates"] == 0
     config = OmegaConf.load(out / "stages/stage_002/member_1/config.yaml")
     assert str(config.task.replay_mega_batches) == "1"
+    roll_back_runs(out, 0)
+    assert "With skip_mega_batches=[2], it skips again what was skipped before." in capsys.readouterr().out
+
+
+def test_a_run_of_images_is_not_taken_back(tmp_path):
+    (tmp_path / "settings.json").write_text('{"dataset": "digits"}')
+    with pytest.raises(RunError, match="is a run of alma-vision, but only runs of language models can be taken back"):
+        roll_back_runs(tmp_path, 0)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The configuration of a stage: its data, its initial checkpoint, its number of updates."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.fairseq_config import MEMBER_SEED_STRIDE, Member
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
@@ -25,9 +27,8 @@ def config_of_stage(stream: Path, out: Path, new, past, replay, index=2, **setti
             out=str(out),
             arch="switch_lm_tiny",
             tokens_per_sample=32,
-            sequences_per_update=8,
             replay=replay,
-            **settings,
+            **{"sequences_per_update": 8, **settings},
         ),
         folder.without_test(),
         processes,
@@ -75,6 +76,22 @@ def test_automatic_replay_is_a_half_and_more_if_the_new_text_would_be_read_often
     assert config.task.replay_share == 0
 
 
+def test_a_pass_takes_a_whole_number_of_updates(stream, tmp_path):
+    tokens = StreamFolder.open(stream).counts("mega_batch_3")["tokens"]
+    more = {"new": (3,), "past": (1, 2), "replay": "auto", "sequences_per_update": tokens // 32 - 8}
+    config = config_of_stage(stream, tmp_path, updates=20, **more)  # 10 passes of a long and a short update
+    assert config.task.replay_share == 0.75
+
+
+def test_the_seeds_of_all_members_are_different_and_fit_numpy():
+    seeds = [Member.of_run(number, run_seed, 4).seed for number in range(1, 1201) for run_seed in (0, 999_999)]
+    assert seeds[2:4] == [10_000_000, 10_999_999]
+    assert max(seeds) + MEMBER_SEED_STRIDE < 2**32
+    # No update of a member has the seed of another one of the same run.
+    of_run = sorted(seeds[::2])
+    assert min(b - a for a, b in itertools.pairwise(of_run)) > 2_000_000
+
+
 def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream, tmp_path):
     fixed = config_of_stage(stream, tmp_path / "a", new=(1, 2, 3), past=(), replay=False, updates=40)
     times = config_of_stage(stream, tmp_path / "b", new=(1, 2, 3), past=(), replay=False, updates_per_mega_batch=40)
@@ -109,5 +126,8 @@ def test_a_warm_up_is_not_longer_than_a_stage(length):
         LanguageModelSettings(stream="s", out="o", warmup_updates=10, **length)
 
 
-def test_stages_of_different_lengths_may_be_shorter_than_the_warm_up():
-    LanguageModelSettings(stream="s", out="o", warmup_updates=10, updates_per_mega_batch=3, wait=[4, 5])
+@pytest.mark.parametrize(
+    "others", [{"wait": [4, 5]}, {"replay": "all", "init_from": "m", "known_mega_batches": 9}, {"fork": True}]
+)
+def test_stages_of_different_lengths_may_be_shorter_than_the_warm_up(others):
+    LanguageModelSettings(stream="s", out="o", warmup_updates=10, updates_per_mega_batch=3, **others)
