@@ -35,8 +35,13 @@ results: .venv/installed
 docs: .venv/installed
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet && echo "open site/index.html"
 
+# Several studies have the same file name, so mypy checks each of their folders alone.
+STUDIES = books cifar10 frontier mnist policies
+
 lint: .venv/installed
 	@.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy
+	@MYPYPATH=results .venv/bin/mypy results/*.py && .venv/bin/mypy --explicit-package-bases results/rivals
+	@for study in $(STUDIES); do MYPYPATH=results:results/$$study .venv/bin/mypy results/$$study/*.py || exit 1; done
 
 clean:
 	rm -rf .venv build *.egg-info

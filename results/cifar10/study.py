@@ -49,8 +49,8 @@ def jobs() -> Iterator[Job]:
         yield Job(f"{learner}_c{width}_w10_e20", settings_of(learner, 10, width, 20), seeds=3)
     # How many candidates Firefly needs for each unit that it adds. ff_c4_w10_e10 above has the default, 70.
     for candidates in (5, 20):
-        more = (f"candidates={candidates}",)
-        yield Job(f"ff_c4_w10_e10_candidates{candidates}", settings_of("ff", 10, 4, 10, *more), seeds=2)
+        name, few = f"ff_c4_w10_e10_candidates{candidates}", f"candidates={candidates}"
+        yield Job(name, settings_of("ff", 10, 4, 10, few), seeds=2)
     for width, learner, wait in product(
         (4, 8, 16, 32, 64), ("sm", "ens", "umix", "gens", "gmoe", "ff"), (1, 2, 10, 100)
     ):

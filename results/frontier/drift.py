@@ -22,6 +22,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -147,7 +148,7 @@ def _against_retraining() -> str:
                 pairs = [(runs[seed], base[seed]) for seed in both]
                 cost = statistics.mean(training_flops({0: own}) / training_flops({0: other}) for own, other in pairs)
                 changes = [_change(pairs, lambda t, j: j < t), _change(pairs, lambda t, j: j == t)]
-                changes += [_change(pairs, lambda t, j, at=at: j <= t == at) for at in arrivals]
+                changes += [_change(pairs, partial(lambda at, t, j: j <= t == at, at)) for at in arrivals]
                 cells = [SHORT[corpus], LEARNERS[name][2], f"{cost:.2f}", *changes, str(len(both))]
                 lines.append(f"| {' | '.join(cells)} |")
     note = (

@@ -190,11 +190,11 @@ def validation_error(run: Path) -> float:
     return statistics.mean(statistics.mean(errors) for errors in matrix.by_mega_batch[1:])
 
 
-CIFAR10 = {
+CIFAR10: dict[str, Any] = {
     "dataset": "cifar10", "settings": ("mega_batches=50", "width=4"), "num_mega_batches": 50, "num_new": 900,
     "lr": ("0.01", "0.003", "0.03"),
 }  # fmt: skip
-MNIST = {
+MNIST: dict[str, Any] = {
     "dataset": "mnist", "settings": ("mega_batches=100", "width=32"), "num_mega_batches": 100, "num_new": 540,
     "lr": ("1", "0.3", "3", "10"),
 }  # fmt: skip

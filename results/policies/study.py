@@ -175,7 +175,7 @@ def _policy_costs(compared: PolicyOutcomes) -> Costs:
 
 def _different(small: Costs, large: Costs) -> tuple[Costs, Costs]:
     """Return the costs without those of policies that cost as much as an earlier one for each network and seed."""
-    first = {(*small[name], *large[name]): name for name in reversed(small)}
+    first = {(*small[name], *large[name]): name for name in reversed([*small])}
     return {name: small[name] for name in first.values()}, {name: large[name] for name in first.values()}
 
 

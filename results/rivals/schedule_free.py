@@ -41,6 +41,8 @@ class ScheduleFree(FusedAdam):
     an update, it has those at which the gradient is computed (y).
     """
 
+    _optimizer: Any
+
     def __init__(self, cfg: ScheduleFreeConfig, params: Iterable[torch.nn.Parameter]):
         params = list(params)
         super().__init__(cfg, params)
