@@ -46,7 +46,7 @@ def run_and_show(settings: VisionSettings) -> float:
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
-    before = rows_in(out)
+    before = rows_in(out.absolute())
     result = run(settings)
     title = title_of(settings.out, settings.to_json())
     summary, num_seeds = result.summary, settings.seeds

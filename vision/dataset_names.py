@@ -70,7 +70,10 @@ def default_mega_batches(dataset: str, order: str) -> int:
     """
     if order == "folders":
         if kind_of(dataset) != "folder":
-            raise SettingError(f"order=folders needs a folder of images, but dataset={dataset!r} is not a folder")
+            raise SettingError(
+                f"order=folders: dataset={dataset!r} is not a folder of images. If it is a Dataset with "
+                f"folder_of_example, give mega_batches=, the number of its folders"
+            )
         if num_folders := len(mega_batch_folders(Path(dataset).expanduser())):
             return num_folders
         raise SettingError(

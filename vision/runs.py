@@ -277,6 +277,8 @@ def _refuse_other_seeds(settings: VisionSettings) -> None:
     """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now."""
     out = RunFolder(Path(settings.out))
     out.refuse_runs_in(run for run in (out, *out.of_seeds()) if run.path not in settings.seed_folders)
+    for folder in settings.seed_folders:
+        RunFolder(folder).refuse_nested()
 
 
 def _device(name: str) -> torch.device:

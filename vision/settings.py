@@ -181,10 +181,10 @@ class VisionSettings(RunSettings):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         assert self.lr is not None and self.weight_decay is not None
-        if not self.lr > 0:
-            raise SettingError(f"lr={self.lr} must be above 0")
-        if self.weight_decay < 0:
-            raise SettingError(f"weight_decay={self.weight_decay} must be at least 0")
+        if not (self.lr > 0 and isfinite(self.lr)):
+            raise SettingError(f"lr={self.lr} must be a finite number above 0")
+        if not (self.weight_decay >= 0 and isfinite(self.weight_decay)):
+            raise SettingError(f"weight_decay={self.weight_decay} must be a finite number, and not negative")
         if self.optimizer == "adadelta" and self.weight_decay:
             raise SettingError(
                 "weight_decay cannot be used with optimizer=adadelta: remove it, or give another optimizer"

@@ -161,6 +161,8 @@ def _column(dataset: Dataset, name: str) -> np.ndarray:
             f"in a folder of images, from Hugging Face, or from Dataset.columns"
         )
     values = np.asarray(dataset.columns[name])
+    if values.ndim != 1:
+        raise SettingError(f"order=column:{name}: found values of shape {values.shape}, expected one for each example")
     texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in values.tolist()]
     are_texts = bool(texts) and all(isinstance(one, str) for one in texts)
     is_gap = np.array([one is None or one != one or (isinstance(one, str) and not one.strip()) for one in texts])
@@ -169,10 +171,13 @@ def _column(dataset: Dataset, name: str) -> np.ndarray:
             f"order=column:{name}: the value of training example {int(is_gap.argmax())} is {values[is_gap][0]!s:.20}, "
             f"which cannot be sorted: give each example a value"
         )
+    are_numbers = [not isinstance(one, str) or is_number(one) for one in texts]
+    if (any(are_numbers) and not all(are_numbers)) or any(isinstance(one, str) for one in texts) != are_texts:
+        raise SettingError(f"order=column:{name} has numbers and texts: give numbers only, or texts only")
     if not are_texts:
         return values
     check_dates(texts, f"order=column:{name}")
-    if all(map(is_number, texts)):
+    if all(are_numbers):
         return np.array([float(one) for one in texts])
     rank = {text: number for number, text in enumerate(sorted(set(texts), key=natural_key))}
     return np.array([rank[text] for text in texts])

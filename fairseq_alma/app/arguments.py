@@ -21,7 +21,7 @@ from fairseq_alma.core.settings import defaults_of
 DEFAULT_PARENT = "runs"
 """Folder of all runs for which the user gave no `out=`."""
 MAX_NAME = 150
-"""Maximum length of the name of a default run folder, in characters. Most file systems allow 255."""
+"""Maximum length of the name of a default run folder, in bytes. Most file systems allow 255."""
 
 
 def name_and_value(argument: str) -> tuple[str, str] | None:
@@ -55,9 +55,28 @@ def default_out(arguments: Sequence[str], settings: type[RunSettings], data: str
     name = ",".join(f"{key}={_plain(value)}" for key, value in sorted(kept.items())) or "default"
     if is_sweep(arguments):
         name = "sweep"
-    if len(name) > MAX_NAME:
-        name = f"{name[:MAX_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    if len(name.encode()) > MAX_NAME:
+        name = _cut(name)
     return str(Path(DEFAULT_PARENT) / (_plain(Path(named.strip("'\"")).name) or data) / name)
+
+
+def job_folder(name: str) -> str:
+    """Return the folder of a job of a sweep, inside that of the sweep.
+
+    Args:
+        name: the settings of the job, as Hydra's `override_dirname` lists them. A slash in a value makes a
+            nested folder.
+    """
+    parts = name.split("/")
+    if ".." in parts or max(len(part.encode()) for part in parts) > MAX_NAME:
+        return _cut(name)
+    return name
+
+
+def _cut(name: str) -> str:
+    """Return a name without slashes, and so short that a file can have it, for a name that has or is neither."""
+    start = name.replace("/", "_").encode()[:MAX_NAME].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _plain(value: str) -> str:

@@ -29,6 +29,7 @@ from fairseq_alma.app.arguments import (
     is_readable,
     is_sweep,
     job_arguments,
+    job_folder,
     missing_folders,
     name_and_value,
     plugin_named_by,
@@ -47,6 +48,8 @@ from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
 from launch.slurm import LAUNCH, SlurmSettings
+
+OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""

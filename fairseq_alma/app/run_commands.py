@@ -186,10 +186,17 @@ def cancel_runs(folder: Path) -> int:
     Pending jobs are cancelled. Running jobs, and processes on this machine, get SIGTERM and save a checkpoint before
     they end. Raise RunError if there is no run, if a run cannot be cancelled from here, or does not end in time.
     """
-    runs = runs_in(folder)
+    # Of seeds that are trained together, no process works on one alone.
+    runs = list(dict.fromkeys(map(_where_it_works, runs_in(folder))))
     cancelled = [run for run in runs if _cancel(RunJobs(run))]
     say(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else f"{folder}: no run is pending or running")
     return 0
+
+
+def _where_it_works(run: Path) -> Path:
+    """Return the folder whose lease the process holds that is working on a run; the run itself if there is none."""
+    is_of_parent = holder_of(run) is None and holder_of_run(run) is not None
+    return run.parent if is_of_parent else run
 
 
 def _cancel(jobs: RunJobs) -> bool:
@@ -251,7 +258,7 @@ def follow_logs(folder: Path) -> int:
         sys.stdout.flush()
         if is_last:
             return 0
-        is_last = not any(jobs.queued_if_any() or holder_of(jobs.run, ask_slurm=True) is not None for jobs in runs)
+        is_last = not any(jobs.queued_if_any() or holder_of_run(jobs.run, ask_slurm=True) for jobs in runs)
         time.sleep(0 if is_last else POLL_SECONDS)
 
 

@@ -1,5 +1,6 @@
 """Settings that only some learners have. `catalogue.py` lists the settings class of each learner."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -136,8 +137,8 @@ class FireflySettings(LearnerSettings):
         return self.grow_every
 
     def check_run(self, run: Any) -> None:
-        if not self.grow_ratio > 0:
-            raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
+        if not 0 < self.grow_ratio < math.inf:
+            raise SettingError(f"grow_ratio={self.grow_ratio} must be a finite number above 0")
 
 
 # ---- Settings of the language-model learners (alma-lm).

@@ -97,8 +97,13 @@ class RunFolder:
         """Whether the folder has the name of the folder of one of several seeds."""
         return re.fullmatch(r"seed_\d+", self.path.name) is not None
 
-    def refuse_inside_run(self) -> None:
-        """Raise RunError if the folder is inside the folder of another run, where no command would find it."""
+    def refuse_nested(self) -> None:
+        """Raise RunError if the folder is inside that of another run, or if a new run would be around other runs.
+
+        No command would find the runs inside.
+        """
+        if not self.settings.exists() and (found := [run for run in find_runs(self.path) if run != self.path]):
+            raise RunError(f"{self.path} contains another run, {found[0]}: choose another out=")
         for parent in self.path.absolute().parents:
             if RunFolder(parent).ledger.exists() and RunFolder(parent).settings.exists():
                 raise RunError(f"{self.path} is inside the run folder {parent}: choose an out= outside of it")

@@ -112,7 +112,7 @@ def run(settings: LanguageModelSettings, slurm: SlurmSettings | None = None) -> 
 
     settings = with_known_precision(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
-    RunFolder(Path(settings.out)).refuse_inside_run()
+    RunFolder(Path(settings.out)).refuse_nested()
     with Lease(settings.out), closing(scalars):
         finish_rollback(Path(settings.out))
         record = SeedRecord(

@@ -412,6 +412,8 @@ def of_tensors(**changes) -> Dataset:
             "test set has labels in 2..2, but they must be in 0",
         ),
         ({"columns": {"day": np.arange(3)}}, "the column 'day' has 3 values, but there are 4 training examples"),
+        ({"folder_of_example": np.arange(3)}, "folder_of_example must be an array of 4 integers from 0 on"),
+        ({"folder_of_example": np.zeros(4)}, "folder_of_example must be an array of 4 integers from 0 on"),
     ],
 )
 def test_a_registered_function_that_returns_wrong_shapes_is_refused(tmp_path, monkeypatch, changes, message_part):

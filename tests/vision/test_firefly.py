@@ -114,6 +114,8 @@ POOL = (lambda: nn.MaxPool2d(2),)
         ((*BLOCK, lambda: nn.MaxPool2d(2, stride=1), *HEAD), "MaxPool2d"),
         ((*BLOCK, lambda: nn.MaxPool2d(2, ceil_mode=True), *HEAD), "MaxPool2d"),
         ((BLOCK[0], lambda: nn.BatchNorm2d(4, eps=1e-3), nn.ReLU, *HEAD), "BatchNorm2d"),
+        ((BLOCK[0], lambda: nn.BatchNorm2d(4, momentum=0.5), nn.ReLU, *HEAD), "BatchNorm2d"),
+        ((lambda: convolution().requires_grad_(False), *BLOCK[1:], *HEAD), "Conv2d"),  # a frozen layer
         ((*BLOCK[:2], *BLOCK[1:], *HEAD), "BatchNorm2d"),  # two norms
         ((lambda: convolution(padding_mode="reflect"), *BLOCK[1:], *HEAD), "Conv2d"),
         ((*BLOCK, lambda: nn.AdaptiveAvgPool2d(2), nn.Flatten, lambda: nn.Linear(16, 10)), "AdaptiveAvgPool2d"),

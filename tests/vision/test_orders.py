@@ -106,6 +106,19 @@ def test_a_missing_value_is_named(digits):
         partition(dataset, 5, 0.1, seed=0, order="column:day")
 
 
+@pytest.mark.parametrize("values", [["7", "x"], [7, "x"], ["7", 7]])
+def test_numbers_and_texts_in_one_column_are_refused(digits, values):
+    dataset = replace(digits, columns={"n": np.array(values * 719, object)})
+    with pytest.raises(SettingError, match="order=column:n has numbers and texts: give numbers only, or texts only"):
+        partition(dataset, 5, 0.1, seed=0, order="column:n")
+
+
+def test_a_column_has_one_value_for_each_example(digits):
+    dataset = replace(digits, columns={"n": np.zeros((1438, 2))})
+    with pytest.raises(SettingError, match=r"found values of shape \(1438, 2\), expected one for each example"):
+        partition(dataset, 5, 0.1, seed=0, order="column:n")
+
+
 def test_class_names_may_be_numbers(tmp_path):
     digits = load_digits()
     for names in (list(range(10)), digits.target_names):
@@ -142,7 +155,7 @@ def test_a_group_of_classes_with_one_example_is_refused(digits):
         ({"order": "column:NAME"}, None),
         (
             {"backbone": "mlp", "order": "folders", "mega_batches": None},
-            "order=folders needs a folder of images, but dataset='digits'",
+            "order=folders: dataset='digits' is not a folder of images. If it is a Dataset with folder_of_example",
         ),
         (
             {"dataset": "mine.npz"},

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -340,7 +341,7 @@ def test_a_run_in_use_is_not_entered(tmp_path, alma_vision):
 def test_mega_batches_smaller_than_a_batch_and_without_some_classes_work(tmp_path):
     """100 mega-batches of 14 or 15 images: 13 or 14 to train on, one to validate on, never all ten classes in the
     latter."""
-    (rows,) = small_run(tmp_path, mega_batches=100, wait=30, batch_size=1000, learner="gmoe", experts=2)
+    (rows,) = small_run(tmp_path / "small", mega_batches=100, wait=30, batch_size=1000, learner="gmoe", experts=2)
     assert [row.spent.num_updates for row in rows if row.updated] == [EPOCHS] * 4
     (rows,) = small_run(tmp_path / "tiny", mega_batches=400, arrivals=3, learner="ens")
     # 1438 / 400: 4 images, of which 3 are trained on in one batch.
@@ -485,7 +486,7 @@ def test_all_errors_of_a_command_line_are_reported_together(alma_vision, tmp_pat
     lines = said.err.splitlines()
     assert lines[0] == "alma-vision: 5 errors:"
     assert [line[:20] for line in lines[1:]] == [
-        "- unknown settings d", "- out=/proc/x cannot", "- learner='ans' is n", "- lr=-1 must be abov",
+        "- unknown settings d", "- out=/proc/x cannot", "- learner='ans' is n", "- lr=-1 must be a fi",
         "- wait=0 must be an ",
     ]  # fmt: skip
     assert "did you mean dataset? --help" in said.err
@@ -546,6 +547,45 @@ def test_a_sweep_over_folders_of_any_name_can_be_repeated_and_each_job_alone(alm
         command = json.loads(run.read_text())["command"]
         assert not any("'" in word for word in command if word.startswith("dataset="))
         assert "nothing was left to do" in alma_vision(*command[1:]).out
+
+
+def test_the_folders_of_a_sweep_are_inside_it_and_have_names_of_a_possible_length(alma_vision, tmp_path, monkeypatch):
+    (tmp_path / "a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b")
+    np.savez(tmp_path / "mine.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
+    words = as_arguments(dataset="../../mine.npz", epochs=1, mega_batches=2, backbone="mlp")
+    words.remove("batch_size=64")
+    more = ("seed=5", "optimizer=sgd", "weight_decay=0.001", "label_smoothing=0.1", "replay=uniform", "cer_from=1",
+            "schedule=constant", "average=power:8", "extra_epochs=0", "wait=1", "last_group=train")  # fmt: skip
+    for out, given in (("short", ()), ("long", more)):
+        said = alma_vision("-m", *words, *given, "batch_size=2,4", f"out={out}")
+        assert said.status == 0, said.err
+        runs = {path.parent.relative_to(tmp_path / "a/b").parts for path in tmp_path.rglob("ledger.jsonl")}
+        assert len([parts for parts in runs if parts[0] == out and len(parts) == 2]) == 2, runs
+        assert json.loads(Path(out, "sweep.json").read_text())[1]["run"]
+
+
+def test_a_run_inside_another_run_or_around_one_is_refused(alma_vision, tmp_path):
+    words = as_arguments(epochs=1)
+    assert alma_vision(*words, f"out={tmp_path}/a/run").status == 0
+    assert f"is inside the run folder {tmp_path}/a/run" in alma_vision(*words, f"out={tmp_path}/a/run/in").err
+    said = alma_vision(*words, f"out={tmp_path}/a")
+    assert (said.status, f"a contains another run, {tmp_path}/a/run" in said.err) == (2, True)
+    assert alma_vision(*words, "seeds=2", f"out={tmp_path}/b").status == 0
+    assert "nothing was left to do" in alma_vision(*words, "seeds=2", f"out={tmp_path}/b").out
+
+
+def test_seeds_that_are_trained_together_are_cancelled_together(alma_vision, tmp_path):
+    out = tmp_path / "run"
+    words = as_arguments(epochs=100_000, seeds=2)
+    process = subprocess.Popen([Path(sys.executable).parent / "alma-vision", *words, f"out={out}"])
+    while not (out / "seed_1/settings.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    said = alma_vision("cancel", out / "seed_1")
+    assert (said.status, f"cancelled: {out}\n" in said.out) == (0, True), said.err
+    assert process.wait(timeout=60) != 0
+    assert f"{out}: no run is pending or running" in alma_vision("cancel", out).out
 
 
 @pytest.mark.parametrize(
@@ -698,6 +738,8 @@ def test_without_arguments_it_shows_sm_and_ens_on_digits(tmp_path):
     assert (report / "figures/digits_B20/over_the_stream.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "Ens" in (report / "tables/digits_B20/summary.md").read_text()
     assert (report / "index.html").is_file()
+    again = subprocess.run([str(program)], cwd=tmp_path, capture_output=True, text=True)
+    assert again.stdout.count("nothing was left to do") == 2
     cer = [summary(tmp_path / "runs/quickstart" / learner)["cer"] for learner in ("sm", "ens")]
     assert cer[1] < cer[0]
 

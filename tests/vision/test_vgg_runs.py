@@ -13,7 +13,7 @@ from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
 from vision.firefly.chain import chain_from_stack
 from vision.inputs import Images
-from vision.learners import VisionLearner
+from vision.learners import LEARNERS, VisionLearner
 from vision.learners import firefly as learners
 from vision.networks import GatedModuleStack, ModuleStack, Structure, module_stack
 from vision.runs import run_learner
@@ -227,6 +227,19 @@ def test_firefly_of_the_original_code_follows_its_formula_of_widths(tmp_path):
     assert widths[1] == widths[0] + int(widths[0] * (1.6 / 1 - 1))
     assert widths[2] == widths[1] + int(widths[1] * (2.2 / 1.6 - 1))
     assert rows[-1].scores.num_params > rows[-2].scores.num_params > NUM_PARAMS
+
+
+def test_firefly_grows_on_what_its_stage_reads(tmp_path, monkeypatch):
+    """A learner of a plugin may say which examples a stage reads."""
+    read = []
+
+    def newest(self, stage):
+        read.append(stage.index)
+        return self.memory.stage_data(stage.new[-1:], (), False)
+
+    monkeypatch.setattr(LEARNERS["ff"], "stage_data", newest)
+    small_run(tmp_path, "ff", seeds=1, candidates=5, epochs=1)
+    assert read == [1, 2, 2, 3, 3]  # growth and training
 
 
 def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):

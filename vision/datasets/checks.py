@@ -20,7 +20,8 @@ def check_dataset(dataset: Any, where: str) -> Dataset:
 
     Raises:
         SettingError: if it is not a `Dataset`, if shapes or types do not fit together, if labels are not in 0..C-1, if
-            pixels are NaN or infinite, or if `columns` does not have one value per training example.
+            pixels are NaN or infinite, or if `columns` or `folder_of_example` does not have one value per training
+            example.
     """
     if not isinstance(dataset, Dataset):
         raise SettingError(
@@ -39,6 +40,15 @@ def check_dataset(dataset: Any, where: str) -> Dataset:
     if dataset.class_names is not None and len(dataset.class_names) != dataset.num_classes:
         raise SettingError(
             f"{where}: class_names has {len(dataset.class_names)} names, but there are {dataset.num_classes} classes"
+        )
+    folders = dataset.folder_of_example
+    if folders is not None and not (
+        isinstance(folders, np.ndarray) and folders.shape == (len(dataset.training),) and folders.dtype.kind in "iu"
+        and (folders >= 0).all()
+    ):  # fmt: skip
+        raise SettingError(
+            f"{where}: folder_of_example must be an array of {len(dataset.training)} integers from 0 on, one for each "
+            f"training example"
         )
     for name, values in dataset.columns.items():
         if len(values) != len(dataset.training):

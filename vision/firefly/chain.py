@@ -184,13 +184,18 @@ def _chain_from_module(module: nn.Module, where: str) -> Chain:
 
 
 def _has_known_options(part: nn.Module, layers: Sequence[Layer]) -> bool:
-    """Return True if a chain computes what a module of one of the kinds in MAY_FOLLOW computes after some layers."""
+    """Return True if a chain computes what a module of one of the kinds in MAY_FOLLOW computes after some layers.
+
+    All parameters of a chain are trained, so none may be frozen.
+    """
+    if not all(value.requires_grad for value in part.parameters()):
+        return False
     if isinstance(part, nn.Conv2d):
         numbers = (part.kernel_size, part.stride, part.padding, part.dilation, part.groups)
         known = ((3, 3), (1, 1), (1, 1), (1, 1), 1)
         return numbers == known and part.padding_mode == "zeros" and part.bias is None
     if isinstance(part, nn.BatchNorm2d):
-        return part.affine and part.eps == EPS and part.running_mean is not None
+        return part.affine and part.eps == EPS and part.momentum == 0.1 and part.running_mean is not None
     if isinstance(part, nn.MaxPool2d):
         halves = all(value in (2, (2, 2)) for value in (part.kernel_size, part.stride))
         return halves and part.padding in (0, (0, 0)) and part.dilation in (1, (1, 1)) and not part.ceil_mode

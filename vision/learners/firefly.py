@@ -42,7 +42,7 @@ class Firefly(VisionLearner):
         if (stage.index - 1) % own.grow_every:
             return super().grow(stage)
         began, stack = time.perf_counter(), self.stack
-        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
+        data = self.stage_data(stage)
         order = self.generators("order of growth", stage.index)
         examples = Batches(data, order, self.settings.batch_size, stage.past_share)
         batches = partial(_chain_batches, examples, self.settings.label_smoothing)

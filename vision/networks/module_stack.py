@@ -150,8 +150,9 @@ class ModuleStack(Stack):
         return self.structure.image_shape
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> int:
-        parts = (part for module in self._networks for part in module.modules())
-        norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        parts = (part for module in self._networks for part in module.train().modules())
+        # Normalisations that stay in evaluation mode are frozen, and keep their statistics.
+        norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()

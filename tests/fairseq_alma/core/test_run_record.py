@@ -391,6 +391,6 @@ def test_runs_are_found_at_any_depth_and_not_below_a_run(tmp_path):
 
 def test_a_run_inside_another_run_is_refused(tmp_path):
     tiny_run(tmp_path / "run")
-    RunFolder(tmp_path / "run").refuse_inside_run()
+    RunFolder(tmp_path / "run").refuse_nested()
     with pytest.raises(RunError, match="is inside the run folder"):
-        RunFolder(tmp_path / "run" / "some" / "inner").refuse_inside_run()
+        RunFolder(tmp_path / "run" / "some" / "inner").refuse_nested()

@@ -377,6 +377,36 @@ def test_buffers_of_any_kind_are_stored(tmp_path):
     torch.testing.assert_close(stack.logits(x), expected)
 
 
+@register_backbone("tests: frozen norm")
+class FrozenNorm(nn.Module):
+    """A network with a norm whose statistics are frozen, as when a network is fine-tuned, and one that is trained."""
+
+    def __init__(self, image_shape, num_classes, width):
+        super().__init__()
+        self.norm, self.other = nn.BatchNorm2d(image_shape[0]), nn.BatchNorm2d(image_shape[0])
+        self.norm.running_var.fill_(0.25)
+        self.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.other(self.norm(x)))
+
+
+def test_statistics_that_are_frozen_are_not_measured_again():
+    stack = trained(stack_of("tests: frozen norm"))
+    x, _ = images(2, 20, seed=50)
+    stack.logits(x)  # in evaluation mode
+    assert stack.recompute_statistics([x]) == 20
+    for number in (0, 1):
+        module = stack.to_module(number)
+        assert torch.equal(module.norm.running_var, torch.full((2,), 0.25))
+        torch.testing.assert_close(module.other.running_mean, 2 * x[number].flatten(0, 2).mean(0), atol=1e-4, rtol=0)
+
+
 def test_new_parameters_come_with_new_buffers():
     stack, new = trained(stack_of("tests: counting", shape=(1, 4, 6))), stack_of("tests: counting", shape=(1, 4, 6))
     stack.reset_parameters(generators(2))
