@@ -57,7 +57,7 @@ def look_ahead(stream: StreamFolder) -> list[Finding]:
         return [Finding("looks ahead", quantity, why) for quantity in quantities]
     calls = _calls(stream.description)
     found = [
-        *_dates(stream),
+        *_dates(stream, calls),
         *_limits(stream, calls),
         _of_first(stream, "valid", "validation set", "it chooses checkpoints, growth and waits"),
         *_sizes(stream.description, calls),
@@ -114,16 +114,26 @@ def _splits_of(t: int) -> list[str]:
     return [f"mega_batch_{t}", f"mega_batch_{t}/valid", f"mega_batch_{t}/test"]
 
 
-def _dates(stream: StreamFolder) -> Iterator[Finding]:
+def _dates_at(stream: StreamFolder, calls: list[_Call], t: int) -> np.ndarray:
+    """Return the different dates of the documents of a mega-batch. Late text counts as text of the new period."""
+    dates = _dates_of(stream, *_splits_of(t))
+    (call,) = (one for one in calls if one.first <= t <= one.last)
+    if call.settings.get("late") == "as-new":
+        dates = np.unique(np.maximum(dates, parse_date(stream.description["periods"][t - 1]["first_date"])))
+    return dates
+
+
+def _dates(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
     """Compare the dates of the documents of each mega-batch with those of the next one."""
-    ends = [dates[[0, -1]] for t in range(1, stream.num_periods + 1) if len(dates := _dates_of(stream, *_splits_of(t)))]
-    late = [t for t, (now, then) in enumerate(itertools.pairwise(ends), start=1) if now[1] > then[0]]
-    for t in late:
-        last, first = date_text(int(ends[t - 1][1])), date_text(int(ends[t][0]))
-        yield Finding(
-            "looks ahead", f"mega-batch {t}", f"it has text of {last}, and mega-batch {t + 1} begins on {first}"
-        )
-    if not late:
+    found = {t: _dates_at(stream, calls, t) for t in range(1, stream.num_periods + 1)}
+    is_late = False
+    for (t, now), (later, then) in itertools.pairwise((t, dates) for t, dates in found.items() if len(dates)):
+        if now[-1] > then[0]:
+            is_late = True
+            last, first = date_text(int(now[-1])), date_text(int(then[0]))
+            what = f"it has text of {last}, and mega-batch {later} begins on {first}"
+            yield Finding("looks ahead", f"mega-batch {t}", what)
+    if not is_late:
         yield Finding("ok", "order of the text", "no mega-batch has text from after the start of the next one")
 
 
@@ -138,8 +148,7 @@ def _limits(stream: StreamFolder, calls: list[_Call]) -> Iterator[Finding]:
             yield Finding("looks ahead", quantity, why)
         else:
             numbers = [
-                set(period_of(period, _dates_of(stream, *_splits_of(t))).tolist())
-                for t in range(call.first, call.last + 1)
+                set(period_of(period, _dates_at(stream, calls, t)).tolist()) for t in range(call.first, call.last + 1)
             ]
             numbers = [one for one in numbers if one]
             union = set().union(*numbers)

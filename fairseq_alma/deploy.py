@@ -388,8 +388,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("to", type=Path, metavar="TO", help="the folder with the deployed predictors")
     parser.add_argument("--stage", type=int, metavar="K", help="the predictor of RUN after stage K (default: current)")
     parser.add_argument(
-        "--keep", type=int, default=3, metavar="N",
-        help="number of predictors to keep in TO, including the new one (default: %(default)s)",
+        "--keep", type=int, metavar="N",
+        help="number of predictors to keep in TO, including the new one (default: 3)",
     )  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--back", action="store_true", help="return to the predictor that was deployed before")
@@ -398,6 +398,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, to = arguments.source, arguments.to
     if (source is None) != (arguments.back or arguments.list):
         raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
+    if source is None and (arguments.stage, arguments.keep) != (None, None):
+        raise SettingError("--stage and --keep are for a deployment: `alma-deploy RUN TO --stage K` returns to stage K")
     if arguments.list:
         _print_list(to)
     elif arguments.back:
@@ -406,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"deployed: {folder}; the next alma-deploy deploys a newer predictor, but not {before} again")
     else:
         before = current_of(to)
-        folder, is_source = deploy(source, to, arguments.stage, arguments.keep)
+        folder, is_source = deploy(source, to, arguments.stage, 3 if arguments.keep is None else arguments.keep)
         is_run = not any((source / name).is_file() for name in (EXPORT_RECORD, RECORD))
         how = "--stage K deploys it again" if is_run else f"to deploy it again, remove its folder in {to}"
         note = "" if is_source else f" (the predictor of {source} was taken back; {how})"

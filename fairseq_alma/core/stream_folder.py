@@ -204,8 +204,12 @@ class StreamFolder:
 
         `end` is None for all tokens of the split from `start` on.
         """
-        spans = split_entry(self.description, split).get("masked", [])
-        return sum(max(0, min(last, end or last) - max(first, start)) for first, last in spans)
+        count = 0
+        for first, last in split_entry(self.description, split).get("masked", []):
+            first, last = max(first, start), last if end is None else min(last, end)
+            if first < last:
+                count, start = count + last - first, last  # so that spans that overlap count once
+        return count
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split, as stored in stream.json."""

@@ -160,6 +160,8 @@ def _show(certificate: Certificate, is_new: bool) -> None:
     for split, masked in certificate["splits"].items():
         tokens = sum(end - start for start, end in masked["spans"])
         say(f"  {split}: {len(masked['rows']):,} sequences, {masked['words']:,} words, {tokens:,} tokens")
+    if not certificate["splits"]:
+        say("  nothing, because an earlier call has masked all of it")
 
 
 def _show_price(price: Any) -> None:

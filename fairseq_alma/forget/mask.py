@@ -104,20 +104,25 @@ def in_vocabulary(description: Mapping[str, Any]) -> list[int]:
 
 
 def plan_masks(stream: StreamFolder, found: Found, request: Mapping[str, Any]) -> Certificate:
-    """Return what must be masked in a stream. Nothing is written."""
+    """Return what must be masked in a stream. Nothing is written. What was masked before is left out."""
     splits: dict[str, MaskedSplit] = {}
     counts = np.zeros(stream.dictionary_size, np.int64)
     counted = [f"mega_batch_{t}" for t in in_vocabulary(stream.description)]
     for split, chosen in found.places.items():
-        rows, which = read_rows(stream, split), sorted(chosen)
+        rows = read_rows(stream, split)
+        which: list[int] = []
         spans: list[tuple[int, int]] = []
-        for row in which:
+        for row in sorted(chosen):
             start, end = int(rows.starts[row]), int(rows.starts[row + 1])
             end -= bool(rows.tokens[end - 1] == EOS)
-            if end > start:
-                spans.append((start, end))
+            if (rows.tokens[start:end] == PAD).all():
+                continue
+            which.append(row)
+            spans.append((start, end))
             if split in counted:
                 counts += np.bincount(rows.tokens[start:end], minlength=len(counts))
+        if not which:
+            continue
         words, num_bytes = (int(rows.table[name].to_numpy()[which].sum(dtype=np.int64)) for name in ("words", "bytes"))
         splits[split] = MaskedSplit(before=stream.digest(split), rows=which, spans=spans, words=words, bytes=num_bytes)
     known = np.zeros_like(counts)

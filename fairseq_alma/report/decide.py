@@ -1,13 +1,15 @@
 """Compare policies that decide when to train, on the paths that finished runs have measured: `alma-report decide`."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fairseq_alma.core.catalogue import Program
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.replay import Replay
-from fairseq_alma.core.waiting import check_wait
+from fairseq_alma.core.waiting import Wait, check_wait
 from fairseq_alma.report.grouping import first_charged_arrival
 from fairseq_alma.report.numbers import Estimate
 from fairseq_alma.report.policies import FAMILIES, Family, Policy, fixed_waits, waiting
@@ -89,11 +91,17 @@ def policy_named(name: str, replay: Replay = False) -> Policy:
     kind, _, number = name.partition(":")
     if kind in FAMILIES:
         try:
-            return FAMILIES[kind].make(float(number))
+            value = float(number)
         except ValueError:
-            raise SettingError(f"--policy {name}: expected {kind}:NUMBER, for example {kind}:1") from None
-    if kind.isdigit() or kind in ("geometric", "auto"):
-        wait = int(name) if name.isdigit() else name
+            value = math.nan
+        if not math.isfinite(value) or (kind == "cara-periodic" and (value < 1 or value != round(value))):
+            raise SettingError(f"--policy {name}: expected {kind}:NUMBER, for example {kind}:1")
+        return FAMILIES[kind].make(value)
+    if kind.isdigit() or kind in ("geometric", "auto") or name.startswith("["):
+        wait: Wait = int(name) if name.isdigit() else name
+        if name.startswith("["):
+            with suppress(ValueError):
+                wait = json.loads(name)
         check_wait(wait)
         return waiting(wait, replay)
     # Imported here, because it imports Hydra, which alma-report does not need.

@@ -222,7 +222,9 @@ def test_damage_and_wrong_folders_are_refused(run, moved, tmp_path, capsys):
     assert not to.exists()
     with pytest.raises(SettingError, match="is a run or a model itself"):
         deploy(run, moved)
-    for arguments in ([str(to)], ["--back", str(run), str(to)], ["--list", str(to)], ["--back", str(to)]):
+    wrong_calls = ([str(to)], ["--back", str(run), str(to)], ["--list", str(to)], ["--back", str(to)],
+                   ["--back", str(to), "--stage", "1"], ["--list", str(to), "--keep", "2"])  # fmt: skip
+    for arguments in wrong_calls:
         assert main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1
     deploy(run, to, 2), deploy(run, to, 3)

@@ -161,7 +161,7 @@ def test_a_stream_that_is_extended_month_by_month_is_the_one_made_at_once(tmp_pa
         assert ours[key] == at_once[key]
 
 
-def test_late_text_in_a_file_that_has_grown_counts_as_text_of_the_next_month(tmp_path):
+def test_late_text_in_a_file_that_has_grown_counts_as_text_of_the_next_month(tmp_path, capsys):
     """The file also has the old documents, one of them of the last day of the stream."""
     first, late = [*month(1), *month(2)], [row | {"id": f"late-{row['id']}"} for row in month(1, seed=7)]
     out = prepare(tmp_path / "stream", f"text:{write_month(tmp_path, 2, first)}")
@@ -171,6 +171,7 @@ def test_late_text_in_a_file_that_has_grown_counts_as_text_of_the_next_month(tmp
     assert description["num_mega_batches"] == 3 and description["periods"][2]["first_date"] == "2001-03-01"
     parts = [f"mega_batch_3{part}" for part in ("", "/valid", "/test")]
     assert {row["id"] for part in parts for row in rows_of(out, part)} & {row["id"] for row in late}
+    assert looked_ahead(out, capsys) == (0, {})  # it was not there when the first month was made
 
 
 def test_a_call_that_was_interrupted_in_a_later_period_continues(tmp_path, stream, monkeypatch):

@@ -327,6 +327,42 @@ def test_part_of_a_longer_document_is_masked_and_the_rest_stays(made, tmp_path):
     assert beginning in left
 
 
+def num_padding(folder):
+    """The number of masked tokens in each split: those that are masked, and those that stream.json counts."""
+    stream = StreamFolder.open(folder)
+    splits = [*stream.description["splits"], *(f"mega_batch_{t}/{part}" for t in (1, 2) for part in ("valid", "test"))]
+    dtype = stream.description["dtype"]
+    padding = {split: int((np.fromfile(f"{stream.prefix(split)}.bin", dtype) == PAD).sum()) for split in splits}
+    return padding, {split: stream.num_masked(split) for split in splits}
+
+
+def test_text_that_is_masked_is_not_masked_again(tmp_path, capsys):
+    """The list of what must go grows, and a document has a part that went with another one."""
+    out, chance = tmp_path / "stream", random.Random(7)
+    rows = [{"id": f"{t}-{n}", "date": f"2020-{t:02d}-{1 + n % 28:02d}", "text": sentence(chance, 80)}
+            for t in (1, 2) for n in range(40)]  # fmt: skip
+    poem = sentence(chance, 100)
+    rows += [{"id": "poem", "date": "2020-01-09", "text": poem},
+             {"id": "book", "date": "2020-02-09", "text": f"{poem}\n\n{sentence(chance, 100)}"}]  # fmt: skip
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--partition", "chronological", "--period", "month", "--causal")
+    assert prep(out, tmp_path / "texts.jsonl", *options, "--vocab-size", "320", "--passage-words", "25") == 0
+    listed = tmp_path / "list"
+    splits = ["mega_batch_1", "mega_batch_2"]
+    tables = [pyarrow.parquet.read_table(out / f"documents/{split}.parquet") for split in splits]
+    hashes = {row["id"]: str(row["document"]) for table in tables for row in table.to_pylist()}
+    for names in (("poem",), ("poem", "book"), ("poem", "book", "1-3")):
+        listed.write_text("".join(f"{hashes[name]}\n" for name in names))
+        assert main([str(out), "--file", str(listed), "--no-runs", "--yes"]) == 0
+        masked, counted = num_padding(out)
+        assert masked == counted and sum(masked.values()) > 0
+    assert main([str(out), "--document", hashes["book"], "--no-runs", "--yes"]) == 0
+    assert "nothing, because an earlier call has masked all of it" in capsys.readouterr().out
+    first, *_, last = certificates(out)
+    assert first["splits"] and not last["splits"]
+    assert num_padding(out) == (masked, counted)
+
+
 def test_an_unfinished_extension_is_text_that_must_go_first(stream, capsys):
     (stream / ".alma-prep/spool").mkdir(parents=True)
     assert main([str(stream), "--document", "secret", "--no-runs", "--yes"]) == 2

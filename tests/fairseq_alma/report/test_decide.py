@@ -196,8 +196,8 @@ def test_policies_without_a_known_error_wait():
 
 def test_policies_by_name(tmp_path, monkeypatch):
     known = history([0.9, 0.5, 0.5], stages=[1])
-    names = ("2", "3", "geometric:1", "cara-threshold:0.6", "cara-periodic:2", "upf:0")
-    assert [policy_named(name)(known) for name in names] == [True, False, True, False, True, True]
+    names = ("2", "3", "geometric:1", "cara-threshold:0.6", "cara-periodic:2", "upf:0", "[1,3]", "[1,4]")
+    assert [policy_named(name)(known) for name in names] == [True, False, True, False, True, True, True, False]
     (tmp_path / "own_policy.py").write_text("def often(known): return known.t % 3 == 0\ndef bad(known): return 1 / 0\n")
     monkeypatch.chdir(tmp_path)
     assert policy_named("own_policy:often")(known)
@@ -205,6 +205,12 @@ def test_policies_by_name(tmp_path, monkeypatch):
         policy_named("own_policy:bad")(known)
     for name, message in {
         "upf": "expected upf:NUMBER",
+        "upf:nan": "expected upf:NUMBER",
+        "cara-threshold:-inf": "expected cara-threshold:NUMBER",
+        "cara-periodic:0": "expected cara-periodic:NUMBER",
+        "cara-periodic:2.5": "expected cara-periodic:NUMBER",
+        "[3,1]": "must be a list of arrivals",
+        "[3": "must be an integer of at least 1",
         "0": "wait=0 must be",
         "geometric:0": "with a ratio above 0",
         "sometimes": "must have the form MODULE:FUNCTION",
