@@ -236,6 +236,14 @@ def link_books(data: Path, folder: Path) -> Path:
     return folder
 
 
+def setting_of_width(width: int) -> str:
+    """Return the argument of alma-lm that gives a language model another width, with heads of 32 values."""
+    return (
+        f"fairseq=--decoder-embed-dim {width} --decoder-ffn-embed-dim {4 * width} "
+        f"--decoder-attention-heads {width // 32}"
+    )
+
+
 def cut_at_lines(text: str, words: int) -> list[str]:
     """Return the text in parts of at least `words` words, cut at the ends of lines. The rest is left out."""
     parts: list[str] = []

@@ -18,11 +18,17 @@ def test_the_paths_are_all_sets_of_arrivals_with_the_last_one(study):
 
 
 def test_the_correlation_is_that_of_mean_costs_and_its_interval_that_over_seeds(study):
-    sure = {"a": [1.0, 1.1], "b": [2.0, 2.1], "c": [3.0, 3.1]}
+    sure = {"a": [1.0] * 5, "b": [2.0] * 5, "c": [3.0] * 5}
     assert study._correlation(sure, sure) == "1.00 (1.00 to 1.00)"
-    assert study._correlation(sure, {"a": [9.0, 9.0], "b": [8.0, 8.0], "c": [7.0, 7.0]}) == "-1.00 (-1.00 to -1.00)"
-    # Seed 0 alone has the order a, b, c, and seed 1 alone c, b, a. The means are those of a, b, c.
-    assert study._correlation(sure, {"a": [1.0, 3.0], "b": [2.5, 2.0], "c": [4.5, 1.0]}) == "1.00 (-1.00 to 1.00)"
+    assert study._correlation(sure, {"a": [9.0] * 5, "b": [8.0] * 5, "c": [7.0] * 5}) == "-1.00 (-1.00 to -1.00)"
+    # Three seeds have the order a, b, c, and two the order c, b, a. The means have that of the three.
+    unsure = {"a": [1.0, 3.0, 1.0, 3.0, 1.0], "b": [2.0] * 5, "c": [3.0, 1.0, 3.0, 1.0, 3.0]}
+    assert study._correlation(sure, unsure) == "1.00 (-1.00 to 1.00)"
+
+
+def test_a_correlation_of_few_seeds_has_no_interval(study):
+    few = {"a": [1.0, 2.0], "b": [2.0, 3.0]}
+    assert study._correlation(few, few) == "1.00"
 
 
 def test_policies_with_the_same_costs_at_both_widths_count_once(study):

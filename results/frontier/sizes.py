@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import rivals  # noqa: E402
-from _texts import mean_text, read_sizes  # noqa: E402
+from _texts import mean_text, read_sizes, setting_of_width  # noqa: E402
 
 from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
 
@@ -44,16 +44,12 @@ CORPORA = {"books_1": "books, one pass", "sotu": "speeches"}
 
 def _recipes(width: int) -> dict[str, rivals.Recipe]:
     """Return the recipes at another width, by name."""
-    sizes = (
-        f"fairseq=--decoder-embed-dim {width} --decoder-ffn-embed-dim {4 * width} "
-        f"--decoder-attention-heads {width // 32}"
-    )
     grid = {"lr": tuple(f"{rate * WIDTH / width:g}" for rate in LR), "warmup": ("40",)}
     found = {}
     for name in NAMES:
         recipe = rivals.RECIPES[name]
         as_for = recipe.as_for and _name(width, recipe.as_for)
-        settings = (*recipe.settings, sizes)
+        settings = (*recipe.settings, setting_of_width(width))
         found[_name(width, name)] = replace(recipe, settings=settings, grid=grid, as_for=as_for)
     return found
 

@@ -9,8 +9,8 @@ that has arrived (`replay=all`), so a stage costs more the later it is. Nothing 
 
 Images: the first mega-batches of MNIST in random order, of 1,200 and of 120 images, and digits in order of the classes,
 two new classes in each mega-batch; perceptrons of width 8 and 128, five seeds. Text: five mega-batches of nine books in
-random order, and speeches in five periods with --causal, where all validation text is of the first; two seeds and
-one.
+random order, and speeches in five periods with --causal, where all validation text is of the first; language models of
+width 64 and 128; two seeds and one.
 
 results/rebuild.py makes the tables of the ledgers. To add a policy, add a line to POLICIES.
 """
@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from _grid import copy_results  # noqa: E402
-from _texts import SETTINGS, BookStudy, Row, TextStudy  # noqa: E402
+from _texts import SETTINGS, BookStudy, Row, TextStudy, setting_of_width  # noqa: E402
 
 import vision  # noqa: E402
 from fairseq_alma.report.decide import PolicyOutcomes, compare, over_streams  # noqa: E402
@@ -56,9 +56,10 @@ STREAMS: dict[str, dict[str, Any]] = {
 }
 """The streams of images, with the settings of their runs."""
 
-PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text": 100.0}
+PRICES = {f"width_{SMALL}": 40.0, f"width_{LARGE}": 2.5, "text_64": 250.0, "text": 100.0}
 """Folder of the ledgers -> what 1e12 training FLOPs cost, in units of CER or of the summed perplexity. Large networks
-need 20 times the FLOPs of small ones on MNIST, and 48 times on digits."""
+need 20 times the FLOPs of small ones on MNIST, and 48 times on digits; language models of width 128 need 2.5 times
+those of width 64."""
 
 
 def train_images(data: Path, runs: Path) -> None:
@@ -93,11 +94,11 @@ class SpeechPaths(TextStudy):
         return [*words, "--period", "1851,1890,1913,1973", "--vocab-size", "8000", "--test-words", "10000"]
 
 
-def _rows(stream: str, seeds: tuple[int, ...]) -> list[Row]:
+def _rows(name: str, seeds: tuple[int, ...], more: tuple[str, ...]) -> list[Row]:
     return [
         Row(
-            f"{stream}_{path}",
-            ("learner=sm", "experts=4", "replay=all", f"wait=[{','.join(map(str, arrivals))}]"),
+            f"{name}_{path}",
+            ("learner=sm", "experts=4", "replay=all", f"wait=[{','.join(map(str, arrivals))}]", *more),
             "updates_per_mega_batch",
             seeds=seeds,
         )
@@ -105,12 +106,20 @@ def _rows(stream: str, seeds: tuple[int, ...]) -> list[Row]:
     ]
 
 
-_SHARED: dict[str, Any] = {"ledgers": LEDGERS / "text", "settings": ("dropout=0",), "mega_batches": NUM_ARRIVALS}
-TEXTS: dict[str, TextStudy] = {
-    "books": BookPaths(_rows("books", seeds=(0, 1)), passes=0.4, **_SHARED),
-    # About as many updates for a mega-batch as in books.
-    "speeches": SpeechPaths(_rows("speeches", seeds=(0,)), passes=0.05, **_SHARED),
-}
+def _texts(folder: str, *more: str) -> dict[str, TextStudy]:
+    """Return the studies of text whose ledgers are in a folder, by the name of the stream, with more settings."""
+    shared: dict[str, Any] = {
+        "ledgers": LEDGERS / folder, "settings": ("dropout=0",), "mega_batches": NUM_ARRIVALS,
+    }  # fmt: skip
+    # About as many updates for a mega-batch of speeches as for one of books.
+    return {
+        "books": BookPaths(_rows("books", (0, 1), more), passes=0.4, **shared),
+        "speeches": SpeechPaths(_rows("speeches", (0,), more), passes=0.05, **shared),
+    }
+
+
+TEXTS = {"text": _texts("text"), "text_64": _texts("text_64", setting_of_width(64), "lr=0.01")}
+"""Folder of the ledgers -> its studies. The rate falls as 1 over the width."""
 
 
 def tables() -> dict[str, str]:
@@ -119,16 +128,20 @@ def tables() -> dict[str, str]:
     Return {} if a path has no ledger, because nothing in the tables is estimated.
     """
     names = [f"width_{width}/{stream}_{path}" for width in (SMALL, LARGE) for stream in STREAMS for path in PATHS]
-    names += [f"text/{row.name}/seed_{seed}" for study in TEXTS.values() for row in study.rows for seed in row.seeds]
+    for folder, studies in TEXTS.items():
+        rows = [row for study in studies.values() for row in study.rows]
+        names += [f"{folder}/{row.name}/seed_{seed}" for row in rows for seed in row.seeds]
     if not all((LEDGERS / name / "summary.json").exists() for name in names):
         return {}
     found = {size: compare(read_runs([LEDGERS / size]), price, POLICIES) for size, price in PRICES.items()}
-    small, large, text = found.values()
+    small, large, small_text, text = found.values()
     written = {"policies.md": over_streams([*small, *text])}
     for size, compared in found.items():
         written[f"{size}.md"] = over_streams(compared)
         written |= {f"{size}_{slug}.md": table for slug, table in policy_tables(compared).items()}
-    return {name: table.markdown() for name, table in written.items()} | {"order.md": _order_table(small, large)}
+    return {name: table.markdown() for name, table in written.items()} | {
+        "order.md": _order_table([*small, *small_text], [*large, *text])
+    }
 
 
 def _order_table(small: Sequence[PolicyOutcomes], large: Sequence[PolicyOutcomes]) -> str:
@@ -145,10 +158,10 @@ def _order_table(small: Sequence[PolicyOutcomes], large: Sequence[PolicyOutcomes
         cells = [_correlation(_path_costs(one), _path_costs(other)), _correlation(*policies), str(len(policies[0]))]
         lines.append(f"| {one.subject.stream} | {' | '.join(cells)} |")
     note = (
-        f"Spearman's rank correlation between the mean costs of width {SMALL} and of width {LARGE}, with its 95% "
-        "interval over seeds (percentile bootstrap, 2,000 samples; with five seeds, such intervals are too narrow). Of "
-        "policies with the same paths at both widths one counts. The numbers of CARA and UPF are kept, not chosen anew "
-        "in each sample."
+        f"Spearman's rank correlation between the mean costs of width {SMALL} and of {LARGE}, for text of 64 and of "
+        "128, with five seeds with its 95% interval over them (percentile bootstrap, 2,000 samples; it is too narrow). "
+        "Of policies with the same paths at both widths one counts. The numbers of CARA and UPF are kept, not "
+        "chosen anew in each sample."
     )
     return "\n".join([*lines, "", note, ""])
 
@@ -180,7 +193,7 @@ def _different(small: Costs, large: Costs) -> tuple[Costs, Costs]:
 
 
 def _correlation(small: Costs, large: Costs) -> str:
-    """Return the rank correlation of the mean costs, with its interval over seeds. Both have the same seeds."""
+    """Return the rank correlation of the mean costs, from five seeds on with its interval. Both have the same seeds."""
     a, b = (np.array([one[name] for name in small]) for one in (small, large))
     num_seeds, random = a.shape[1], np.random.default_rng(0)
     samples = np.array([np.arange(num_seeds), *(random.integers(num_seeds, size=num_seeds) for _ in range(2000))])
@@ -189,7 +202,7 @@ def _correlation(small: Costs, large: Costs) -> str:
     x, y = x - x.mean(0), y - y.mean(0)
     point, *others = (x * y).sum(0) / np.sqrt((x**2).sum(0) * (y**2).sum(0))
     low, high = np.quantile(others, [0.025, 0.975])
-    return f"{point:.2f} ({low:.2f} to {high:.2f})"
+    return f"{point:.2f} ({low:.2f} to {high:.2f})" if num_seeds >= 5 else f"{point:.2f}"
 
 
 def main() -> None:
@@ -207,9 +220,10 @@ def main() -> None:
         train_images(arguments.data, arguments.out)
         return
     root, arguments.hours = arguments.data, math.inf
-    for name, study in TEXTS.items():
-        arguments.data = root / study.data
-        study.do(arguments, arguments.out / name)
+    for folder, studies in TEXTS.items():
+        for name, study in studies.items():
+            arguments.data = root / study.data
+            study.do(arguments, arguments.out / folder / name)
 
 
 if __name__ == "__main__":
