@@ -152,8 +152,9 @@ def _order_table(small: Sequence[PolicyOutcomes], large: Sequence[PolicyOutcomes
         f"| stream | all {len(PATHS)} paths | policies | number of different policies |",
         "|:---|---:|---:|---:|",
     ]
-    for one, other in zip(small, large, strict=True):
-        assert one.subject.stream == other.subject.stream
+    of_large = {one.subject.stream: one for one in large}
+    for one in small:
+        other = of_large[one.subject.stream]
         policies = _different(_policy_costs(one), _policy_costs(other))
         cells = [_correlation(_path_costs(one), _path_costs(other)), _correlation(*policies), str(len(policies[0]))]
         lines.append(f"| {one.subject.stream} | {' | '.join(cells)} |")
