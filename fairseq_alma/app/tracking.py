@@ -92,7 +92,10 @@ class Tracker:
         if path.exists() and (found := read_json(path, _State))["project"] == self._project:
             state = found
         write_json(path, state, durable=False)
-        run = self._start(state["id"])
+        try:
+            run = self._start(state["id"])
+        except SystemError:  # Python 3.11 sometimes cannot parse code of a module while another thread parses code, too
+            run = self._start(state["id"])
         if not run.offline:
             say(f"W&B: {run.url}", sys.stderr)
         saved, sure, axes = time.monotonic(), dict(state["sent"]), set[str]()

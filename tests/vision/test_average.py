@@ -30,17 +30,17 @@ def predictor(out, stage):
     [("power:0", [0.25, 0.25, 0.25, 0.25]), ("decay:0.6", [0.18, 0.18, 0.24, 0.4])],
 )
 def test_the_predictor_is_the_average_of_the_networks_after_each_stage(tmp_path, average, weights):
-    small_run(tmp_path, average=average, **KEPT)
-    expected = sum(w * flat(networks(tmp_path, k)) for k, w in enumerate(weights, start=1))
-    torch.testing.assert_close(predictor(tmp_path, 4), expected)
+    small_run(tmp_path / "run", average=average, **KEPT)
+    expected = sum(w * flat(networks(tmp_path / "run", k)) for k, w in enumerate(weights, start=1))
+    torch.testing.assert_close(predictor(tmp_path / "run", 4), expected)
     small_run(tmp_path / "last", **KEPT)
     for stage in range(1, 5):  # the training itself does not change
-        assert torch.equal(flat(networks(tmp_path, stage)), flat(networks(tmp_path / "last", stage)))
+        assert torch.equal(flat(networks(tmp_path / "run", stage)), flat(networks(tmp_path / "last", stage)))
 
 
 def test_the_averaged_networks_are_evaluated_and_deployed(tmp_path):
-    (rows,) = small_run(tmp_path, average="power:0")
-    predict, dataset = load(tmp_path), load_dataset("digits", ".")
+    (rows,) = small_run(tmp_path / "run", average="power:0")
+    predict, dataset = load(tmp_path / "run"), load_dataset("digits", ".")
     wrong = predict(dataset.test.images).argmax(-1) != dataset.test.labels.numpy()
     assert rows[-1].scores.error_rate == pytest.approx(float(np.mean(wrong)), abs=1e-6)
     (of_last,) = small_run(tmp_path / "last")
@@ -98,9 +98,9 @@ def test_old_files_are_deleted(tmp_path):
 
 def test_statistics_of_batch_normalisation_are_computed_again(tmp_path):
     settings = {"dataset": "digits", "backbone": "resnet20", "width": 2, "epochs": 1, "mega_batches": 2}
-    (rows,) = small_run(tmp_path, average="power:0", **{**settings, "crop_padding": 0}, **KEPT)
-    stack = read_checkpoint(tmp_path / "stages/stage_002/train/predictor.pt", torch.device("cpu"))
-    trained = networks(tmp_path, 2)
+    (rows,) = small_run(tmp_path / "run", average="power:0", **{**settings, "crop_padding": 0}, **KEPT)
+    stack = read_checkpoint(tmp_path / "run/stages/stage_002/train/predictor.pt", torch.device("cpu"))
+    trained = networks(tmp_path / "run", 2)
     assert stack.statistics is not None
     assert not torch.equal(stack.statistics.flat, trained.statistics.flat)
     (of_last,) = small_run(tmp_path / "last", **{**settings, "crop_padding": 0})
@@ -111,7 +111,7 @@ def test_statistics_of_batch_normalisation_are_computed_again(tmp_path):
 
 
 def test_the_last_epoch_can_be_selected(tmp_path):
-    (rows,) = small_run(tmp_path, select_by="last", lr=0.1)
+    (rows,) = small_run(tmp_path / "run", select_by="last", lr=0.1)
     (all_rows,) = small_run(tmp_path / "loss", lr=0.1)
     assert [row.spent.num_updates for row in rows] == [0, UPDATES, UPDATES, UPDATES, UPDATES]
     assert [row.spent.train_flops for row in rows] == [row.spent.train_flops for row in all_rows]

@@ -199,9 +199,9 @@ def test_routing_of_an_ensemble_of_mixtures_is_the_newest_ones(met, tmp_path, mo
 
 
 def test_a_continued_run_writes_no_routing_that_the_whole_run_would_not(tmp_path):
-    small_run(tmp_path, learner="gmoe", grow_every=2, arrivals=2, epochs=1)
-    small_run(tmp_path, learner="gmoe", grow_every=2, arrivals=B, epochs=1)
-    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
+    small_run(tmp_path / "run", learner="gmoe", grow_every=2, arrivals=2, epochs=1)
+    small_run(tmp_path / "run", learner="gmoe", grow_every=2, arrivals=B, epochs=1)
+    written = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*.npz"))
     # 2, because the first run ended there; 3 after a growth; 4 because the second one ended.
     assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 2, 3, 4)]
     small_run(tmp_path / "fixed", learner="moe", experts=2, arrivals=1, epochs=1)

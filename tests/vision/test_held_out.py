@@ -110,7 +110,7 @@ def ahead(rows):
 
 @pytest.mark.parametrize("wait", [1, 2, 4])
 def test_the_prequential_errors_of_a_run_are_those_of_its_networks_on_the_next_mega_batch(tmp_path, wait):
-    (rows,) = small_run(tmp_path, wait=wait, keep_stages=True)
+    (rows,) = small_run(tmp_path / "run", wait=wait, keep_stages=True)
     dataset = load_dataset("digits", ".")
     arrivals = partition(dataset, B, 0.1, seed=0)
     assert tuple(len(arrival.validation) for arrival in arrivals) == VALIDATED_ON
@@ -121,10 +121,12 @@ def test_the_prequential_errors_of_a_run_are_those_of_its_networks_on_the_next_m
             assert rows[t].prequential == untrained[t].prequential
             assert rows[t].prequential.error_rate > 0.5
         else:
-            assert rows[t].prequential.error_rate == wrong_share(networks(tmp_path, stage), arrivals[t - 1], dataset)
+            assert rows[t].prequential.error_rate == wrong_share(
+                networks(tmp_path / "run", stage), arrivals[t - 1], dataset
+            )
     assert rows[0].prequential is None
     mean = sum(ahead(rows)[2:]) / (B - 1)
-    assert summary(tmp_path)["prequential_error_rate"] == prequential_error_rate(rows) == pytest.approx(mean)
+    assert summary(tmp_path / "run")["prequential_error_rate"] == prequential_error_rate(rows) == pytest.approx(mean)
 
 
 def test_the_prequential_error_of_a_growing_ensemble_is_that_of_all_its_networks(tmp_path):

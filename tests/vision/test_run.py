@@ -555,7 +555,7 @@ def test_the_folders_of_a_sweep_are_inside_it_and_have_names_of_a_possible_lengt
     np.savez(tmp_path / "mine.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
     words = as_arguments(dataset="../../mine.npz", epochs=1, mega_batches=2, backbone="mlp")
     words.remove("batch_size=64")
-    more = ("seed=5", "optimizer=sgd", "weight_decay=0.001", "label_smoothing=0.1", "replay=uniform", "cer_from=1",
+    more = ("seed=5", "lr=0.5", "label_smoothing=0.1", "replay=uniform", "cer_from=1", "select_by=validation_loss",
             "schedule=constant", "average=power:8", "extra_epochs=0", "wait=1", "last_group=train")  # fmt: skip
     for out, given in (("short", ()), ("long", more)):
         said = alma_vision("-m", *words, *given, "batch_size=2,4", f"out={out}")
