@@ -130,4 +130,5 @@ def test_a_warm_up_is_not_longer_than_a_stage(length):
     "others", [{"wait": [4, 5]}, {"replay": "all", "init_from": "m", "known_mega_batches": 9}, {"fork": True}]
 )
 def test_stages_of_different_lengths_may_be_shorter_than_the_warm_up(others):
-    LanguageModelSettings(stream="s", out="o", warmup_updates=10, updates_per_mega_batch=3, **others)
+    settings = LanguageModelSettings(stream="s", out="o", warmup_updates=10, updates_per_mega_batch=3, **others)
+    assert settings.warmup_of_stage(30) == 10
