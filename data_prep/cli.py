@@ -15,6 +15,7 @@ from data_prep.sources import Source
 from data_prep.summary import summary
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
+from fairseq_alma.core.signals import stopped_by_signals
 
 
 @command("alma-prep", "run the same command again to continue")
@@ -25,10 +26,16 @@ def main(argv: list[str] | None = None) -> int:
         argv: the command-line arguments; None: use sys.argv[1:].
 
     Returns:
-        The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
-        `check --look-ahead` returns 1 if something in the stream looks ahead.
+        The exit code: 0 after success, 2 after an error, 130 after Ctrl-C or SIGTERM. The error message is printed on
+        stderr. `check --look-ahead` returns 1 if something in the stream looks ahead.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    # A job that is cancelled gets SIGTERM. It must not leave jobs of its own in the queue.
+    with stopped_by_signals("alma-prep", ""):
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(argv: list[str]) -> int:
+    """Run the command or a subcommand, and return its exit code."""
     if argv[:1] == ["check"]:
         return _check(argv[1:])
     if argv[:1] == ["grow-vocab"]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.holder import without_own_defaults
 from fairseq_alma.core.settings import Count, Settings
 
 WARNING_SECONDS = 120
@@ -27,6 +28,8 @@ _SECONDS = 60.0
 """Time limit in seconds for a command of Slurm. A busy cluster may need some seconds to answer."""
 _RETRIES = (2.0, 5.0, 10.0, 20.0, 30.0)
 """Times in seconds after which a command is tried again, if Slurm did not answer."""
+_SETUP_RESTARTS = 3
+"""How often a job is started again that reaches its time limit during the set-up."""
 _NO_ANSWER = ("timed out", "unable to contact", "connection", "communication", "temporarily", "zero bytes", "standby")
 """Found in the messages of Slurm's commands if Slurm does not answer."""
 
@@ -119,16 +122,23 @@ def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[st
     """
     setup = ""
     if settings.setup:
-        # If the warning of the time limit arrives during the set-up, Slurm starts the job again.
+        # If the warning of the time limit arrives during the set-up, Slurm starts the job again, but not without end.
         this = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {_SETUP_RESTARTS} ] && scontrol requeue "{this}"'
+        failed = f"{settings.prefix}setup failed"
         setup = (
-            f"trap 'scontrol requeue \"{this}\"; exit 1' USR1\n"
-            f"{{\n{settings.setup}\n}} || {{ echo '{settings.prefix}setup failed' >&2; exit 2; }}\n"
+            f"trap '{again}; echo \"{failed}: the time limit of the job was reached\" >&2; exit 2' USR1\n"
+            f"alma_folder=$PWD\n"
+            f"{{\n{settings.setup}\n}} || {{ echo '{failed}' >&2; exit 2; }}\n"
+            # Relative paths of the command must not depend on where the set-up has gone.
+            f'cd -- "$alma_folder" || exit 2\n'
         )
     script = f"#!/bin/bash\n{setup}exec {shlex.join(command)}\n"
     # Slurm's commands read variables such as SLURM_MEM_PER_NODE as options. Without this line, a job that is submitted
     # in another job would have them.
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_"))}
+    outside = {
+        name: value for name, value in without_own_defaults().items() if not name.startswith(("SLURM_", "SRUN_"))
+    }
     outside.pop("CUDA_VISIBLE_DEVICES", None)
     if "SLURM_CONF" in os.environ:
         outside["SLURM_CONF"] = os.environ["SLURM_CONF"]
@@ -157,15 +167,9 @@ def queue(with_ended: bool = False, is_patient: bool = True) -> list[QueuedJob]:
     """
     states = ["--states=all"] if with_ended else []
     command = ["squeue", "--me", "--array", *states, "--noheader", "--format=%i|%T|%r|%N|%k"]
-    lines = (_run(command) if is_patient else _run_once(command)).splitlines()
-    return [QueuedJob(*line.split("|", 4)) for line in lines]
-
-
-def this_job() -> str | None:
-    """Return the id of the Slurm job in which this process runs, for example "123" or, in an array, "123_2"."""
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ.get("SLURM_JOB_ID")
+    # Other jobs of the user may have line breaks in their comments.
+    lines = [line.split("|", 4) for line in (_run(command) if is_patient else _run_once(command)).split("\n")]
+    return [QueuedJob(*words) for words in lines if len(words) == 5 and words[0][:1].isdecimal()]
 
 
 def cancel(jobs: Sequence[str], signal: int | None = None, to: str = "") -> None:
@@ -179,7 +183,8 @@ def cancel(jobs: Sequence[str], signal: int | None = None, to: str = "") -> None
     """
     if jobs:
         options = [*(["--batch"] if to == "script" else []), *([f"--signal={signal}"] if signal else [])]
-        _run(["scancel", "--quiet", *options, *jobs])
+        # Of a job that has ended already, scancel says nothing, but its status is 1.
+        _run(["scancel", "--quiet", *options, *jobs], may_fail_silently=True)
 
 
 def requeue(job: str) -> None:
@@ -193,28 +198,36 @@ def is_preempted(job: str) -> bool:
     return words.get("JobState") == "RUNNING" and words.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str], may_fail_silently: bool = False) -> str:
     """Run a command of Slurm, and return its output. If Slurm does not answer, the command is run again."""
     for seconds in _RETRIES:
         try:
-            return _run_once(command)
+            return _run_once(command, may_fail_silently=may_fail_silently)
         except NoAnswerError:
             time.sleep(seconds)
-    return _run_once(command)
+    return _run_once(command, may_fail_silently=may_fail_silently)
 
 
-def _run_once(command: Sequence[str], text: str | None = None, environment: dict[str, str] | None = None) -> str:
-    """Run a command of Slurm once, with `text` as input, and return its output."""
+def _run_once(
+    command: Sequence[str],
+    text: str = "",
+    environment: dict[str, str] | None = None,
+    may_fail_silently: bool = False,
+) -> str:
+    """Run a command of Slurm once, with `text` as input, and return its output.
+
+    If `may_fail_silently`, a command that fails without a message counts as successful.
+    """
     if shutil.which(command[0]) is None:
         raise SlurmError(f"the program {command[0]} of Slurm is not installed on this machine")
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, errors="surrogateescape", env=environment,
-            timeout=_SECONDS,
+            command, input=text, capture_output=True, text=True, errors="surrogateescape",
+            env=environment or without_own_defaults(), timeout=_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"{command[0]} did not answer within {_SECONDS:.0f} seconds") from error
-    if done.returncode != 0:
+    if done.returncode != 0 and not (may_fail_silently and not done.stderr.strip()):
         is_silent = any(words in done.stderr.lower() for words in _NO_ANSWER)
         raise (NoAnswerError if is_silent else SlurmError)(
             f"{command[0]}: {done.stderr.strip() or f'ended with status {done.returncode}'}"

@@ -48,12 +48,13 @@ from data_prep.settings import STALL_SECONDS, PrepSettings
 from data_prep.settings.cluster import Cluster
 from fairseq_alma.core.errors import RunError, message_of
 from fairseq_alma.core.files import read_json, write_json, write_whole
+from fairseq_alma.core.holder import ENDED_STATES
 from launch.slurm import NoAnswerError, QueuedJob, SlurmError, cancel, queue, submit
 
 MAX_CORES = 8
 """Maximum number of cores of the job that trains the tokenizer. All other jobs use one core."""
 MAX_ARRAY = 1000
-"""Maximum number of tasks in a job array. If Slurm refuses so many, the arrays become smaller."""
+"""Maximum number of tasks in a job array. If Slurm refuses so many, the arrays become smaller for a while."""
 MAX_ERRORS = 3
 MAX_STARTS = 8
 _HEARTBEAT_SECONDS = 15.0
@@ -69,10 +70,6 @@ _SILENT_SECONDS = 3600.0
 """Seconds without any answer from Slurm after which the run ends."""
 _MAX_NOTES = 20
 """Number of failed attempts of a step that are reported. All are in the logs."""
-_ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
-    "TIMEOUT",
-}  # fmt: skip
 _ERRORS = {
     "OUT_OF_MEMORY": "ran out of memory (give more with --slurm-memory)",
     "TIMEOUT": "reached the time limit of its job (give more with --slurm-time)",
@@ -154,21 +151,25 @@ class Slurm:
                     array = self._submit(step, batch, num_cores)
                 except NoAnswerError as error:
                     work.not_answered(error)
+                    # Slurm may also be silent because its queue has no place for so many jobs (MaxJobCount).
+                    array_size = max(1, len(batch) // 2)
                     time.sleep(_MIN_ASK_SECONDS)
                 except SlurmError as error:
                     text = str(error).lower()
                     if num_cores > 1 and ("cpu count" in text or "node configuration is not available" in text):
                         num_cores //= 2
-                    elif len(batch) > 1 and any(
-                        words in text for words in ("maxsubmitjob", "job submit limit", "job array spec")
-                    ):
-                        array_size = len(batch) // 2
+                    elif any(words in text for words in ("maxsubmitjob", "job submit limit", "job array spec")):
+                        if len(batch) == 1:  # other jobs of the user take all that is allowed
+                            work.not_answered(error)
+                            time.sleep(_MAX_POLL_SECONDS)
+                        array_size = max(1, len(batch) // 2)
                     else:
                         raise PrepError(
                             f"sbatch refused the job. Check the --slurm options and run the same command again. The "
                             f"error: {error}"
                         ) from error
                 else:
+                    array_size = min(2 * array_size, MAX_ARRAY)
                     waiting = [*waiting[len(batch) :], *work.finish(array)]
         finally:
             with interrupts_delayed():
@@ -246,16 +247,16 @@ class _StepWork:
             time.sleep(min(max(seconds, 1.0), _MAX_POLL_SECONDS))
 
     def not_answered(self, error: SlurmError) -> None:
-        """Take note that Slurm did not answer. It says nothing about the jobs. Raise PrepError after an hour."""
+        """Take note that Slurm did not answer, or took no job. Raise PrepError after an hour."""
         seconds = time.monotonic() - self._answered_at
         if seconds > _SILENT_SECONDS:
             raise PrepError(
-                f"Slurm has not answered for {seconds / 60:.0f} minutes ({error}). Finished tasks were stored. When "
-                "sinfo answers again, run the same command to continue."
+                f"Slurm has not answered, or has taken no job, for {seconds / 60:.0f} minutes ({error}). Finished "
+                "tasks were stored. When Slurm works again, run the same command to continue."
             ) from error
         if not self._is_silent:
             self._is_silent = True
-            note(f"Slurm does not answer ({error}). alma-prep waits, and asks again")
+            note(f"Slurm does not answer, or takes no job ({error}). alma-prep waits, and asks again")
 
     def _take_failures(self, array: _Array) -> None:
         """Find the tasks that have raised an exception since the last look."""
@@ -304,7 +305,7 @@ class _StepWork:
         `job` is what Slurm says of it; None if Slurm does not know it.
         """
         path, now = self._step.path(number, "alive"), time.monotonic()
-        if job is None or job.state in _ENDED:
+        if job is None or job.state in ENDED_STATES:
             self._watch.forget(path)
             state = job.state if job else "unknown"
             wait_seconds = {"unknown": _ABSENT_SECONDS, "COMPLETED": _COMPLETED_SECONDS}.get(state, _ENDED_SECONDS)

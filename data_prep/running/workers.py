@@ -48,8 +48,8 @@ class Workers:
         self._processes = processes
         self._arguments = (dict(os.environ), tokenizer_threads)
         with interrupts_delayed():
-            _start_server()
-            self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, self._arguments)
+            context = CONTEXT if _start_server() else SPAWN
+            self._pool = ProcessPoolExecutor(processes, context, _start_worker, self._arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -195,12 +195,16 @@ def _death_reported(step: Step, workers: Workers) -> Iterator[None]:
         raise PrepError(message) from error
 
 
-def _start_server() -> None:
-    """Start the server of which workers are forks, if it is not running."""
+def _start_server() -> bool:
+    """Start the server of which workers are forks, if it is not running. Return False if that is not possible."""
     if CONTEXT.get_start_method() == "forkserver":
         # The server finds modules as this process does, also if a script has changed sys.path.
         path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        start_server(forkserver._forkserver, _PRELOADED, {"PYTHONPATH": path})
+        try:
+            start_server(forkserver._forkserver, _PRELOADED, {"PYTHONPATH": path})
+        except OSError:  # for example, the folder of temporary files has too long a name for a socket
+            return False
+    return True
 
 
 def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> None:

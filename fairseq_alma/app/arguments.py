@@ -135,8 +135,9 @@ class TextSettings:
 
     Outside quotes, Hydra accepts only letters of ASCII, and gives a meaning to many other characters. Users need not
     know this: what they type after "=" is the text, with three exceptions. If it is in quotes, the text is what the
-    quotes enclose. In a sweep, commas that are not in quotes separate several texts. And `${NAME}` is replaced by the
-    value of another setting or, for example in `${oc.env:HOME}`, by the result of a function of OmegaConf.
+    quotes enclose. In a sweep, commas that are not in quotes separate several texts (but not in launch.NAME). And
+    `${NAME}` is replaced by the value of another setting or, for example in `${oc.env:HOME}`, by the result of a
+    function of OmegaConf.
     """
 
     names: Collection[str]
@@ -152,7 +153,7 @@ class TextSettings:
         name, head, value = _parts(argument)
         if name not in self.names:
             return argument
-        if not in_sweep:
+        if not in_sweep or name.startswith("launch."):  # all jobs of a sweep ask for the same
             return head + self._quoted(name, value)
         read = _read(value)
         if isinstance(read, Sweep) and not getattr(read, "simple_form", False):

@@ -39,7 +39,6 @@ from fairseq_alma.app.arguments import (
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.run_commands import cancel_runs, follow_logs, status
-from fairseq_alma.app.signals import stopped_by_signals
 from fairseq_alma.app.slurm_jobs import in_job
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import ADVICE, AlmaError, SettingError, message_of
@@ -47,6 +46,7 @@ from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, stopped
 from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import SettingErrors, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.signals import stopped_by_signals
 from launch.slurm import LAUNCH, SlurmSettings
 
 OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)

@@ -1,5 +1,6 @@
 """The subcommands status, cancel and logs of runs, with or without Slurm jobs."""
 
+import math
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ from launch.slurm import QueuedJob, SlurmError, cancel
 CANCEL_SECONDS = 150.0
 """Longest time in seconds that `cancel_runs` waits for the end of a run. A run that is stopped saves checkpoints."""
 POLL_SECONDS = 0.5
+AGAIN_SECONDS = 10.0
+"""Time in seconds after which `cancel_runs` sends a running job the signal again. A job ignores it after the first."""
 
 
 def status(folder: Path, json: bool = False) -> int:
@@ -159,7 +162,9 @@ def print_jobs(jobs: RunJobs) -> str:
         table.add_row(record.id, record.step, *_state(record, queued.get(record.id), unknown), record.log)
     if records:
         wide_console().print(table)
-    if not queued and any(record.state == "failed" for record in records.values()):
+    begun = [record for record in records.values() if record.state != "submitted"]
+    last = [record for record in begun if record.id.partition("_")[0] == begun[-1].id.partition("_")[0]]
+    if not queued and any(record.state == "failed" for record in last):
         return "a job has failed: fix the cause that the table shows, then run the training command again"
     return jobs.what_they_do(list(queued.values()))
 
@@ -188,8 +193,17 @@ def cancel_runs(folder: Path) -> int:
     """
     # Of seeds that are trained together, no process works on one alone.
     runs = list(dict.fromkeys(map(_where_it_works, runs_in(folder))))
-    cancelled = [run for run in runs if _cancel(RunJobs(run))]
-    say(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else f"{folder}: no run is pending or running")
+    cancelled: list[Path] = []
+    errors: list[RunError] = []
+    for run in runs:
+        try:
+            cancelled += [run] if _cancel(RunJobs(run)) else []
+        except RunError as error:
+            errors.append(error)  # the others must not go on running because of it
+    if cancelled or not errors:
+        say(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else f"{folder}: no run is pending or running")
+    if errors:
+        raise RunError("\n".join(map(str, errors)))
     return 0
 
 
@@ -202,22 +216,29 @@ def _where_it_works(run: Path) -> Path:
 def _cancel(jobs: RunJobs) -> bool:
     """End the run, and wait until it has ended. Return False if it was neither pending nor running."""
     is_found = False
-    asked: set[str] = set()
+    asked: dict[str, float] = {}
     end = time.monotonic() + CANCEL_SECONDS
     while (queued := jobs.queued_if_any()) or holder_of(jobs.run, ask_slurm=True) is not None:
         try:
             # Repeat it, because a job may have submitted the next one just before it was cancelled.
             cancel([job.id for job in queued if job.state == "PENDING"])
-            # The job saves what it trains, and ends. scancel alone would kill a training on several nodes.
-            running = [job.id for job in queued if job.state == "RUNNING" and job.id not in asked]
+            # The job saves what it trains, and ends. scancel alone would kill a training on several nodes. A job whose
+            # node is still being prepared for it (Slurm's Prolog) does not get the signal, so it is sent again.
+            now = time.monotonic()
+            running = [
+                job.id
+                for job in queued
+                if job.state == "RUNNING" and now - asked.get(job.id, -math.inf) > AGAIN_SECONDS
+            ]
             cancel(running, signal.SIGTERM, to="script")
-            asked.update(running)
+            asked.update(dict.fromkeys(running, now))
         except SlurmError as error:
             raise RunError(f"{jobs.run} cannot be cancelled: {error}") from error
         holder = holder_of(jobs.run)
         if not queued and not is_found and holder is not None:
             if holder.state(ask_slurm=False) != "running":
-                raise RunError(f"{jobs.run} is in use by {holder}: cancel it there")
+                how = f"with scancel --batch --signal=TERM {holder.job_id}" if holder.job_id else "there"
+                raise RunError(f"{jobs.run} is in use by {holder}: cancel it {how}")
             if not holder.works_in(jobs.run):
                 raise RunError(
                     f"{jobs.run / 'lease.json'} names {holder}, which does not work there, so it was not stopped. "

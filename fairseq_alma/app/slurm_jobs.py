@@ -26,6 +26,7 @@ from typing import Literal
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.holder import this_job
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.run_folder import RunFolder
@@ -39,7 +40,6 @@ from launch.slurm import (
     queue,
     requeue,
     submit,
-    this_job,
 )
 
 FOLDER = "launch"
@@ -106,7 +106,7 @@ class RunJobs:
         options += [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
         options += [f"--array={','.join(map(str, members))}"] if members else []
         program = ["env", f"{JOB}={step}", sys.executable, "-P", "-m", module, *words]
-        job = submit(program, slurm, options, f"{self.run.absolute()}#{step}")
+        job = submit(program, slurm, options, f"{self.run.resolve()}#{step}")
         for suffix in [f"_{number}" for number in members] or [""]:
             log = name.replace("%a", suffix[1:]).replace("%A", job).replace("%j", job)
             what = f"{step}, member {suffix[1:]}" if members else step
@@ -118,7 +118,7 @@ class RunJobs:
 
         Raise SlurmError if Slurm does not answer.
         """
-        found = [job for job in queue() if job.comment.rpartition("#")[0] == str(self.run.absolute())]
+        found = [job for job in queue() if job.comment.rpartition("#")[0] == str(self.run.resolve())]
         return [job for job in found if step is None or job.comment.rpartition("#")[2] == step]
 
     def queued_if_any(self) -> list[QueuedJob]:
@@ -180,7 +180,7 @@ def submit_run(
     """
     jobs = RunJobs(run)
     before = read_json(jobs.command, list[str]) if jobs.command.exists() else []
-    differing = sorted({*before} ^ {*words})
+    differing = _differing(before, words)
     runs = folders or [run]
     if (
         all(word.startswith("launch") for word in differing)
@@ -191,20 +191,29 @@ def submit_run(
         say(f"{run} is finished")
         return
     try:
-        if queued := jobs.queued():
-            if differing:
-                raise RunError(
-                    f"{run} has jobs already, which were submitted with other settings: {in_words(queued)}\n"
-                    f"Their settings: {shlex.join(before)}\nDifferences: {shlex.join(differing)}\n"
-                    f"To use the new settings, first run: {_subcommand('cancel', run)}"
-                )
-            say(f"{run} has jobs already: {in_words(queued)}; {jobs.what_they_do(queued)}")
-            return
-        with Lease(run):
-            job = jobs.submit(module, words, slurm)
-        say(f"{run}: submitted job {job}, which {_subcommand('status', run)} shows")
+        if not (queued := jobs.queued()):
+            with Lease(run):
+                # Another command may have submitted the run, while this one waited for the lease.
+                if not (queued := jobs.queued()):
+                    job = jobs.submit(module, words, slurm)
+                    say(f"{run}: submitted job {job}, which {_subcommand('status', run)} shows")
+                    return
+            before = read_json(jobs.command, list[str])
+            differing = _differing(before, words)
+        if differing:
+            raise RunError(
+                f"{run} has jobs already, which were submitted with other settings: {in_words(queued)}\n"
+                f"Their settings: {shlex.join(before)}\nDifferences: {shlex.join(differing)}\n"
+                f"To use the new settings, first run: {_subcommand('cancel', run)}"
+            )
+        say(f"{run} has jobs already: {in_words(queued)}; {jobs.what_they_do(queued)}")
     except SlurmError as error:
         raise StageError(f"{run} cannot be submitted: {error}") from error
+
+
+def _differing(before: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return the arguments that only one of two commands for a run has. Both name its folder, perhaps differently."""
+    return sorted(word for word in {*before} ^ {*words} if not word.startswith("out="))
 
 
 def refuse_queued(run: str | Path) -> None:

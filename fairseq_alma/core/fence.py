@@ -54,7 +54,8 @@ class Fence:
         """Make a new fence in the folder `leased`, for all files in the folder `guarded`."""
         place = leased.absolute() / f".lease.{secrets.token_hex(8)}"
         place.mkdir()
-        return cls(guarded.absolute(), place)
+        # Not Path.absolute(), which keeps a `..`: `fence_of` would not find this folder.
+        return cls(Path(os.path.abspath(guarded)), place)  # noqa: PTH100
 
     def check(self, cause: BaseException | None = None) -> None:
         """Raise LeaseLostError if another process has removed the fence."""

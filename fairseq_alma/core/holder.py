@@ -23,6 +23,21 @@ _PATTERNS = {
 _OPTIONAL = ("process_start", "boot_id", "pid_namespace", "job_id", "cluster")
 _SLURM_SECONDS = 10.0
 """Time limit in seconds for a question to Slurm. Without an answer, the state of a job counts as unknown."""
+ENDED_STATES = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+}  # fmt: skip
+"""What Slurm says of a job that has ended."""
+
+
+def this_job() -> str | None:
+    """Return the id of the Slurm job in which this process runs, for example "123" or, in an array, "123_2".
+
+    It is not always SLURM_JOB_ID: for the last task of an array, this is the id of the whole array.
+    """
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ class Holder:
             "boot_id": _boot_id(),
             "pid_namespace": _pid_namespace(),
             # alma-lm removes SLURM_JOB_ID for its training processes, and sets the other variable instead.
-            "job_id": os.environ.get("SLURM_JOB_ID") or os.environ.get(JOB_VARIABLE),
+            "job_id": this_job() or os.environ.get(JOB_VARIABLE),
             "job_restarts": os.environ.get("SLURM_RESTART_COUNT", "0"),
             "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         }
@@ -132,16 +147,16 @@ class Holder:
         # Job ids are unique only within a cluster, and a shared file system may be used by several clusters.
         if self.cluster is None or self.cluster != _cluster_name():
             return False
-        answer = _ask("squeue", "--noheader", f"--jobs={self.job_id}", "--Format=State:32,RestartCnt:16")
-        if answer is None:
+        # Jobs that have ended are listed for some minutes. That a job is not listed says nothing: Slurm may hide the
+        # jobs of other users (PrivateData). After these minutes, the lease is old, and taken over without an answer.
+        answer = _ask(
+            "squeue", "--states=all", "--noheader", f"--jobs={self.job_id}", "--Format=State:32,RestartCnt:16"
+        )
+        words = answer.split() if answer is not None else []
+        if len(words) != 2:
             return False
-        status, output, errors = answer
-        if status != 0:
-            return "Invalid job id" in errors
-        if not output.strip():
-            return True
-        state, restarts = output.split()[:2]
-        return state == "PENDING" or restarts != self.job_restarts
+        state, restarts = words
+        return state == "PENDING" or state in ENDED_STATES or restarts != self.job_restarts
 
 
 def _is_valid(name: str, value: Any) -> bool:
@@ -197,17 +212,25 @@ def _cluster_name() -> str | None:
     if name := os.environ.get("SLURM_CLUSTER_NAME"):
         return name
     answer = _ask("scontrol", "show", "config")
-    lines = answer[1].splitlines() if answer is not None else []
+    lines = answer.splitlines() if answer is not None else []
     return next((line.partition("=")[2].strip() for line in lines if line.split("=")[0].strip() == "ClusterName"), None)
 
 
-def _ask(program: str, *arguments: str) -> tuple[int, str, str] | None:
-    """Run a Slurm command. Return its exit status, output and errors; None if it is missing or takes too long."""
+def without_own_defaults() -> dict[str, str]:
+    """Return the environment without the variables with which a user filters what squeue and scancel see."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCANCEL_"))}
+
+
+def _ask(program: str, *arguments: str) -> str | None:
+    """Run a Slurm command, and return its output; None if it is missing, fails or takes too long."""
     path = shutil.which(program)
     if path is None:
         return None
     try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_SLURM_SECONDS)
+        done = subprocess.run(
+            [path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            env=without_own_defaults(), timeout=_SLURM_SECONDS,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.returncode, done.stdout, done.stderr
+    return done.stdout if done.returncode == 0 else None

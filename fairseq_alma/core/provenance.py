@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.holder import this_job
 
 SOURCES = ("fairseq_alma", "vision", "launch", "data_prep", "pyproject.toml")
 """Files of the repository on which the result of a run depends."""
@@ -44,7 +45,7 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
             "processor": platform.processor() or platform.machine(),
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gpus": machine_gpus(),
-            "job_id": os.environ.get("SLURM_JOB_ID"),
+            "job_id": this_job(),
         },
         "seed": settings.get("seed"),
     }

@@ -264,7 +264,8 @@ def hydra_main(config: DictConfig) -> float:
             return run_seeds(settings)
         if job == RUN_STEP:
             score = run_seeds(settings, slurm)
-            summarize_seeds(Path(settings.out).parent)
+            # Another seed may have ended at the same moment.
+            summarize_seeds(Path(settings.out).parent, patience_seconds=10)
             return score
         if job is None:
             submit_runs(settings, slurm)

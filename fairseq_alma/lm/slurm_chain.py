@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +24,8 @@ from fairseq_alma.app.slurm_jobs import RUN_STEP, HandedOver, RunJobs, submit_ru
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.holder import this_job
+from fairseq_alma.core.lease import Lease, holder_of
 from fairseq_alma.core.metrics import write_mean
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
@@ -35,7 +37,7 @@ from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.stage_processes import SAFE_PATH, LocalProcesses, training_command
 from launch.local import Job, run_processes, start_process
-from launch.slurm import WARNING_SECONDS, SlurmError, SlurmSettings, cancel, this_job
+from launch.slurm import WARNING_SECONDS, SlurmError, SlurmSettings, cancel
 
 MODULE = "fairseq_alma.lm.run"
 SEEDS = "seeds.json"
@@ -165,12 +167,16 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
             summarize_seeds(Path(settings.out))
 
 
-def summarize_seeds(folder: Path) -> None:
+def summarize_seeds(folder: Path, patience_seconds: float = 0.0) -> None:
     """Write summary.json for a run with several seeds: the means over those that are finished, if there are any.
 
-    Nothing is done for another folder. Raise RunError if another process is using `folder`.
+    Nothing is done for another folder. Raise RunError if another process is using `folder` for more than
+    `patience_seconds`.
     """
     if (folder / SEEDS).exists():
+        end = time.monotonic() + patience_seconds
+        while time.monotonic() < end and holder_of(folder) is not None:
+            time.sleep(0.1)
         with Lease(folder):
             runs = [RunFolder(folder).of_seed(seed).path for seed in read_json(folder / SEEDS, list[int])]
             if finished := [run for run in runs if is_finished(run)]:

@@ -1,6 +1,5 @@
 """Runs the training processes of a stage on this machine, in parallel if possible, with a live display."""
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import fairseq_alma
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.fence import fence_of
-from fairseq_alma.core.holder import JOB_VARIABLE
+from fairseq_alma.core.holder import JOB_VARIABLE, this_job
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -134,7 +133,7 @@ class LocalProcesses:
                 **ON_THIS_MACHINE,
                 **SAFE_PATH,
                 **STREAM_IS_CHECKED,
-                JOB_VARIABLE: os.environ.get("SLURM_JOB_ID"),
+                JOB_VARIABLE: this_job(),
             },
             start=self._start,
             grace_seconds=self.stop_seconds,

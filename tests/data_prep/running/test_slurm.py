@@ -16,7 +16,7 @@ from data_prep.errors import PrepError
 from data_prep.running import slurm as executor
 from data_prep.running.tasks import Step
 from data_prep.settings.cluster import Cluster
-from launch.slurm import queue
+from launch.slurm import SlurmError, queue
 from tests.data_prep.running.slurm_tasks import Misbehave
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -195,3 +195,35 @@ def test_the_command_itself_can_be_a_job(slurm, tmp_path, write_corpus, folder_b
     slurm.wait_for(lambda: slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), seconds=180)
     assert slurm.job(job)["JobState"] == "COMPLETED", log.read_text()
     assert folder_bytes(tmp_path / "there") == folder_bytes(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_of_the_command_leaves_no_jobs(slurm, tmp_path, write_corpus):
+    books = write_corpus(tmp_path / "books", num_files=12)
+    argv = command(tmp_path / "out", books, "--executor", "slurm")
+    job = slurm.submit(f"--output={tmp_path}/log", f"--wrap=exec {shlex.join(argv)}", folder=Path.cwd())
+    wait_until(lambda: [one for one in jobs() if one != job])
+    slurm.run("scancel", job)
+    wait_until(lambda: not jobs())
+    assert "stopped; run the same command again to continue" in (tmp_path / "log").read_text()
+
+
+def test_arrays_grow_again_when_slurm_takes_more_jobs(tmp_path, monkeypatch):
+    """The queue is full of other jobs of the user for a while. Slurm itself is replaced, to refuse jobs at will."""
+    sizes, refusals = [], iter([True] * 4)
+
+    def submit(slurm, step, batch, num_cores):
+        if next(refusals, False):
+            raise SlurmError(
+                "sbatch: error: QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: job submit limit"
+            )
+        sizes.append(len(batch))
+        return batch
+
+    monkeypatch.setattr(executor.Slurm, "_submit", submit)
+    monkeypatch.setattr(executor.Slurm, "_cancel_jobs", lambda slurm: 0)
+    monkeypatch.setattr(executor._StepWork, "finish", lambda work, batch: [])
+    monkeypatch.setattr(executor.time, "sleep", lambda seconds: None)
+    step = Step(tmp_path / "step", [Misbehave(number, "") for number in range(8)])
+    executor.Slurm(Cluster(), 8, 60.0, tmp_path).run(step, range(8), 1, lambda number: None)
+    assert sizes == [1, 2, 4, 1]

@@ -45,6 +45,22 @@ def test_the_server_imports_nothing_that_takes_long_and_not_every_call_needs():
     assert found.stdout.split("\n")[-2] == "['data_prep.pipeline', 'pyarrow']"
 
 
+def test_with_a_long_name_of_the_folder_of_temporary_files_workers_are_new_interpreters(tmp_path):
+    """The name of a socket may have 107 characters."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    code = (
+        "import os\nfrom tests.data_prep.running.test_workers import states\n"
+        "if __name__ == '__main__':\n    print(states('HOME')[0][0] == os.getpid())"
+    )
+    (tmp_path / "script.py").write_text(code)
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert found.stdout.split("\n")[-2:-1] == ["True"], found.stderr
+
+
 def test_the_server_has_a_single_thread():
     [(server, *_)] = states("HOME")
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1

@@ -111,6 +111,11 @@ def test_in_a_sweep_a_comma_separates_texts_unless_it_is_in_quotes(typed, texts)
     assert TEXTS.texts(TEXTS.for_hydra(f"dataset={typed}", in_sweep=True)) == texts
 
 
+def test_a_comma_in_what_all_jobs_of_a_sweep_ask_for_separates_nothing():
+    setup = "module load cuda,gcc"
+    assert TEXTS.texts(TEXTS.for_hydra(f"launch.setup={setup}", in_sweep=True)) == [setup]
+
+
 def test_a_name_that_hydra_can_read_gets_no_quotes_because_the_folders_of_a_sweep_are_named_after_it():
     for word in ("dataset=mnist,/data/a-b_c.npz", "out=runs/x", "wait=1,10", "dataset=null", "dataset='a b'", "-m"):
         assert TEXTS.for_hydra(word, in_sweep=True) == word

@@ -6,11 +6,13 @@ import time
 
 import pytest
 
+from fairseq_alma.app import run_commands
 from fairseq_alma.app import slurm_jobs as module
-from fairseq_alma.app.run_commands import status
-from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job
-from fairseq_alma.core.errors import StageError
-from launch.slurm import QueuedJob
+from fairseq_alma.app.run_commands import cancel_runs, print_jobs, status
+from fairseq_alma.app.slurm_jobs import JOB, HandedOver, JobRecord, RunJobs, in_job, submit_run
+from fairseq_alma.core.errors import RunError, StageError
+from fairseq_alma.core.lease import Lease
+from launch.slurm import QueuedJob, SlurmSettings
 from tests.vision.tiny_runs import as_arguments, small_run
 from vision.cli import COMMAND
 from vision.cli import main as vision_main
@@ -151,3 +153,60 @@ def test_other_settings_are_refused_before_a_job_is_submitted(tmp_path, submitte
         alma_vision(monkeypatch, *as_arguments(mega_batches=2, epochs=1, lr=0.5), f"out={tmp_path}", "launch=slurm")
     assert "contains a run with other settings" in capsys.readouterr().err
     assert not submitted
+
+
+def test_the_jobs_of_a_run_are_found_by_any_path_of_its_folder(tmp_path, submitted, monkeypatch, capsys):
+    (tmp_path / "link").symlink_to(tmp_path)
+    for out in ("run", "other/../run", "link/run"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        alma_vision(monkeypatch, *as_arguments(mega_batches=2), f"out={tmp_path}/{out}", "launch=slurm")
+    assert len(submitted) == 1
+    assert [job.id for job in RunJobs(tmp_path / "link/run").queued()] == ["9"]
+
+
+def test_a_run_that_another_command_submits_meanwhile_is_not_submitted_twice(tmp_path, submitted, monkeypatch, capsys):
+    words = ["dataset=digits"]
+
+    class LateLease(Lease):
+        """While this process waits for the lease, the other command submits the run."""
+
+        def __enter__(self):
+            RunJobs(tmp_path).submit("vision.cli", words, SlurmSettings())
+            return super().__enter__()
+
+    monkeypatch.setattr(module, "Lease", LateLease)
+    submit_run(tmp_path, "vision.cli", words, SlurmSettings(), 2)
+    assert len(submitted) == 1 and "has jobs already: 9 (pending, Priority)" in capsys.readouterr().out
+    submitted.clear()
+    with pytest.raises(RunError, match="with other settings"):
+        submit_run(tmp_path, "vision.cli", [*words, "lr=1"], SlurmSettings(), 2)
+
+
+def test_status_asks_to_fix_only_the_cause_of_the_last_failure(tmp_path, submitted, capsys):
+    jobs = RunJobs(tmp_path)
+    jobs.submit("vision.cli", [], SlurmSettings())
+    submitted.clear()
+    jobs.write(JobRecord("9_1", "stage 2, member 1", "", "failed"))
+    jobs.write(JobRecord("9_2", "stage 2, member 2", "", "done"))
+    jobs.write(JobRecord("10", "run", "", "submitted"))  # Slurm has cancelled it, because member 1 has failed
+    assert "a job has failed: fix the cause" in print_jobs(jobs)
+    jobs.write(JobRecord("11", "run", "", "stopped"))
+    assert print_jobs(jobs) == ""
+
+
+def test_a_run_that_cannot_be_cancelled_leaves_no_other_running(tmp_path, submitted, monkeypatch, capsys):
+    for name in ("a", "b"):
+        RunJobs(tmp_path / name).submit("vision.cli", [], SlurmSettings())
+    submitted.clear()
+    asked = []
+
+    def cancel(jobs):
+        asked.append(jobs.run.name)
+        if jobs.run.name == "a":
+            raise RunError("a is in use by process 1 on elsewhere")
+        return True
+
+    monkeypatch.setattr(run_commands, "_cancel", cancel)
+    with pytest.raises(RunError, match="a is in use"):
+        cancel_runs(tmp_path)
+    assert asked == ["a", "b"] and f"cancelled: {tmp_path / 'b'}" in capsys.readouterr().out

@@ -17,6 +17,8 @@ import pytest
 from fairseq_alma.app.run_commands import cancel_runs
 from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.fence import LeaseLostError
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.holder import Holder, process_start
 from fairseq_alma.core.lease import Lease
 from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
@@ -275,6 +277,8 @@ RACE = """
 import sys, time
 from pathlib import Path
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.fence import LeaseLostError
+from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
 
 me, num_processes, root = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
@@ -413,13 +417,14 @@ def test_a_job_that_slurm_has_put_back_does_not_wait_for_what_it_was(tmp_path, m
 @pytest.mark.parametrize(
     ("answer", "cluster", "free"),
     [
-        ("exit 0", "ours", True),  # the job is not in the queue any more
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "ours", True),
+        ("echo 'CANCELLED  0'", "ours", True),
+        ("exit 0", "ours", False),  # Slurm does not show the job, perhaps because it is that of another user
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "ours", False),
         ("echo 'RUNNING  1'", "ours", True),  # it was restarted
         ("echo 'PENDING  1'", "ours", True),
         ("echo 'RUNNING  0'", "ours", False),
         ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "ours", False),
-        ("exit 0", "theirs", False),  # this Slurm does not know the jobs of another cluster
+        ("echo 'CANCELLED  0'", "theirs", False),  # this Slurm does not know the jobs of another cluster
     ],
 )
 def test_slurm_is_asked_about_the_job_of_a_holder_that_this_process_cannot_see(
@@ -461,3 +466,16 @@ def test_the_lease_of_a_process_that_proc_hides_is_not_taken_over_at_once(monkey
     process.kill()
     process.wait()
     assert other.state() == "ended"
+
+
+@pytest.mark.parametrize("out", ["run", "other/../run", "./run/.", "link/run"])
+def test_however_the_folder_is_written_a_late_holder_cannot_change_it(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    Path("link").symlink_to(tmp_path)
+    with pytest.raises(LeaseLostError), Lease(out) as lease:
+        write_json(Path(out) / "before.json", {})
+        lease.fence.place.rename("taken")  # as who takes over the lease does
+        write_json(Path(out) / "late.json", {})
+    assert (tmp_path / "run/before.json").exists()
+    assert not (tmp_path / "run/late.json").exists()
