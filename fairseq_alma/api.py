@@ -174,7 +174,8 @@ class LanguagePredictor:
         """Continue each prompt until the model ends the document, or until `max_tokens` tokens are written.
 
         A continuation does not depend on the other prompts, but with a seed, it depends on its place among them. If
-        prompt and continuation are longer than `window`, the context is shortened to its last half whenever it is full.
+        prompt and continuation are longer than `window`, the beginning of the context is left out whenever it is full,
+        so that there is room for what may still follow, but at most half of it.
 
         Args:
             prompts: the prompts. An empty one begins a document.
@@ -241,17 +242,18 @@ class LanguagePredictor:
 
     def _pieces(self, ids: list[int], choice: Choice) -> Iterator[str]:
         """See `generate_pieces`."""
-        # The text of a token can depend on the token before (a space between words). So decode from the last token of
-        # the piece before, and return what is new.
-        before, pending = ids[-1:], []
+        # The text of a token can depend on many tokens before (a space between words; some tokenizers decode only whole
+        # runs of bytes). So decode all of them, and return what is new.
+        new: list[int] = []
+        text, num_shown = "", 0
         for tokens in self._next_tokens([ids], choice, _random_numbers(choice.seed, 1)):
-            pending.append(tokens[0])
-            text = self._text_after(before, pending)
-            if text and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text
-                before, pending = pending[-1:], []
-        if text := self._text_after(before, pending):
-            yield text
+            new.append(tokens[0])
+            text = self._text_after(ids, new)
+            if text[num_shown:] and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[num_shown:]
+                num_shown = len(text)
+        if text[num_shown:]:
+            yield text[num_shown:]
 
     def _text_after(self, before: list[int], new: list[int]) -> str:
         """Return the text of the tokens `new` after the tokens `before`."""
@@ -274,7 +276,8 @@ class LanguagePredictor:
             if not states or any(len(context) > self.window for context in contexts.values()):
                 for number, context in contexts.items():
                     if len(context) > self.window:
-                        contexts[number] = context[-max(1, self.window // 2) :]
+                        num_left = choice.max_tokens - step
+                        contexts[number] = context[-max(1, self.window // 2, self.window - num_left) :]
                 tokens, states = self._padded(list(contexts.values()), left=True), [{} for _ in self.members]
             scores = self._next_scores(tokens, states, choice.temperature or 1.0, never[step < choice.min_tokens])
             if choice.temperature == 0:
@@ -312,13 +315,12 @@ class LanguagePredictor:
             # Only the first call can contain padding. To search for padding would make the host wait for a GPU.
             has_padding = None if not state else False
             features, _ = member(tokens, incremental_state=state, features_only=True, has_padding=has_padding)
-            scores = member.decoder.output_layer(features[:, -1]).float()
-            if temperature < _LEAST_TEMPERATURE:
-                scores = (scores - scores.amax(-1, keepdim=True)) / _LEAST_TEMPERATURE
-            elif temperature != 1:
-                scores = scores / temperature
-            parts.append(scores)
+            parts.append(member.decoder.output_layer(features[:, -1]).float())
         scores = parts[0] if len(parts) == 1 else _mean([part.log_softmax(-1) for part in parts])
+        if temperature < _LEAST_TEMPERATURE:
+            scores = (scores - scores.amax(-1, keepdim=True)) / _LEAST_TEMPERATURE
+        elif temperature != 1:
+            scores = scores / temperature
         return scores.index_fill_(1, never, -math.inf)
 
     def _never_chosen(self, with_eos: bool) -> Tensor:

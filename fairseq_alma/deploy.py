@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.deployments import Deployment, deployments, note_deployment
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, message_of
-from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, write_json, written_aside
+from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError, StreamError, message_of
+from fairseq_alma.core.files import read_json, remove, sealed, sha256_of, sha256_once, write_json, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.predictors import checked_file, read_predictor
@@ -106,7 +106,13 @@ class _Copy:
     """The content of the new predictor.json; None for an exported model."""
 
 
-def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: int = 3) -> tuple[Path, bool]:
+def deploy(
+    source: str | Path,
+    to: str | Path,
+    stage: int | None = None,
+    keep: int = 3,
+    stream: str | Path | None = None,
+) -> tuple[Path, bool]:
     """Copy a predictor to `to`, and point the link `to`/current to it.
 
     The copy needs neither the run nor the stream: `fairseq_alma.load` and `vision.load` take the folder `to`/current.
@@ -119,6 +125,7 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
         to: the folder with the deployed predictors. It is created if it does not exist.
         stage: the stage of the run; by default, the current predictor is copied.
         keep: number of predictors to keep, including the new one. Older ones are removed.
+        stream: the stream folder of a run of alma-lm, if it was moved. By default the one that the run recorded.
 
     Returns:
         The folder to which `to`/current points now, and whether it contains the predictor of `source`.
@@ -129,7 +136,7 @@ def deploy(source: str | Path, to: str | Path, stage: int | None = None, keep: i
     source, to = Path(source), Path(to)
     if keep < 1:
         raise SettingError(f"keep={keep}: give the number of predictors to keep, 1 or more")
-    copy = _copy_of(source, stage)
+    copy = _copy_of(source, stage, None if stream is None else Path(stream))
     if any((to / name).exists() for name in ("predictor.json", "settings.json", EXPORT_RECORD, RECORD)):
         raise SettingError(f"{to} is a run or a model itself: give another folder for the deployed predictors")
     with Lease(to):
@@ -234,8 +241,11 @@ def current_of(to: Path) -> Path | None:
     return to / os.readlink(link)  # noqa: PTH115 (the path as it was given, not resolved)
 
 
-def _copy_of(source: Path, stage: int | None) -> _Copy:
+def _copy_of(source: Path, stage: int | None, stream: Path | None) -> _Copy:
     """Return what to copy from a run, an exported model or a deployed predictor. For the errors, see `deploy`."""
+    is_run = (source / "settings.json").is_file() and not (source / RECORD).is_file()
+    if stream is not None and not (is_run and "stream" in read_settings(source)):
+        raise SettingError(f"--stream is for a run of alma-lm, which {source} is not: leave it out")
     if (source / RECORD).is_file():
         if stage is not None:
             raise SettingError(f"{source} is a deployed predictor, not a run: leave out --stage")
@@ -249,12 +259,20 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
             raise SettingError(f"{source} is an exported model, not a run: leave out --stage")
         record = read_json(source / EXPORT_RECORD, ExportRecord)
         files = _listed_files(source / EXPORT_RECORD, record["files"])
+        for name, (path, digest) in files.items():
+            if not path.is_file():
+                raise RunError(f"{path} is missing: export the model again")
+            # A configuration may have been edited, for example to add a chat template.
+            if (now := sha256_once(path)) != digest and path.suffix == ".safetensors":
+                raise RunError(f"{path} is not what alma-export has written: export the model again")
+            files[name] = (path, now)
+        content = sorted(digest for _, digest in files.values())
         for name in (EXPORT_RECORD, "README.md"):
             if (source / name).is_file():
                 files[name] = (source / name, sha256_of(source / name))
         name = source.resolve().name
         name = f"model_{name}" if name.startswith(".") or name == CURRENT else name
-        return _Copy(f"the exported model {source}", "", 0, name, sorted(record["files"].values()), files)
+        return _Copy(f"the exported model {source}", "", 0, name, content, files)
     run = RunFolder(source)
     if (source / CURRENT).is_symlink():
         raise SettingError(f"{source} contains deployed predictors: give the run first, alma-deploy RUN {source}")
@@ -267,7 +285,7 @@ def _copy_of(source: Path, stage: int | None) -> _Copy:
         files[name] = (path, entry.get("sha256") or sha256_of(path))
         entries.append({**entry, "path": name, "sha256": files[name][1]})
     if "stream" in settings:
-        files |= _tokenizer_files(Path(settings["stream"]), settings.get("dictionary"))
+        files |= _tokenizer_files(stream or Path(settings["stream"]), settings.get("dictionary"))
     elif not (source / "inputs.json").is_file():
         raise RunError(f"{source / 'inputs.json'} is missing: run the command of the run again, which writes the file")
     else:
@@ -317,8 +335,11 @@ def _newest_stage(run: Path) -> int:
 
 def _tokenizer_files(stream: Path, dictionary: str | None) -> dict[str, tuple[Path, str]]:
     """Return the files of the tokenizer of a stream. Raise AlmaError if they are not those of the run."""
-    description = read_description(stream)
-    check_tokenizer_files(stream, description)
+    try:
+        description = read_description(stream)
+        check_tokenizer_files(stream, description)
+    except StreamError as error:
+        raise StreamError(f"{error}; if the stream was moved, give --stream") from error
     tokenizer = description["tokenizer"]
     if dictionary not in (None, tokenizer["dict_sha256"]):
         raise RunError(f"the dictionary of {stream} is not that of the run: restore the stream of the run")
@@ -391,6 +412,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--keep", type=int, metavar="N",
         help="number of predictors to keep in TO, including the new one (default: 3)",
     )  # fmt: skip
+    parser.add_argument(
+        "--stream", type=Path, help="the stream folder, if it was moved (default: the stream of the run)"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--back", action="store_true", help="return to the predictor that was deployed before")
     what.add_argument("--list", action="store_true", help="list the predictors in TO")
@@ -398,8 +422,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, to = arguments.source, arguments.to
     if (source is None) != (arguments.back or arguments.list):
         raise SettingError("give RUN and TO to deploy, and only TO with --back or --list")
-    if source is None and (arguments.stage, arguments.keep) != (None, None):
-        raise SettingError("--stage and --keep are for a deployment: `alma-deploy RUN TO --stage K` returns to stage K")
+    if source is None and (arguments.stage, arguments.keep, arguments.stream) != (None, None, None):
+        raise SettingError(
+            "--stage, --keep and --stream are for a deployment: `alma-deploy RUN TO --stage K` returns to stage K"
+        )
     if arguments.list:
         _print_list(to)
     elif arguments.back:
@@ -408,7 +434,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"deployed: {folder}; the next alma-deploy deploys a newer predictor, but not {before} again")
     else:
         before = current_of(to)
-        folder, is_source = deploy(source, to, arguments.stage, 3 if arguments.keep is None else arguments.keep)
+        keep = 3 if arguments.keep is None else arguments.keep
+        folder, is_source = deploy(source, to, arguments.stage, keep, arguments.stream)
         is_run = not any((source / name).is_file() for name in (EXPORT_RECORD, RECORD))
         how = "--stage K deploys it again" if is_run else f"to deploy it again, remove its folder in {to}"
         note = "" if is_source else f" (the predictor of {source} was taken back; {how})"

@@ -232,9 +232,12 @@ def read_json(path: str | Path, kind: Any = Any, *, advice: str = "restore the f
 
 
 def read_text(path: Path, setting: str) -> str:
-    """Return the text in a file that `setting` names, with its line ends. Raise SettingError if it is not UTF-8."""
+    """Return the text in a file that `setting` names, with its line ends. Raise SettingError if it is not UTF-8.
+
+    A byte order mark at its beginning is no text.
+    """
     try:
-        return path.read_bytes().decode()
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SettingError(f"{setting} is not text in UTF-8 ({error}): convert it") from error
 

@@ -6,7 +6,6 @@ from typing import Any, NotRequired, TypedDict
 
 from fairseq_alma.core.files import sha256_once
 from fairseq_alma.core.json_lines import JsonLines
-from fairseq_alma.core.ledger import Ledger, deployed_stage
 from fairseq_alma.core.predictors import read_predictor
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.settings import NonNegative
@@ -32,22 +31,28 @@ class TaskScore(TypedDict):
     """Version of lm-evaluation-harness."""
 
 
-def record_task_scores(run: Path, stage: int | None, scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add results of the predictor of a run to its file, and return them with `stage` and `checkpoints`.
+def digests_of(run: Path, stage: int | None) -> list[str]:
+    """Return the SHA-256 digest of each checkpoint that predicts after a stage; None: after the last one.
+
+    Raise RunError if a file of the run is damaged.
+    """
+    checkpoints = read_predictor(run, stage)["checkpoints"]
+    return [one.get("sha256") or sha256_once(run / one["path"]) for one in checkpoints]
+
+
+def record_task_scores(
+    run: Path, stage: int, checkpoints: Sequence[str], scores: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Add results of a predictor of a run to its file, and return them with `stage` and `checkpoints`.
 
     Args:
         run: the run folder.
-        stage: the stage; None: the one that is deployed.
+        stage: the stage.
+        checkpoints: what `digests_of` returned for the stage before the evaluation.
         scores: the results, see TaskScore.
-
-    Raises:
-        RunError: if a file of the run is damaged.
     """
-    folder = RunFolder(run)
-    number = deployed_stage(Ledger(folder.ledger).rows()) if stage is None else stage
-    digests = [one.get("sha256") or sha256_once(run / one["path"]) for one in read_predictor(run, stage)["checkpoints"]]
-    found = [{"stage": number, "checkpoints": digests, **score} for score in scores]
-    JsonLines(folder.task_scores).append(*found)
+    found = [{"stage": stage, "checkpoints": [*checkpoints], **score} for score in scores]
+    JsonLines(RunFolder(run).task_scores).append(*found)
     return found
 
 

@@ -20,11 +20,12 @@ from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import SettingError, StreamError
 from fairseq_alma.core.files import parse_json
 from fairseq_alma.core.json_types import value_of
+from fairseq_alma.core.ledger import Ledger, deployed_stage
 from fairseq_alma.core.printing import hide_messages_of_libraries, json_text, perplexity_text, say
 from fairseq_alma.core.program import Parser, add_models, command
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.core.task_scores import record_task_scores
+from fairseq_alma.core.task_scores import digests_of, record_task_scores
 from fairseq_alma.evaluation.devices import parse_devices
 from fairseq_alma.evaluation.members import Members, find_members, load_member
 from fairseq_alma.evaluation.perplexity import PerplexityScore, combine, scores_by_source
@@ -53,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_models(parser, "score")
     parser.add_argument(
         "--split",
-        default="test",
         help="split to score: test (default) or valid; in a chronological stream also the held-out text of a period, "
         "such as mega_batch_3/test or mega_batch_3/valid",
     )
@@ -117,10 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_combination(arguments: argparse.Namespace) -> None:
     """Raise SettingError if an option has no effect."""
-    if arguments.tasks and arguments.by_source:
-        raise SettingError("--by-source and --tasks cannot be combined: leave one of them out")
-    if arguments.text and (arguments.tasks or arguments.by_source):
-        raise SettingError("--text cannot be combined with --tasks and --by-source: leave one of them out")
+    for name, others in (
+        ("tasks", ("by_source", "split")),
+        ("text", ("tasks", "by_source", "split", "tokens_per_batch")),
+    ):
+        for other in others if getattr(arguments, name) else ():
+            if getattr(arguments, other):
+                words = " and ".join(f"--{one.replace('_', '-')}" for one in (name, other))
+                raise SettingError(f"{words} cannot be combined: leave one of them out")
+    arguments.split = arguments.split or "test"
     if arguments.all_stages and arguments.stage is not None:
         raise SettingError("--all-stages and --stage cannot be combined: leave one of them out")
     for name in ("include_path", "all_stages", "num_fewshot", "limit"):
@@ -136,6 +141,9 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
     is_run = len(arguments.path) == 1 and RunFolder(arguments.path[0]).ledger.exists()
     run = arguments.path[0] if is_run else None
     stages: list[int | None] = [arguments.stage]
+    if run is not None and arguments.stage is None:
+        # While tasks are evaluated, which takes long, the run may finish another stage.
+        stages = [deployed_stage(Ledger(RunFolder(run).ledger).rows()) or None]
     if arguments.all_stages:
         stages = [*RunFolder(arguments.path[0]).stages_with_predictor()]
         if not stages:
@@ -151,11 +159,12 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
     manager = harness.find_tasks(names, arguments.include_path)
     device = parse_devices(arguments.device)[0]
     for stage in stages:
+        digests = digests_of(run, stage) if run is not None else []
         predictor = load(arguments.path, stage, device, arguments.stream, arguments.arch)
         batch = arguments.tokens_per_batch and max(1, arguments.tokens_per_batch // predictor.window)
         model = harness.AlmaLM(predictor, batch_size=batch)
         scores = harness.evaluate(model, names, manager, arguments.num_fewshot, arguments.limit)
-        for score in scores if run is None else record_task_scores(run, stage, scores):
+        for score in scores if run is None or stage is None else record_task_scores(run, stage, digests, scores):
             if arguments.json:
                 print(json.dumps(score))
                 continue
@@ -187,7 +196,7 @@ def _evaluate_on_text(arguments: argparse.Namespace) -> None:
 def _documents_in(path: Path) -> list[str]:
     """Return the documents in a text file, or in a file of JSON lines. Raise SettingError if it contains no text."""
     try:
-        text = path.read_bytes().decode()  # with its line ends, which count as bytes
+        text = path.read_bytes().decode("utf-8-sig")  # with its line ends, which count as bytes
         lines = [line for line in text.split("\n") if line.strip()]
         found = [value_of(parse_json(line), _Line)["text"] for line in lines] if path.suffix == ".jsonl" else [text]
     except ValueError as error:

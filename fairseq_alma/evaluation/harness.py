@@ -187,6 +187,12 @@ class AlmaLM(TemplateLM):
         options = dict(normalize_gen_kwargs(options, default_max_gen_toks=256))
         until = handle_stop_sequences(options.get("until"), eos=END_OF_DOCUMENT)
         choice = {name: options[name] for name in ("top_k", "top_p") if name in options}
+        lengths = [1 + len(self.predictor.tokenizer.encode(context)) for context in contexts]
+        if num_cut := sum(length > self.max_length for length in lengths):
+            logger.warning(
+                "%d of %d contexts have more than %d tokens: their beginning is left out",
+                num_cut, len(contexts), self.max_length,
+            )  # fmt: skip
         written = self.predictor.generate(
             contexts, max_tokens=options["max_gen_toks"], temperature=options.get("temperature", 0.0), seed=seed,
             **choice,

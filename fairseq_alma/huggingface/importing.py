@@ -75,10 +75,15 @@ def import_model(source: Path, out: Path) -> None:
         folder.mkdir()
         (folder / TOKENIZER).write_bytes(tokenizer)
         symbols = load_tokenizer(folder / TOKENIZER).symbols()
-        if dictionary_size(len(symbols)) != config["vocab_size"]:
+        if (size := dictionary_size(len(symbols))) != config["vocab_size"]:
+            # It is common to resize a model to exactly the tokens of its tokenizer.
+            resized = (
+                f"model.resize_token_embeddings({size}), as a stream has a multiple of 8 entries, and save it again"
+            )
+            is_exact = size - 8 < config["vocab_size"] < size
             raise SettingError(
                 f"{source} has vocab_size {config['vocab_size']:,}, but with {path} a stream has a dictionary of "
-                f"{dictionary_size(len(symbols)):,} entries: give the tokenizer of the model"
+                f"{size:,} entries: {f'call {resized}' if is_exact else 'give the tokenizer of the model'}"
             )
         # As in a stream, so that the model can be used before there is a stream.
         names = dictionary_names(symbols)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin, OPTForCausalLM, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, OPTForCausalLM, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
@@ -25,10 +25,14 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_alma import AlmaConfig, AlmaEnsembleConfig
+
+CACHE_BEFORE = ("past_key_values", "5.40.0")
+"""The earlier name of `cache`, and the version of transformers whose models no longer warn of it."""
 
 # Dimensions: B sequences of L tokens, T tokens of all sequences, H attention heads, D model width, F hidden width of an
 # expert, E experts, V words in the vocabulary.
@@ -225,6 +229,7 @@ class AlmaModel(AlmaPreTrainedModel):
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
+    @deprecate_kwarg(*CACHE_BEFORE, new_name="cache")
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -287,6 +292,7 @@ class AlmaForCausalLM(AlmaPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @deprecate_kwarg(*CACHE_BEFORE, new_name="cache")
     @can_return_tuple
     def forward(
         self,
@@ -356,7 +362,11 @@ class AlmaEnsembleForCausalLM(PreTrainedModel, GenerationMixin):
             MEMBERS[kind].from_pretrained(source, *args, subfolder=str(Path(subfolder, f"member_{number}")), **kwargs)
             for number, kind in enumerate(config.member_types, start=1)
         ]
-        return cls(config, members)
+        ensemble = cls(config, members)
+        # The members have none: it is that of the ensemble which says what is never chosen.
+        places = {name: kwargs[name] for name in ("cache_dir", "revision", "token") if name in kwargs}
+        ensemble.generation_config = GenerationConfig.from_pretrained(source, subfolder=subfolder, **places)
+        return ensemble
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Not supported: copy the folder from which the ensemble was loaded."""
@@ -366,6 +376,7 @@ class AlmaEnsembleForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the embedding of the first member. Each member has its own."""
         return self.members[0].get_input_embeddings()  # type: ignore[operator]
 
+    @deprecate_kwarg(*CACHE_BEFORE, new_name="cache")
     @can_return_tuple
     def forward(
         self,
@@ -374,14 +385,20 @@ class AlmaEnsembleForCausalLM(PreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return the logarithms [B, L, V] of the mean probabilities. For the arguments, see AlmaForCausalLM."""
+        if inputs_embeds is not None:
+            raise ValueError("each member has embeddings of its own: give input_ids, not inputs_embeds")
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
+        if cache is not None and cache.layer_class_to_replicate is not None:  # it gets its layers when they are used
+            num_missing = self.config.num_hidden_layers - len(cache.layers)
+            cache.layers += [cache.layer_class_to_replicate() for _ in range(num_missing)]
         parts: list[Tensor] = []
         first = 0
         for member in self.members:

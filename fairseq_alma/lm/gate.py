@@ -106,7 +106,7 @@ def _perplexity_of_file(checkpoints: Sequence[Path], stream: StreamFolder, setti
     """Return the perplexity per token on the text of the user. Raise AlmaError if it is empty, or is not UTF-8."""
     path = Path(str(settings.gate_text))
     text = read_text(path, f"gate_text={path}")
-    (score,) = load(list(checkpoints), stream=stream.path, arch=settings.arch).score([text])
+    (score,) = load(list(checkpoints), stream=stream.path, arch=settings.arch).score([text], end_of_document=True)
     if math.isnan(score.perplexity):
         raise RunError(f"gate_text={path} has no text: give a file with text")
     return score.perplexity

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,8 +179,9 @@ def test_a_continuation_depends_neither_on_the_other_prompts_nor_on_the_cache(sh
         assert together[:3] == both.generate(prompts[:3], 15, min_tokens=10, **options)
     for number, found in enumerate(short.generate(prompts, 36, min_tokens=36, **GREEDY)):
         context = [2, *short.tokenizer.encode(prompts[number])]
-        for token in found.ids:  # the context is shortened to its last half whenever it is full
-            context = context[-16:] if len(context) > 32 else context
+        for place, token in enumerate(found.ids):
+            # Whenever the context is full, its beginning is left out: at most half, and enough for what may follow.
+            context = context[-max(16, 32 - (36 - place)) :] if len(context) > 32 else context
             scores = short.logits(context)[-1].clone()
             scores[[0, 1, 2, 3]] = -math.inf
             assert int(scores.argmax()) == token
@@ -205,6 +208,15 @@ def test_tokens_are_drawn_with_their_probabilities(one):
     for temperature in (1e-6, 1e-29, 1e-38, 1e-45):
         assert one.generate(PROMPT, 9, temperature=temperature) == one.generate(PROMPT, 9, **GREEDY)
     assert one.generate(PROMPT, 50, temperature=3) != one.generate(PROMPT, 50, temperature=3)  # without a seed
+
+
+def test_a_low_temperature_makes_the_most_probable_token_of_an_ensemble_more_probable(both):
+    """The mean of the members' probabilities is sharpened, and not the members', whose favourites may differ."""
+    never = torch.tensor([0, 1, 3])
+    for ids in ([2, 4, token] for token in range(4, 24)):
+        tokens = torch.tensor([ids])
+        p = [both._next_scores(tokens, [{}, {}], t, never).softmax(-1)[0].double() for t in (1.0, 0.25)]
+        torch.testing.assert_close(p[1], p[0] ** 4 / (p[0] ** 4).sum(), rtol=1e-3, atol=1e-9)
 
 
 def test_half_of_a_surrogate_pair_is_read_as_in_a_corpus(one):
@@ -246,6 +258,28 @@ def test_pieces_are_whole_characters_and_together_the_text(letters):
         assert "".join(pieces) == expected.text
         assert len(pieces) > 5
         assert not any(piece.endswith("\N{REPLACEMENT CHARACTER}") for piece in pieces[:-1])
+
+
+def test_pieces_are_the_text_if_a_tokenizer_decodes_only_whole_runs_of_bytes(letters, monkeypatch):
+    """Tokenizers such as those of Llama 2 replace each byte of a run that is not UTF-8."""
+    text = " ab éé 漢字 🦜 ab"
+    written = [*text.encode()]
+
+    def decode(ids: list[int]) -> str:
+        found = ""
+        for is_ascii, run in itertools.groupby(ids, lambda one: one < 128):
+            part = bytes(run)
+            try:
+                found += part.decode()
+            except UnicodeDecodeError:
+                assert not is_ascii
+                found += "\N{REPLACEMENT CHARACTER}" * len(part)
+        return found
+
+    monkeypatch.setattr(letters, "tokenizer", SimpleNamespace(encode=lambda text: [*text.encode()], decode=decode))
+    monkeypatch.setattr(letters, "_next_tokens", lambda *_: iter([{0: one} for one in written]))
+    pieces = [*letters.generate_pieces("né")]
+    assert pieces == [*text]
 
 
 @pytest.mark.parametrize(
@@ -389,6 +423,7 @@ def test_fairseqs_commands_read_and_write_text(members, stream, tmp_path):
 
 
 def test_fairseqs_hub_samples_and_scores(members, stream):
+    alma.register()
     hub = SwitchLanguageModel.from_pretrained(
         str(members[0].parent), members[0].name, str(stream), bpe="alma_stream", batch_size=2
     )

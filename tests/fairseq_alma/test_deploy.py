@@ -359,6 +359,29 @@ def test_an_exported_model(run, tmp_path, capsys):
     assert {path.name for path in copied.iterdir()} == files | {"deployed.json"}
     weights = tmp_path / "export_2/member_1/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(RunError, match="has changed while it was copied"):
+    with pytest.raises(
+        RunError, match=r"model.safetensors is not what alma-export has written: export the"
+    ):
         deploy(tmp_path / "export_2", tmp_path / "new")
-    assert names(tmp_path / "new") == [] and current_of(tmp_path / "new") is None
+    assert not (tmp_path / "new").exists()
+    # Its configuration may be edited.
+    edited = tmp_path / "export_3/generation_config.json"
+    edited.write_text(edited.read_text().replace("{", '{"temperature": 0.5,', 1))
+    folder, is_source = deploy(tmp_path / "export_3", tmp_path / "to")
+    assert is_source and (folder / "generation_config.json").read_text() == edited.read_text()
+    edited.unlink()
+    with pytest.raises(RunError, match=r"generation_config.json is missing: export the model again"):
+        deploy(tmp_path / "export_3", tmp_path / "to")
+
+
+def test_the_stream_may_have_been_moved(moved, tmp_path, capsys):
+    stream = Path(json.loads((moved / "settings.json").read_text())["stream"])
+    stream.rename(tmp_path / "stream")
+    try:
+        assert main([str(moved), str(tmp_path / "to")]) == 2
+        assert "if the stream was moved, give --stream" in capsys.readouterr().err
+        assert main([str(moved), str(tmp_path / "to"), "--stream", str(tmp_path / "stream")]) == 0
+    finally:
+        (tmp_path / "stream").rename(stream)
+    assert main([str(tmp_path / "to/current"), str(tmp_path / "other"), "--stream", str(stream)]) == 2
+    assert "--stream is for a run of alma-lm" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -17,6 +18,7 @@ from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.core.task_scores import read_task_scores
 from fairseq_alma.deploy import deploy
+from fairseq_alma.evaluation import harness
 from fairseq_alma.evaluation.cli import main as alma_eval
 from fairseq_alma.evaluation.harness import AlmaLM
 from tests.commands import RUN, run_command
@@ -139,6 +141,19 @@ def test_long_texts_are_cut_with_a_warning(model, caplog):
     assert longer[0] == pytest.approx(total, abs=1e-3)
 
 
+def test_long_contexts_of_generated_texts_are_cut_with_a_warning(model, caplog):
+    long = "the value of an attribute reference " * 30
+    options = {"max_gen_toks": 3, "until": ["\0"]}
+    (found,) = model.generate_until(requests("generate_until", (long, options)), disable_tqdm=True)
+    assert caplog.text.count("1 of 1 contexts have more than 32 tokens: their beginning is left out") == 1
+    context, ids = model.predictor.tokenizer.encode(long), []
+    never = model.predictor._never_chosen(with_eos=False)
+    for place in range(3):  # the last tokens, with room for those that may follow
+        scores = model.predictor.logits([*context, *ids][-29 - place :][:32])[-1].index_fill(0, never, -math.inf)
+        ids.append(int(scores.argmax()))
+    assert found == model.predictor._text_after(context, ids)
+
+
 def test_generation_ends_at_the_first_of_the_given_texts(model):
     whole = model.predictor.generate("The statement", max_tokens=20, temperature=0)[0].text
     stop = whole[len(whole) // 2 :][:3]
@@ -254,6 +269,28 @@ def test_all_stages_are_evaluated_on_tasks_and_recorded(run, tasks, capsys, offl
     assert found["results"]["next_word"]["acc,none"] == printed[0]["metrics"]["acc"]
 
 
+def test_a_stage_that_ends_during_the_evaluation_does_not_get_its_scores(run, tasks, offline, tmp_path, monkeypatch):
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    (copy / "task_scores.jsonl").unlink(missing_ok=True)
+    ledger = (copy / "ledger.jsonl").read_text().splitlines(keepends=True)
+    predictor = (copy / "predictor.json").read_text()
+    (copy / "ledger.jsonl").write_text("".join(ledger[:2]))
+    shutil.copy(copy / "predictors/stage_001.json", copy / "predictor.json")
+    evaluate = harness.evaluate
+
+    def evaluate_while_it_trains(*arguments):
+        found = evaluate(*arguments)
+        (copy / "ledger.jsonl").write_text("".join(ledger))
+        (copy / "predictor.json").write_text(predictor)
+        return found
+
+    monkeypatch.setattr(harness, "evaluate", evaluate_while_it_trains)
+    alma_eval([str(copy), "--tasks", "next_word", "--include-path", str(tasks), "--device", "cpu"])
+    (score,) = read_task_scores(copy)
+    of_first = json.loads((copy / "predictors/stage_001.json").read_text())["checkpoints"]
+    assert (score["stage"], score["checkpoints"]) == (1, [one["sha256"] for one in of_first])
+
+
 @pytest.fixture
 def said(run, capsys):
     """A function that calls alma-eval with bad input and returns its message."""
@@ -276,7 +313,9 @@ def test_an_unknown_task_is_refused_with_the_nearest_one(said, tasks):
 def test_bad_input_gives_one_message(said, tasks, monkeypatch):
     assert "is not a folder" in said("--tasks", "next_word", "--include-path", tasks / "none")
     assert "--limit needs --tasks" in said("--limit", 3)
-    assert "--by-source and --tasks cannot be combined" in said("--tasks", "next_word", "--by-source")
+    assert "--tasks and --by-source cannot be combined" in said("--tasks", "next_word", "--by-source")
+    for other in (("--split", "valid"), ("--tokens-per-batch", 9), ("--by-source",), ("--tasks", "next_word")):
+        assert f"--text and {other[0]} cannot be combined" in said("--text", "file", *other)
     assert "--all-stages and --stage cannot be combined" in said("--tasks", "a", "--all-stages", "--stage", 1)
     (tasks / "gone.yaml").write_text(TASK.format(name="gone", data=tasks / "gone.jsonl", body=CHOICE))
     assert "gone cannot be evaluated (FileNotFoundError: " in said("--tasks", "gone", "--include-path", tasks)

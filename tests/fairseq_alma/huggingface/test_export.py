@@ -165,6 +165,46 @@ def test_an_ensemble_predicts_the_mean_of_the_probabilities(checkpoint, stream, 
         torch.testing.assert_close(member(x).logits, loaded(paths[0], stream)(x)[0], atol=1e-5, rtol=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("experts", [(2,), (2, 1)], ids=["model", "ensemble"])
+def test_the_cache_may_have_its_earlier_name_and_get_its_layers_when_they_are_used(
+    checkpoint, stream, tmp_path, experts
+):
+    from transformers import DynamicCache
+
+    export([checkpoint(number, seed=number) for number in experts], tmp_path / "out", stream)
+    model = from_pretrained(tmp_path / "out")
+    x = tokens(StreamFolder.open(stream).dictionary_size, length=20)
+    first = model(x[:, :8], use_cache=True)
+    second = model(x[:, 8:], past_key_values=first.cache)
+    torch.testing.assert_close(second.logits, model(x).logits[:, 8:], atol=1e-5, rtol=0)
+    if len(experts) == 1:
+        first = model.model(x[:, :8], use_cache=True)
+        second = model.model(x[:, 8:], past_key_values=first.cache)
+        torch.testing.assert_close(second[0], model.model(x)[0][:, 8:], atol=1e-5, rtol=0)
+    else:
+        with pytest.raises(ValueError, match="give input_ids, not inputs_embeds"):
+            model(inputs_embeds=model.get_input_embeddings()(x))
+    greedy = {"max_new_tokens": 9, "do_sample": False}
+    expected = model.generate(x, **greedy)
+    assert model.generate(x, cache=DynamicCache(), **greedy).equal(expected)
+
+
+def test_an_exported_ensemble_draws_only_ids_that_have_a_text(checkpoint, stream, tmp_path):
+    from transformers import AutoTokenizer, GenerationConfig
+
+    export([checkpoint(1, seed=seed) for seed in (1, 2)], tmp_path / "out", stream)
+    model = from_pretrained(tmp_path / "out")
+    ids = range(len(AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)))
+    torch.manual_seed(0)
+    drawn = model.generate(torch.full((40, 1), 2), do_sample=True, temperature=50.0, max_new_tokens=50)
+    after_the_end = (drawn[:, 1:-1] == 2).cumsum(dim=1) > 0
+    assert {*drawn[:, 2:][~after_the_end].tolist()} <= {*ids} - {0, 1, 3}
+    # It is that of the folder, which a user may have edited.
+    GenerationConfig(max_new_tokens=3).save_pretrained(tmp_path / "out")
+    assert from_pretrained(tmp_path / "out").generation_config.max_new_tokens == 3
+
+
 def test_the_exported_model_can_be_trained(checkpoint, stream, tmp_path):
     export([checkpoint(4, tree=True)], tmp_path / "out", stream)
     model = from_pretrained(tmp_path / "out")

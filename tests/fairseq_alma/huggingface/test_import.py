@@ -335,6 +335,22 @@ def test_a_hostile_folder_is_refused_in_one_line(opt, own, tmp_path, monkeypatch
     assert not (tmp_path / "out").exists() and not (tmp_path / "owned").exists()
 
 
+def test_a_model_that_was_resized_to_its_tokenizer_is_refused_with_the_size_that_it_needs(opt, own, tmp_path):
+    from transformers import AutoTokenizer, OPTForCausalLM
+
+    folder = own(opt)
+    model = OPTForCausalLM.from_pretrained(folder)
+    size = model.config.vocab_size
+    model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(folder)))
+    assert model.config.vocab_size % 8
+    model.save_pretrained(folder, max_shard_size="300KB")
+    with pytest.raises(SettingError, match=rf"call model\.resize_token_embeddings\({size}\)"):
+        import_model(folder, tmp_path / "out")
+    model.resize_token_embeddings(size)
+    model.save_pretrained(folder, max_shard_size="300KB")
+    import_model(folder, tmp_path / "out")
+
+
 def test_an_existing_folder_is_not_replaced(opt, imported, capsys):
     assert main([str(opt), str(imported)]) == 2
     assert "exists: choose another folder" in capsys.readouterr().err
