@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 LAST, BEST, CRASH = "checkpoint_last.pt", "checkpoint_best.pt", "crash.pt"
 CONTINUATION = "checkpoint_continuation.pt"
 """Checkpoint of a stage from which the next stage continues, if it is not BEST: the model after the last update."""
+GROWN = "checkpoint_grown.pt"
+"""Checkpoint with changed weights, from which a stage starts. It has no state of an optimizer."""
 AVERAGE = "average"
 """Entry of `extra_state` in a checkpoint: {"count": number of averaged states, "model": name -> averaged weights}."""
 EXPERT_DIGESTS = "expert_digests"

@@ -9,6 +9,7 @@ Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 import torch
@@ -152,7 +153,9 @@ class Batches:
         bagging: bool = False,
     ):
         self._data, self._generators, self._batch_size = data, list(generators), batch_size
-        self._share = past_share if data.num_past else 0.0
+        # A fraction, because with rounding errors, 0.29 x 100, for example, would be less than 29.
+        self._share = Fraction(past_share).limit_denominator(10**6) if data.num_past else Fraction(0)
+        self._num_read = 0
         rows, num_orders = data.training, len(self._generators)
         self._first_row_R1 = torch.arange(num_orders)[:, None] // (num_orders // rows.num_seeds) * rows.rows_per_seed
         self._starts = [*range(0, data.num_new, batch_size), data.num_new]
@@ -198,10 +201,10 @@ class Batches:
         """Draw the random orders in which the networks read the examples of a seed in one epoch, [R, n]."""
         num_past, num_new = self._data.num_past, self._data.num_new
         # Spread the examples of earlier mega-batches evenly over the epoch, so that their fraction is about the same in
-        # all batches. Add 1e-9 before rounding down, because 0.29 x 100, for example, is 28.999... in floating point,
-        # so `floor` alone would return 28 instead of 29.
-        num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
-        is_past_n = num_due.diff() > 0
+        # all batches. Count over all epochs: otherwise, epochs of few examples would have too few earlier ones.
+        num_read = torch.arange(self._num_read, self._num_read + num_new + 1)
+        is_past_n = (num_read * self._share.numerator // self._share.denominator).diff() > 0
+        self._num_read += num_new
         num_drawn = int(is_past_n.sum())
         new_Rk = torch.stack([positions.take(num_new - num_drawn) for positions in self._new_R])
         if self._sample_Rn is not None:

@@ -31,7 +31,7 @@ from fairseq.models import (
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import write_checkpoint
+from fairseq_alma.checkpoints import GROWN, write_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.recorded_settings import read_settings
@@ -420,7 +420,7 @@ class TrainingConfigs:
             "weight_decay": s.weight_decay,
             "precision": s.precision,
             "clip_norm": CLIP_NORM,
-            **self._learning_rates(stage, updates),
+            **self._learning_rates(stage, updates, start),
             "max_update": updates,
             "seed": member.seed,
             "save_dir": folder,
@@ -441,7 +441,9 @@ class TrainingConfigs:
             "load_checkpoint_on_all_dp_ranks": True,
             **self._distributed(num_devices),
         }
-        own = self.own_options(stage, updates) if stage and self.own_options else None
+        own = self.own_options(stage, updates) if stage and self.own_options else {}
+        if s.schedule == "constant" and "lr" in own:
+            own = {"end_learning_rate": own["lr"][0], **own}
         config = member_config(values, s.fairseq, own)
         if s.schedule != "per_stage" and config.lr_scheduler._name != "polynomial_decay":
             raise SettingError(
@@ -483,10 +485,11 @@ class TrainingConfigs:
                 f"has a model with fairseq={before!r}: leave out what changes it, or choose another out="
             )
 
-    def _learning_rates(self, stage: Stage | None, updates: int) -> dict[str, Any]:
-        """Return the options of fairseq for the learning rates of a stage with `updates` updates."""
+    def _learning_rates(self, stage: Stage | None, updates: int, start: Path | None) -> dict[str, Any]:
+        """Return the options of fairseq for the learning rates of a stage with `updates` updates. See `of`."""
         s, is_constant = self.settings, self.settings.schedule == "constant"
         grows = stage is not None and s.learner_settings is not None and s.learner_settings.grows_before(stage.index)
+        grows = grows or (start is not None and start.name == GROWN)
         # With a constant rate, the training continues from a model whose rate has not fallen to 0. So there is no
         # warm-up if the optimizer continues with its state. After a growth it cannot.
         has_warmup = not (is_constant and s.keeps_optimizer and stage is not None and stage.index > 1 and not grows)

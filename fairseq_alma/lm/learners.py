@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_alma.checkpoints import require_checkpoint
+from fairseq_alma.checkpoints import GROWN, require_checkpoint
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import sealed, sha256_once, write_json
@@ -127,7 +127,7 @@ class LanguageModelLearner:
         for number, source in self._continuations.items():
             checkpoint = require_checkpoint(source)
             checkpoint["model"] = change(checkpoint["model"])
-            self._continuations[number] = stage.folder / "grow" / f"member_{number}" / "checkpoint_grown.pt"
+            self._continuations[number] = stage.folder / "grow" / f"member_{number}" / GROWN
             write_with_new_weights(checkpoint, self._continuations[number])
 
     def train(self, stage: Stage) -> list[Spent]:
@@ -305,7 +305,7 @@ class GrowingMixture(LanguageModelLearner):
         predicts.
         """
         s, own = self.settings, self.learner_settings
-        target = stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
+        target = stage.folder / "grow" / "member_1" / GROWN
         if s.from_scratch or not own.grows_before(stage.index):
             # A new, larger model is initialised, or the optimizer and the average continue.
             return super().grow(stage)

@@ -30,6 +30,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream import MegaBatch
 from fairseq_alma.core.stream_folder import TrainingView
+from fairseq_alma.data.mega_batch_set import parse_mega_batches
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.members import load_member
 from fairseq_alma.lm.average import finish_stage
@@ -273,6 +274,12 @@ class MemberTraining:
             recipe["start_state"] = digest_of_state(start)
         if self.settings.plugin:
             recipe["plugin"] = plugin_digest(self.settings.plugin)
+        if self._configs.own_options:  # the learner may have chosen other mega-batches than the stage
+            digests = {mega_batch.t: mega_batch.digest for mega_batch in (*stage.past, *stage.new)}
+            chosen = [config.task.mega_batches, config.task.replay_mega_batches]
+            recipe["read"] = [
+                [digests[t] for t in parse_mega_batches(text, max(digests))] if text else [] for text in chosen
+            ]
         return key_of(recipe, start)
 
     def _spent(self, folder: Path, start: Path, member: Member, stage_index: int) -> Spent:

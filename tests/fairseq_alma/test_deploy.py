@@ -359,9 +359,7 @@ def test_an_exported_model(run, tmp_path, capsys):
     assert {path.name for path in copied.iterdir()} == files | {"deployed.json"}
     weights = tmp_path / "export_2/member_1/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        RunError, match=r"model.safetensors is not what alma-export has written: export the"
-    ):
+    with pytest.raises(RunError, match=r"model.safetensors is not what alma-export has written: export the"):
         deploy(tmp_path / "export_2", tmp_path / "new")
     assert not (tmp_path / "new").exists()
     # Its configuration may be edited.

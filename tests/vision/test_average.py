@@ -191,3 +191,28 @@ def test_a_network_with_a_parameter_of_one_number_is_averaged(tmp_path):
     )
     assert [row.stage for row in run.ledger] == [0, 1, 2]
     assert all(0 < row.scores.error_rate < 1 for row in run.ledger)
+
+
+class Dropping(torch.nn.Module):
+    """A network without statistics that behaves otherwise in training."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.LayerNorm(32), torch.nn.Dropout(0.5),
+            torch.nn.Linear(32, num_classes),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_an_averaged_network_is_evaluated_without_dropout(tmp_path):
+    run = vision.run(
+        dataset="digits", backbone=Dropping, mega_batches=3, epochs=3, average="power:0", keep_stages=True,
+        out=str(tmp_path), device="cpu",
+    )  # fmt: skip
+    test = load_dataset("digits").test
+    for row in run.ledger[1:]:
+        wrong = load(tmp_path, row.stage, backbone=Dropping)(test.images).argmax(-1) != test.labels.numpy()
+        assert row.scores.error_rate == pytest.approx(float(np.mean(wrong)), abs=1e-6)

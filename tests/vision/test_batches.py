@@ -108,6 +108,15 @@ def test_a_share_that_does_not_divide_a_batch_is_right_over_the_epoch():
     assert sum(counts) == 10
 
 
+@pytest.mark.parametrize(("num_new", "share"), [(3, 0.25), (9, 0.1), (5, 0.5), (1, 0.5), (7, 2 / 3), (100, 0.29)])
+def test_the_share_is_right_over_many_epochs_also_if_each_of_them_is_small(num_new, share):
+    batches = Batches(numbered(1, 12 + num_new, 12), orders(1), batch_size=4, past_share=share)
+    num_past = [sum(pixel < 12 for batch in epoch_pixels(batches) for pixel in batch[0]) for _ in range(60)]
+    for epochs in range(1, 61):
+        assert abs(sum(num_past[:epochs]) - epochs * num_new * share) < 1
+    assert sum(num_past) == round(60 * num_new * share)
+
+
 def test_no_example_is_read_again_before_all_have_been_read():
     batches = Batches(numbered(2, 5 + 40, 5), orders(2), batch_size=8, past_share=0.3)
     read = [joined(epoch_pixels(batches)) for _ in range(10)]  # each epoch reads 28 new examples and 12 earlier ones

@@ -153,12 +153,13 @@ class ModuleStack(Stack):
         parts = (part for module in self._networks for part in module.train().modules())
         # Normalisations that stay in evaluation mode are frozen, and keep their statistics.
         norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
+        self._is_training = None  # an evaluation must change the mode, also if there is nothing to compute
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # a mean over all batches, see torch.nn.BatchNorm2d
         num_examples = 0
-        for x in batches if self._buffers else ():
+        for x in batches if norms else ():
             self._begin_pass(x.shape[1], training=True)
             self._outputs_of(range(len(self)), x, training=True, with_graph=False)  # changes the running statistics
             num_examples += x.shape[1]

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.checkpoints import CONTINUATION
+from fairseq_alma.checkpoints import CONTINUATION, GROWN
 from fairseq_alma.core.learner_settings import LanguageModelGrowingMixtureSettings
+from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder
+from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm import train_member
 from fairseq_alma.lm.average import remove_old_continuations
+from fairseq_alma.lm.fairseq_config import Member, TrainingConfigs
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import TRAINING_CODE
 from tests.commands import run_command
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, rows_without_seconds, same_run
@@ -103,6 +107,30 @@ def test_a_grown_model_warms_up_because_its_optimizer_begins_again(stream, tmp_p
         learner="gmoe", learner_settings=LanguageModelGrowingMixtureSettings(grow_experts=added),
     )  # fmt: skip
     assert config.lr_scheduler.warmup_updates == warmup
+
+
+def constant_stage(stream, out, own_options=None, start=None):
+    """The configuration of the second stage, of 80 updates at a constant rate of 0.1, with the optimizer kept."""
+    settings = LanguageModelSettings(
+        stream=str(stream), out=str(out), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8, precision="float32",
+        updates=80, schedule="constant", optimizer_state="keep", lr=0.1,
+    )  # fmt: skip
+    folder = StreamFolder.open(stream)
+    past, new = [*folder.stream()][:2]
+    configs = TrainingConfigs(settings, folder.without_test(), None, own_options=own_options)
+    return configs.of(Member.of_run(1, 0, 1), stage=Stage(2, (new,), (past,), False, out), folder=out, start=start)
+
+
+def test_a_stage_warms_up_after_a_learner_has_changed_the_weights(stream, tmp_path):
+    """The checkpoint that `change_weights` writes has no state of the optimizer."""
+    for name, warmup in ((GROWN, 4), (CONTINUATION, 0)):
+        assert constant_stage(stream, tmp_path, start=tmp_path / name).lr_scheduler.warmup_updates == warmup
+
+
+def test_a_constant_rate_of_a_learner_is_constant(stream, tmp_path):
+    config = constant_stage(stream, tmp_path, own_options=lambda stage, updates: {"lr": [0.01]})
+    assert (config.optimization.lr, config.lr_scheduler.lr) == ([0.01], [0.01])
+    assert config.lr_scheduler.end_learning_rate == 0.01
 
 
 def test_the_key_of_shared_members_covers_the_code_that_trains():

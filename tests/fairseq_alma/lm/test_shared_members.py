@@ -8,8 +8,14 @@ import torch
 
 from fairseq_alma.checkpoints import CONTINUATION, digest_of_model, digest_of_state, read_checkpoint, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.fairseq_config import Member
+from fairseq_alma.lm.member import MemberTraining
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_members import SharedMembers, key_of
 from tests.commands import RUN, run_command
+from tests.fairseq_alma.processes import NoProcesses
 
 
 @pytest.fixture
@@ -85,6 +91,26 @@ def test_the_state_of_the_optimizer_and_the_average_have_a_digest(trained, tmp_p
     assert one == digest("again.pt", {"param_groups": [{"lr": 0.1}], "state": dict(state["state"])})
     other = {**state, "state": {0: {"exp_avg": torch.tensor([1.0, 1.0, 2.0]), "step": 4}}}
     assert len({one, digest("other.pt", other), digest("average.pt", state, {"count": 1}), None}) == 4
+
+
+def test_the_key_names_the_mega_batches_that_a_learner_has_chosen(stream, trained, tmp_path):
+    folder = StreamFolder.open(stream)
+    settings = LanguageModelSettings(
+        stream=str(stream), out=str(tmp_path), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8, precision="float32",
+        updates=4,
+    )  # fmt: skip
+    arrivals = [*folder.stream()]
+    stage = Stage(3, (arrivals[2],), (*arrivals[:2],), False, tmp_path)
+
+    def key(**options) -> str:
+        training = MemberTraining(
+            settings, folder.without_test(), NoProcesses(), own_options=lambda stage, updates: options
+        )
+        config = training._configs.of(Member.of_run(1, 0, 1), 1, stage, tmp_path, trained)
+        return training._key(stage, config, trained)
+
+    replayed = [key(replay_mega_batches=one, replay_share=0.5) for one in ("1", "2", "1-2")]
+    assert len({key(), key(mega_batches="2"), *replayed}) == 5
 
 
 def test_an_ensemble_copies_its_first_member_from_a_run_of_one_model(stream, tmp_path):
