@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from data_prep.encoding.grow_vocabulary import grow_vocabulary
+from data_prep.errors import PrepError
 from data_prep.look_ahead import check_stream, look_ahead
 from data_prep.prepare import drop_last, prepare
 from data_prep.settings import PrepSettings
@@ -15,6 +16,7 @@ from data_prep.sources import Source
 from data_prep.summary import summary
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
+from fairseq_alma.core.settings import nearest_key
 from fairseq_alma.core.signals import stopped_by_signals
 
 
@@ -42,6 +44,9 @@ def _run(argv: list[str]) -> int:
         return _grow_vocabulary(argv[1:])
     if "--drop-last" in argv:
         return _drop_last(argv)
+    is_source = any(word.startswith("--source") for word in argv)
+    if argv and not is_source and (near := nearest_key(argv[0], ["check", "grow-vocab"])):
+        raise PrepError(f"there is no subcommand {argv[0]}: did you mean alma-prep {near}?")
     parsed = _parser().parse_args(argv)
     given = parsed_settings(parsed, PrepSettings)
     settings = PrepSettings(
@@ -130,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
         "--partition says otherwise), use one tokenizer, and are stored as fairseq mmap files. The same text and seed "
         "give the same bytes, regardless of --workers, --executor and the order of the files. Run the same command "
         "again to continue a run that was killed.",
+        epilog="Other commands: `alma-prep check STREAM` compares a stream with its digests, and `alma-prep grow-vocab "
+        "STREAM NEW --symbols N` copies it with a larger vocabulary (--help of each says more).",
     )
     parser.add_argument(
         "out", metavar="OUT", help="the stream folder to write; if it contains a finished stream, it is only checked"

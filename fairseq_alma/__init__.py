@@ -17,9 +17,13 @@ api, generate                   `fairseq_alma.load` and alma-generate; need torc
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairseq_alma.fairseq_import import postpone_imports_of_fairseq
+
+if TYPE_CHECKING:
+    from fairseq_alma.api import LanguagePredictor, load
+    from fairseq_alma.python import Run, extend, prepare, run
 
 REGISTERED = (
     "fairseq_alma.models.switch_lm",
@@ -56,10 +60,18 @@ _MODULES = {
 import."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__all__ = ["REGISTERED", "LanguagePredictor", "Run", "extend", "load", "prepare", "register", "run"]
+
+if not TYPE_CHECKING:  # a type checker must not believe that the package has any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
 
 
 # Call register() here only if fairseq is already imported, for example when fairseq imports this package because of

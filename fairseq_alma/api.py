@@ -368,7 +368,8 @@ def load(
 
     Args:
         run: a run folder of alma-lm, or a checkpoint file, or the checkpoint files of an ensemble.
-        stage: index of a finished stage, from 1. By default the last stage.
+        stage: index of a finished stage, from 1. By default that of the current predictor: the last stage, or with
+            `gate` the last one that has passed.
         device: cpu, cuda or cuda:N.
         stream: the stream folder with which the models were trained, or another folder with its dict.txt and the file
             of its tokenizer; the text is not needed. By default the stream that the run recorded. Checkpoint files

@@ -31,11 +31,10 @@ from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.program import Parser, command
 from fairseq_alma.core.recorded_settings import read_settings
-from fairseq_alma.core.run_folder import DEPLOYED, RunFolder
+from fairseq_alma.core.run_folder import DEPLOYED, EXPORTED, RunFolder
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.stream_description import read_description
 from fairseq_alma.core.stream_folder import check_tokenizer_files
-from fairseq_alma.huggingface.export import RECORD as EXPORT_RECORD
 from fairseq_alma.huggingface.export import Record as ExportRecord
 
 RECORD = DEPLOYED
@@ -137,8 +136,11 @@ def deploy(
     if keep < 1:
         raise SettingError(f"keep={keep}: give the number of predictors to keep, 1 or more")
     copy = _copy_of(source, stage, None if stream is None else Path(stream))
-    if any((to / name).exists() for name in ("predictor.json", "settings.json", EXPORT_RECORD, RECORD)):
-        raise SettingError(f"{to} is a run or a model itself: give another folder for the deployed predictors")
+    others = ("predictor.json", "settings.json", EXPORTED, RECORD, "stream.json")
+    if any((to / name).exists() for name in others) or next(to.glob("*/ledger.jsonl"), None):
+        raise SettingError(
+            f"{to} is a run, a model or a stream, or contains runs: give another folder for the deployed predictors"
+        )
     with Lease(to):
         found, current = all_deployed(to), current_of(to)
         one = next((one for one in found if one.content == copy.content), None)
@@ -254,11 +256,11 @@ def _copy_of(source: Path, stage: int | None, stream: Path | None) -> _Copy:
             raise RunError(f"{source} has learned from text that alma-forget has removed: deploy another predictor")
         files = _listed_files(source / RECORD, one.files)
         return _Copy(one.source, _confirmed_run(one), one.stage, one.folder.name, one.content, files)
-    if (source / EXPORT_RECORD).is_file():
+    if (source / EXPORTED).is_file():
         if stage is not None:
             raise SettingError(f"{source} is an exported model, not a run: leave out --stage")
-        record = read_json(source / EXPORT_RECORD, ExportRecord)
-        files = _listed_files(source / EXPORT_RECORD, record["files"])
+        record = read_json(source / EXPORTED, ExportRecord)
+        files = _listed_files(source / EXPORTED, record["files"])
         for name, (path, digest) in files.items():
             if not path.is_file():
                 raise RunError(f"{path} is missing: export the model again")
@@ -267,7 +269,7 @@ def _copy_of(source: Path, stage: int | None, stream: Path | None) -> _Copy:
                 raise RunError(f"{path} is not what alma-export has written: export the model again")
             files[name] = (path, now)
         content = sorted(digest for _, digest in files.values())
-        for name in (EXPORT_RECORD, "README.md"):
+        for name in (EXPORTED, "README.md"):
             if (source / name).is_file():
                 files[name] = (source / name, sha256_of(source / name))
         name = source.resolve().name
@@ -436,7 +438,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         before = current_of(to)
         keep = 3 if arguments.keep is None else arguments.keep
         folder, is_source = deploy(source, to, arguments.stage, keep, arguments.stream)
-        is_run = not any((source / name).is_file() for name in (EXPORT_RECORD, RECORD))
+        is_run = not any((source / name).is_file() for name in (EXPORTED, RECORD))
         how = "--stage K deploys it again" if is_run else f"to deploy it again, remove its folder in {to}"
         note = "" if is_source else f" (the predictor of {source} was taken back; {how})"
         if is_source and is_run:

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -69,7 +70,10 @@ class _Finder(MetaPathFinder, Loader):
         sys.modules.update(postponed)
         level, handlers = logging.root.level, logging.root.handlers[:]
         try:
-            self._loader.exec_module(module)
+            # fairseq and fairscale use functions that later versions of torch call deprecated.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._loader.exec_module(module)
         finally:
             logging.root.setLevel(level)
             logging.root.handlers[:] = handlers

@@ -111,6 +111,8 @@ def load(
     """
     # `current` of alma-deploy may lead to another folder at any moment: read all files from one.
     folder = Path(folder).resolve() if Path(folder).is_symlink() else Path(folder)
+    if (folder / "settings.json").is_file() and "stream" in read_settings(folder):
+        raise RunError(f"{folder} is not an alma-vision run: load language models with fairseq_alma.load")
     description = read_predictor(folder, stage, VisionPredictor)
     settings, image_format = read_settings(folder), ImageFormat.read(folder)
     if backbone is not None and not isinstance(backbone, str):

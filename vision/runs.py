@@ -274,8 +274,14 @@ def _torch_errors_as_run_errors(settings: VisionSettings, device: torch.device) 
 
 
 def _refuse_other_seeds(settings: VisionSettings) -> None:
-    """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now."""
+    """Raise RunError if the folder given by `out=` contains run folders of seeds that the user does not ask for now.
+
+    Raise SettingError if it is in the folder of images, where its folders would count as classes.
+    """
     out = RunFolder(Path(settings.out))
+    images = Path(settings.dataset).expanduser()
+    if kind_of(settings.dataset) == "folder" and Path(settings.out).resolve().is_relative_to(images.resolve()):
+        raise SettingError(f"out={settings.out} is in the folder of images {images}: choose another out=")
     out.refuse_runs_in(run for run in (out, *out.of_seeds()) if run.path not in settings.seed_folders)
     for folder in settings.seed_folders:
         RunFolder(folder).refuse_nested()

@@ -33,7 +33,7 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
     First come the settings that every run has, then the settings that only some learners have. If several learners have
     a setting with the same name and the same default, there is only one entry for all these learners.
     """
-    found = [SettingHelp(one.name, _typed(one.default), _one_line(one), ()) for one in describe(cls)]
+    found = [SettingHelp(one.name, _default(one), _one_line(one), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}
     texts: dict[tuple[str, str], str] = {}
     for entry in learners(cls.program):
@@ -99,6 +99,11 @@ def _typed(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value) if value != "" else "''"
+
+
+def _default(one: SettingDescription) -> str:
+    # The command chooses a folder if the user gives none (see `arguments.default_out`).
+    return "runs/DATA/SETTINGS" if one.name == "out" else _typed(one.default)
 
 
 def _one_line(one: SettingDescription) -> str:

@@ -195,7 +195,8 @@ def deployed_message(run: Path, rows: Sequence[LedgerRow]) -> str | None:
             f"predictor: stage {stage}, validation {validation[stage]}; deployed in {last['to']}: stage "
             f"{last['stage']}, validation {validation[last['stage']]}"
         )
-    text = f"deployed: stage {stage}, validation {validation[stage]}"
+    is_used = last is not None or any(row.scores.gate for row in rows)  # otherwise nothing deploys it
+    text = f"{'deployed' if is_used else 'predictor'}: stage {stage}, validation {validation[stage]}"
     if is_refused(rows):
         return f"{text} (stage {rows[-1].stage} was refused: {validation[rows[-1].stage]})"
     before = deployed_stage([row for row in rows if row.stage < stage])

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 from fairseq_alma.core.errors import AlmaError, message_of
 from fairseq_alma.core.printing import say
+from fairseq_alma.core.provenance import version_of
 from fairseq_alma.core.settings import nearest_key
 
 P = ParamSpec("P")
@@ -18,6 +19,11 @@ P = ParamSpec("P")
 
 class Parser(argparse.ArgumentParser):
     """Reads the arguments of a program. For an error, it prints one line with the nearest choice, and no usage."""
+
+    def __init__(self, prog: str, **options: Any):
+        super().__init__(prog, **options)
+        if " " not in self.prog:  # not that of a subcommand
+            self.add_argument("--version", action=_Version, nargs=0, help="print the version")
 
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {self.with_nearest(message)} (`{self.prog} --help` lists all options)", sys.stderr)
@@ -35,12 +41,20 @@ class Parser(argparse.ArgumentParser):
         return f"{message}: did you mean {near}?" if near else message
 
 
+class _Version(argparse.Action):
+    """Prints the version, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"{parser.prog} {version_of('fairseq-alma') or 'not installed'}")
+        parser.exit()
+
+
 def add_models(parser: Parser, verb: str, stream: str = "the stream folder (default: the stream of the run)") -> None:
     """Add the arguments of a program that name models: a run and one of its stages, or checkpoints and their stream."""
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
-    parser.add_argument("--stage", type=int, metavar="K", help=f"{verb} RUN after stage K (default: the last stage)")
+    parser.add_argument("--stage", type=int, metavar="K", help=f"{verb} RUN after stage K (default: the current one)")
     parser.add_argument("--stream", type=Path, help=stream)
 
 

@@ -9,8 +9,11 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.core.settings import Count, NonNegative
 from fairseq_alma.core.waiting import check_wait
 
-DATA = {"test_digest": "test set has", "pixels": "normalisation of the images has"}
-"""Keys that describe the data of alma-vision, and what has changed if they differ."""
+DATA = {
+    "test_digest": "test set", "pixels": "normalisation of the images", "dictionary": "dictionary of the stream",
+    "evaluated_on": "validation or test text of the stream",
+}  # fmt: skip
+"""Keys that describe data, and what is different if they differ."""
 CODE = ("plugin", "learner", "dataset", "transform", "backbone")
 """What the user can write. settings.json has a digest of its source code, with the key NAME_digest."""
 
@@ -64,11 +67,13 @@ def differing_settings(folder: Path, settings: Mapping[str, Any], free: Sequence
         return []
     before = _flat(read_settings(folder))
     now = _flat(settings)
-    return [
-        f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}{_hint(key)}"
-        for key in sorted(before.keys() | now.keys())
+    differing = [
+        key for key in sorted(before.keys() | now.keys())
         if key.split(".")[0] not in free and before.get(key) != now.get(key)
-    ]
+    ]  # fmt: skip
+    if not DATA.keys().isdisjoint(differing) and before.get("stream") != now.get("stream"):
+        differing.insert(0, "stream")  # the path may change, but not what is there
+    return [f"{key}: was {_value(before, key)}, is {_value(now, key)}{_hint(key)}" for key in differing]
 
 
 def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int | None) -> str:
@@ -82,12 +87,18 @@ def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int 
     return f"{folder} contains a run with other settings:\n  " + "\n  ".join(differing) + f"\n{advice}"
 
 
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    """Return a value for a message. Of a list of digests, the beginnings are enough."""
+    value = settings.get(key, "not set")
+    return repr([one[:12] for one in value] if key == "evaluated_on" and isinstance(value, list) else value)
+
+
 def _hint(key: str) -> str:
     """Return an explanation of a key that is no setting."""
     if key in DATA:
-        return f" (the {DATA[key]} changed)"
+        return f" (the {DATA[key]} has changed)"
     what = key.removesuffix("_digest")
-    return f" (the source code of the {what} has changed)" if what in CODE else ""
+    return f" (the source code of the {what} has changed)" if what in CODE and what != key else ""
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -27,6 +27,8 @@ from fairseq_alma.core.errors import RunError
 
 DEPLOYED = "deployed.json"
 """Name of the file that describes a deployed model in its folder (see `fairseq_alma.deploy`)."""
+EXPORTED = "alma_export.json"
+"""Name of the file that says what was exported, with digests of the files (see `fairseq_alma.huggingface.export`)."""
 
 
 class RunFolder:
@@ -100,13 +102,25 @@ class RunFolder:
     def refuse_nested(self) -> None:
         """Raise RunError if the folder is inside that of another run, or if a new run would be around other runs.
 
-        No command would find the runs inside.
+        No command would find the runs inside. A new run in a folder of a stream, of deployed predictors or of an
+        exported model is refused, too: commands would take it for one or the other.
         """
+        if not self.settings.exists():
+            self.refuse_other_content("out=")
         if not self.settings.exists() and (found := [run for run in find_runs(self.path) if run != self.path]):
             raise RunError(f"{self.path} contains another run, {found[0]}: choose another out=")
         for parent in self.path.absolute().parents:
             if RunFolder(parent).ledger.exists() and RunFolder(parent).settings.exists():
                 raise RunError(f"{self.path} is inside the run folder {parent}: choose an out= outside of it")
+
+    def refuse_other_content(self, what: str) -> None:
+        """Raise RunError if the folder, which `what` names in the message, has been written by another command."""
+        contents = {"stream.json": "a stream", EXPORTED: "an exported model", DEPLOYED: "a deployed predictor"}
+        found = next((text for name, text in contents.items() if (self.path / name).exists()), None)
+        if found is None and next(self.path.glob(f"*/{DEPLOYED}"), None):
+            found = "deployed predictors"
+        if found:
+            raise RunError(f"{self.path} contains {found}: give another folder, {what}FOLDER")
 
     def refuse_runs_in(self, folders: "Iterable[RunFolder]") -> None:
         """Raise RunError if one of these folders, which belong to other seeds than those of this run, has a run."""

@@ -82,14 +82,21 @@ class SeedRecord:
             remove(self.shared.stages)  # as in `_check_same_settings`
         elif known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
+            k = max((row.stage for row in self._rows if row.updated and row.t < t), default=0)
+            back = f"`alma-lm rollback {shlex.quote(str(self.folder))} --to-stage {k}`"
+            back = (
+                f". If alma-prep --drop-last has taken mega-batches back, first run {back}"
+                if "stream" in settings
+                else ""
+            )
             if t > len(digests):
                 raise RunError(
                     f"the run in {self.folder} has {len(known)} mega-batches, but here are only {len(digests)}: give "
-                    f"the complete stream, no smaller mega_batches= or arrivals= than before, or another out="
+                    f"the complete stream, no smaller mega_batches= or arrivals= than before, or another out={back}"
                 )
             raise RunError(
                 f"the run in {self.folder} used another stream: mega-batch {t} differs. "
-                f"Use the original stream, or choose another out="
+                f"Use the original stream, or choose another out={back}"
             )
         if fork_at is not None:
             self._fork(*fork_at)

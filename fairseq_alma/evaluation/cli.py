@@ -11,15 +11,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
-import numpy as np
-
-from fairseq_alma.api import TextScore, load
+from fairseq_alma.api import load
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.core.errors import SettingError, StreamError
-from fairseq_alma.core.files import parse_json
-from fairseq_alma.core.json_types import value_of
 from fairseq_alma.core.ledger import Ledger, deployed_stage
 from fairseq_alma.core.printing import hide_messages_of_libraries, json_text, perplexity_text, say
 from fairseq_alma.core.program import Parser, add_models, command
@@ -27,6 +22,7 @@ from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.core.task_scores import digests_of, record_task_scores
 from fairseq_alma.evaluation.devices import parse_devices
+from fairseq_alma.evaluation.documents import read_documents, score_documents
 from fairseq_alma.evaluation.members import Members, find_members, load_member
 from fairseq_alma.evaluation.perplexity import PerplexityScore, combine, scores_by_source
 from fairseq_alma.evaluation.scoring import score_tokens
@@ -71,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument(
         "--text", type=Path, metavar="FILE",
-        help="score this text instead of a split: one document, or, if the name ends with .jsonl, a document in the "
-        'field "text" of each line. Of the stream, only the tokenizer is needed',
+        help="score this text instead of a split: one document, or, if the name ends with .jsonl, .ndjson or .json, a "
+        "document in each line, in the field that alma-prep has read (default: text). The file may be compressed. Of "
+        "the stream, only the tokenizer is needed",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     tasks = parser.add_argument_group("tasks of lm-evaluation-harness, instead of the perplexity")
@@ -111,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_masked = stream.num_masked(arguments.split)
     result = combine(members, counts["words"], counts.get("bytes"), num_masked)
     by_source = scores_by_source(members, stream, arguments.split) if arguments.by_source else {}
-    _print_score(result, by_source, len(members), arguments.split, stream, as_json=arguments.json)
+    _print_score(result, by_source, _models(arguments, len(members)), stream, arguments)
     return 0
 
 
@@ -140,10 +137,8 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
     """
     is_run = len(arguments.path) == 1 and RunFolder(arguments.path[0]).ledger.exists()
     run = arguments.path[0] if is_run else None
-    stages: list[int | None] = [arguments.stage]
-    if run is not None and arguments.stage is None:
-        # While tasks are evaluated, which takes long, the run may finish another stage.
-        stages = [deployed_stage(Ledger(RunFolder(run).ledger).rows()) or None]
+    # Known before: while tasks are evaluated, which takes long, the run may finish another stage.
+    stages = [_stage(arguments) if run is not None else arguments.stage]
     if arguments.all_stages:
         stages = [*RunFolder(arguments.path[0]).stages_with_predictor()]
         if not stages:
@@ -153,7 +148,7 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise SettingError(
             f"--tasks needs lm-evaluation-harness, which is not installed ({error}): "
-            f"pip install -c constraints.txt -e '.[harness]'"
+            f"pip install 'fairseq-alma[harness]'"
         ) from error
     names = arguments.tasks.split(",")
     manager = harness.find_tasks(names, arguments.include_path)
@@ -178,52 +173,52 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
 
 def _evaluate_on_text(arguments: argparse.Namespace) -> None:
     """Score the documents of a file, and print the result."""
-    documents = _documents_in(arguments.text)
+    stream = find_members(arguments.path, arguments.stream, arguments.stage).stream
+    documents = read_documents(arguments.text, f"--text {arguments.text}", stream)
     predictor = load(
         arguments.path, arguments.stage, parse_devices(arguments.device)[0], arguments.stream, arguments.arch
     )
-    scores = predictor.score(documents, end_of_document=True)
-    total = TextScore(np.concatenate([one.nats for one in scores]), sum(one.num_bytes for one in scores))
+    total = score_documents(predictor, documents)
     if arguments.json:
-        counts = {"num_documents": len(scores), "num_tokens": total.num_tokens, "num_bytes": total.num_bytes}
+        counts = {"num_documents": len(documents), "num_tokens": total.num_tokens, "num_bytes": total.num_bytes}
         quality = {"perplexity": total.perplexity, "bits_per_byte": total.bits_per_byte}
         print(json_text({"text": str(arguments.text), **counts, **quality}))
         return
-    say(f"{len(scores):,} documents of {arguments.text}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
+    count = "1 document" if len(documents) == 1 else f"{len(documents):,} documents"
+    say(f"{count} of {arguments.text}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
     print(f"perplexity {total.perplexity:.4f} per token, {total.bits_per_byte:.6f} bits per byte")
 
 
-def _documents_in(path: Path) -> list[str]:
-    """Return the documents in a text file, or in a file of JSON lines. Raise SettingError if it contains no text."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")  # with its line ends, which count as bytes
-        lines = [line for line in text.split("\n") if line.strip()]
-        found = [value_of(parse_json(line), _Line)["text"] for line in lines] if path.suffix == ".jsonl" else [text]
-    except ValueError as error:
-        raise SettingError(f"{path} is not text in UTF-8, or a line has no field text ({error}): mend it") from error
-    if not any(found):
-        raise SettingError(f"{path} contains no text: give another file")
-    return [one for one in found if one]
+def _stage(arguments: argparse.Namespace) -> int | None:
+    """Return the stage whose predictor is evaluated; None if it is not that of a run, or if no stage is finished.
+
+    A folder of alma-deploy is no run: it has no ledger.
+    """
+    run = RunFolder(arguments.path[0])
+    if len(arguments.path) > 1 or not run.ledger.exists():
+        return None
+    return arguments.stage or deployed_stage(Ledger(run.ledger).rows()) or None
 
 
-class _Line(TypedDict):
-    """A line of a file of JSON lines."""
-
-    text: str
+def _models(arguments: argparse.Namespace, num_members: int) -> dict[str, int]:
+    """Return which models are evaluated, as entries of a JSON object."""
+    stage = _stage(arguments)
+    return {"num_members": num_members, **({} if stage is None else {"stage": stage})}
 
 
 def _print_score(
-    result: PerplexityScore, by_source: dict[str, PerplexityScore], num_members: int, split: str, stream: StreamFolder,
-    as_json: bool,
+    result: PerplexityScore, by_source: dict[str, PerplexityScore], models: dict[str, int], stream: StreamFolder,
+    arguments: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Print a score, and those of each source if there are any, as text, or as one JSON object if `as_json`."""
-    if as_json:
-        summary = {"split": split, "num_members": num_members, **result.to_json()}
+    """Print a score, and those of each source if there are any, as text, or as one JSON object with --json."""
+    if arguments.json:
+        summary = {"split": arguments.split, **models, **result.to_json()}
         parts = {name: score.to_json() for name, score in by_source.items()}
         print(json_text(summary | ({"by_source": parts} if parts else {})))
         return
-    members = "1 member" if num_members == 1 else f"{num_members} members"
-    say(f"{members} on {stream.path}, {split} split")
+    members = "1 member" if models["num_members"] == 1 else f"{models['num_members']} members"
+    of_stage = f" of stage {models['stage']}" if "stage" in models else ""
+    say(f"{members}{of_stage} on {stream.path}, {arguments.split} split")
     print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
     print(f"perplexity        {result.perplexity:.4f} per token, {perplexity_text(result.word_perplexity, 4)} per word")
     print(f"loss              {result.loss:.6f} nats per token{_bits_text(result)}")

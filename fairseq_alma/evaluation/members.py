@@ -44,7 +44,7 @@ def find_members(paths: Sequence[Path], stream: Path | None = None, stage: int |
     Args:
         paths: a run folder, or the checkpoints of an ensemble.
         stream: the stream folder. By default, the one that the run recorded.
-        stage: stage of the run after which its models are used. By default, the last one.
+        stage: stage of the run after which its models are used. By default, that of the current predictor.
     """
     if len(paths) == 1 and paths[0].is_dir():
         # `current` of alma-deploy may lead to another folder at any moment: read all files from one.

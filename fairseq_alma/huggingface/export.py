@@ -20,14 +20,13 @@ from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, remove_unfinished, sealed, sha256_of, write_json, written_aside
 from fairseq_alma.core.printing import hide_messages_of_libraries, say
 from fairseq_alma.core.program import Parser, add_models, command
+from fairseq_alma.core.run_folder import EXPORTED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fairseq_alma.stream_tokenizer import StreamTokenizer
 
-RECORD = "alma_export.json"
-"""File in an exported folder that says what was exported, with digests of the files."""
 CODE = ("configuration_alma.py", "modeling_alma.py")
 FORMAT_VERSION = 1
 
@@ -100,7 +99,7 @@ def export(paths: Sequence[Path], out: Path, stream: Path | None = None, stage: 
             tokenizer=sha256_of(tokenizer),
             files={str(path.relative_to(folder)): sha256_of(path) for path in files},
         )
-        write_json(folder / RECORD, sealed(record), durable=False)
+        write_json(folder / EXPORTED, sealed(record), durable=False)
     return True
 
 
@@ -111,7 +110,7 @@ def _is_there(out: Path, checkpoints: list[str], tokenizer: str) -> bool:
     """
     if out.is_dir() and not any(out.iterdir()):
         return False
-    path, why = out / RECORD, "contains no model that alma-export wrote"
+    path, why = out / EXPORTED, "contains no model that alma-export wrote"
     if path.is_file():
         record = read_json(path, Record)
         changed = [

@@ -9,6 +9,7 @@ import copy
 import io
 import math
 import shlex
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -210,7 +211,10 @@ class _Options(Namespace):
 def _convert(given: _Options) -> DictConfig:
     """Return fairseq's typed configuration, which the caller must not change. Raise SettingError if a type is wrong."""
     try:
-        return convert_namespace_to_omegaconf(given)
+        # fairseq uses Hydra in ways that its later versions warn of, in lines that help nobody.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return convert_namespace_to_omegaconf(given)
     except Exception as error:
         # Catch all exceptions, because Hydra and OmegaConf raise many different ones for a value of a wrong type.
         reason = str(error).strip().splitlines()

@@ -1,6 +1,5 @@
 """Whether the predictor of a new stage replaces the deployed one (the setting `gate`)."""
 
-import math
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -8,13 +7,13 @@ from pathlib import Path
 
 from fairseq_alma.api import load
 from fairseq_alma.core.deployments import stage_in_use
-from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_text, write_whole
+from fairseq_alma.core.files import write_whole
 from fairseq_alma.core.ledger import GateCheck, GateDecision, LedgerRow
 from fairseq_alma.core.predictors import checked_file, read_predictor
 from fairseq_alma.core.printing import json_text, say
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.documents import read_documents, score_documents
 from fairseq_alma.evaluation.held_out import scores_of
 from fairseq_alma.evaluation.perplexity import PerplexityScore
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -104,12 +103,8 @@ def _perplexity(scores: dict[str, PerplexityScore], splits: Sequence[str]) -> fl
 
 def _perplexity_of_file(checkpoints: Sequence[Path], stream: StreamFolder, settings: LanguageModelSettings) -> float:
     """Return the perplexity per token on the text of the user. Raise AlmaError if it is empty, or is not UTF-8."""
-    path = Path(str(settings.gate_text))
-    text = read_text(path, f"gate_text={path}")
-    (score,) = load(list(checkpoints), stream=stream.path, arch=settings.arch).score([text], end_of_document=True)
-    if math.isnan(score.perplexity):
-        raise RunError(f"gate_text={path} has no text: give a file with text")
-    return score.perplexity
+    documents = read_documents(Path(str(settings.gate_text)), f"gate_text={settings.gate_text}", stream.path)
+    return score_documents(load(list(checkpoints), stream=stream.path, arch=settings.arch), documents).perplexity
 
 
 def _alert(settings: LanguageModelSettings, t: int, stage: int, decision: GateDecision) -> None:

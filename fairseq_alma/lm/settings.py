@@ -143,7 +143,7 @@ class LanguageModelSettings(RunSettings):
     on `gate_text`; and not higher on the validation text of the newest periods. Otherwise the command says why and
     exits with status 3. By default, each new predictor is deployed."""
     gate_text: str | None = setting(None, free=True)
-    """With `gate`: text file (UTF-8) of yours, which is scored as one document."""
+    """With `gate`: text file (UTF-8) of yours: one document, or JSON lines. It is read as by `alma-eval --text`."""
     gate_command: str | None = setting(None, free=True)
     """With `gate`: shell command that is run when a predictor is refused. It gets the line of JSON that alma-lm prints
     on its standard input."""

@@ -220,8 +220,11 @@ def test_damage_and_wrong_folders_are_refused(run, moved, tmp_path, capsys):
     with pytest.raises(SettingError, match="1 or more"):
         deploy(run, to, keep=0)
     assert not to.exists()
-    with pytest.raises(SettingError, match="is a run or a model itself"):
-        deploy(run, moved)
+    (tmp_path / "stream").mkdir()
+    (tmp_path / "stream/stream.json").write_text("{}")
+    for wrong_place in (moved, tmp_path / "stream", moved.parent):  # a run, a stream, and a folder with a run
+        with pytest.raises(SettingError, match="is a run, a model or a stream, or contains runs"):
+            deploy(run, wrong_place)
     wrong_calls = ([str(to)], ["--back", str(run), str(to)], ["--list", str(to)], ["--back", str(to)],
                    ["--back", str(to), "--stage", "1"], ["--list", str(to), "--keep", "2"])  # fmt: skip
     for arguments in wrong_calls:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vision
 from fairseq_alma.core.errors import SettingError
 from tests.vision.pictures import write_classes, write_image, write_parts
 from tests.vision.tiny_runs import small_run
@@ -104,6 +105,33 @@ def test_images_are_decoded_once_and_again_only_if_a_file_changes(tmp_path, monk
     assert len(decoded) == 10
     load_dataset(str(root), tmp_path / "data", image_size=3)
     assert len(decoded) == 15
+
+
+def test_what_was_decoded_of_an_earlier_week_is_removed_when_it_is_not_used_any_more(tmp_path, monkeypatch):
+    root = write_parts(tmp_path / "mine", {"a": 2, "b": 1}, {"a": 1, "b": 1})
+    other = write_parts(tmp_path / "other", {"a": 1, "b": 1}, {"a": 1, "b": 1})
+    load_dataset(str(other), tmp_path)
+    for week in range(3):
+        load_dataset(str(root), tmp_path)
+        write_image(root / f"train/a/week_{week}.png", week)
+    cache = tmp_path / "image_cache"
+    assert len(list(cache.iterdir())) == 4
+    (newest,) = (one for one in cache.iterdir() if np.load(one / "images.npy").shape[0] == 7)
+    for one in cache.iterdir():
+        if one != newest:
+            os.utime(one, (1, 1))
+    load_dataset(str(root), tmp_path)
+    sizes = sorted(np.load(one / "images.npy").shape[0] for one in cache.iterdir())
+    assert sizes == [4, 7, 8]  # of the other folder, of the week before, and of this week
+
+
+def test_a_run_inside_the_folder_of_its_images_is_refused(tmp_path, monkeypatch):
+    root = write_parts(tmp_path / "mine", {"a": 2, "b": 2}, {"a": 1, "b": 1})
+    for out in (root, root / "runs"):
+        with pytest.raises(SettingError, match="is in the folder of images"):
+            vision.run(
+                dataset=str(root), data_root=str(tmp_path), out=str(out), backbone="mlp", mega_batches=1, epochs=1
+            )
 
 
 def test_the_images_are_a_file_that_is_never_changed(tmp_path):

@@ -1,13 +1,16 @@
 """Decode images once, into a file that is then memory-mapped.
 
 The file is stored below the data folder, in a folder whose name is a digest of the paths, sizes and times of the image
-files, so a folder that has changed is decoded again. The files may be removed at any time when no run reads them.
+files, so a folder that has changed is decoded again. The files may be removed at any time when no run reads them. What
+was decoded of an earlier state of the folder is removed if it was not used for KEEP_SECONDS.
 """
 
 import hashlib
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,8 @@ from vision.datasets.decoding import as_shown, image_values, is_grey, opened, re
 
 FORMAT = 2
 """Part of the digest. Increase it when the same files are decoded to other pixels."""
+KEEP_SECONDS = 30 * 86_400
+"""Time in seconds after its last use for which an entry of an earlier state of a folder is kept."""
 CHUNK = 256
 """Number of images that are decoded between two updates of the progress bar."""
 
@@ -53,13 +58,26 @@ def decoded_images(
         if entry is not None:
             remove(entry.folder)
         mode, num_animated = _common_mode(paths, image_size, where)
-        with store.writing(key, {"several_frames": num_animated}) as folder:
+        with store.writing(key, {"several_frames": num_animated, "root": str(root.resolve())}) as folder:
             _write(folder / "images.npy", paths, mode, image_size, where)
+        _remove_unused(store, root)
         entry = store.take(key, check_digests=False)
         images = None if entry is None else _mapped(entry.folder / "images.npy")
         assert entry is not None and images is not None
+    with suppress(OSError):  # it may be somebody else's
+        os.utime(entry.folder)
     channels, height, width = (int(size) for size in images.shape[1:])
     return torch.from_numpy(images).flatten(1), (channels, height, width), entry.value["several_frames"]
+
+
+def _remove_unused(store: Store, root: Path) -> None:
+    """Remove the decoded images of this folder that were not used for KEEP_SECONDS. A folder grows with each week."""
+    for path in store.folder.iterdir():
+        with suppress(OSError):  # another process may remove it at the same time
+            entry = store.take(path.name, check_digests=False)
+            is_unused = time.time() - path.stat().st_mtime > KEEP_SECONDS
+            if entry is not None and is_unused and entry.value.get("root") == str(root.resolve()):
+                remove(path)
 
 
 def _mapped(path: Path) -> np.ndarray | None:

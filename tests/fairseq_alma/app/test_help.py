@@ -14,7 +14,7 @@ from vision.settings import VisionSettings
 
 def test_a_setting_of_every_run_has_no_learners():
     reference = {one.name: one for one in settings_reference(VisionSettings)}
-    assert reference["out"].default == "required"
+    assert reference["out"].default == "runs/DATA/SETTINGS"
     assert reference["epochs"].default == "100"
     assert reference["replay"].default == "false"
     assert reference["epochs"].learners == ()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def test_the_nearest_choice_is_named_without_the_usage(words, message, capsys):
         parser.parse_args(words)
     said = capsys.readouterr().err
     assert (ended.value.code, said.endswith(message), "usage" in said) == (2, True, False), said
+
+
+def test_every_program_says_its_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        Parser(prog="alma-x").parse_args(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"alma-x {metadata.version('fairseq-alma')}\n")
 
 
 def test_the_exit_status_says_how_a_program_has_ended(capsys):

@@ -11,6 +11,7 @@ from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Prequential, Scores, Spent
 from fairseq_alma.core.provenance import machine_gpus
+from fairseq_alma.core.recorded_settings import differing_settings
 from fairseq_alma.core.run_folder import RunFolder, find_runs
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.seed_record import SeedRecord
@@ -394,3 +395,49 @@ def test_a_run_inside_another_run_is_refused(tmp_path):
     RunFolder(tmp_path / "run").refuse_nested()
     with pytest.raises(RunError, match="is inside the run folder"):
         RunFolder(tmp_path / "run" / "some" / "inner").refuse_nested()
+
+
+def test_a_run_in_a_folder_of_another_command_is_refused(tmp_path):
+    for name, what in (
+        ("stream.json", "a stream"),
+        ("alma_export.json", "an exported model"),
+        ("deployed.json", "a deployed predictor"),
+        ("stage_001/deployed.json", "deployed predictors"),
+    ):
+        path = tmp_path / what / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        with pytest.raises(RunError, match=f"contains {what}: give another folder, out=FOLDER"):
+            RunFolder(tmp_path / what).refuse_nested()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("a plan")
+    RunFolder(tmp_path / "mine").refuse_nested()
+
+
+def test_a_stream_with_fewer_mega_batches_is_refused_with_the_way_back(tmp_path):
+    tiny_run(tmp_path, num_mega_batches=4, wait=2)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    for digests in (DIGESTS[:3], [*DIGESTS[:3], "another"]):
+        with pytest.raises(RunError) as error:
+            SeedRecord(tmp_path, settings, digests)
+        assert "rollback" not in str(error.value)  # for images, there is none
+        write_json(tmp_path / "settings.json", {**settings, "stream": "streams/mine"})
+        with pytest.raises(RunError, match=rf"first run `alma-lm rollback {tmp_path} --to-stage 1`"):
+            SeedRecord(tmp_path, {**settings, "stream": "streams/mine"}, digests)
+        write_json(tmp_path / "settings.json", settings)
+
+
+def test_another_stream_and_another_learner_are_named_for_what_they_are(tmp_path):
+    before = {"learner": "sm", "stream": "a", "dictionary": "d" * 64, "evaluated_on": ["v" * 64, "t" * 64]}
+    write_json(tmp_path / "settings.json", before)
+    assert differing_settings(tmp_path, {**before, "learner": "ens"}, ["stream"]) == ["learner: was 'sm', is 'ens'"]
+    assert differing_settings(tmp_path, {**before, "stream": "b"}, ["stream"]) == []  # it was moved
+    now = {**before, "stream": "b", "evaluated_on": ["w" * 64, "t" * 64]}
+    assert differing_settings(tmp_path, now, ["stream"]) == [
+        "stream: was 'a', is 'b'",
+        f"evaluated_on: was {['v' * 12, 't' * 12]}, is {['w' * 12, 't' * 12]} (the validation or test text of the "
+        "stream has changed)",
+    ]
+    assert differing_settings(tmp_path, {**before, "learner_digest": "x"}, []) == [
+        "learner_digest: was 'not set', is 'x' (the source code of the learner has changed)"
+    ]

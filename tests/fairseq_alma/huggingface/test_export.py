@@ -10,10 +10,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from data_prep.tokenization.tokenizers import NUM_SPECIAL, SentencePiece, load_tokenizer
 from fairseq_alma.core.errors import RunError, StreamError
+from fairseq_alma.core.run_folder import EXPORTED as RECORD
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.deploy import deploy
 from fairseq_alma.evaluation.members import load_model
-from fairseq_alma.huggingface.export import RECORD, export, main
+from fairseq_alma.huggingface.export import export, main
 from fairseq_alma.huggingface.tokenizer import exported_tokenizer
 from tests.fairseq_alma.huggingface.conftest import SENTENCE
 from tests.late_writers import num_kills_before_it_ends

@@ -112,7 +112,8 @@ def test_a_grown_model_warms_up_because_its_optimizer_begins_again(stream, tmp_p
 def constant_stage(stream, out, own_options=None, start=None):
     """The configuration of the second stage, of 80 updates at a constant rate of 0.1, with the optimizer kept."""
     settings = LanguageModelSettings(
-        stream=str(stream), out=str(out), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8, precision="float32",
+        stream=str(stream), out=str(out), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8,
+        precision="float32",
         updates=80, schedule="constant", optimizer_state="keep", lr=0.1,
     )  # fmt: skip
     folder = StreamFolder.open(stream)

@@ -96,7 +96,8 @@ def test_the_state_of_the_optimizer_and_the_average_have_a_digest(trained, tmp_p
 def test_the_key_names_the_mega_batches_that_a_learner_has_chosen(stream, trained, tmp_path):
     folder = StreamFolder.open(stream)
     settings = LanguageModelSettings(
-        stream=str(stream), out=str(tmp_path), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8, precision="float32",
+        stream=str(stream), out=str(tmp_path), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8,
+        precision="float32",
         updates=4,
     )  # fmt: skip
     arrivals = [*folder.stream()]
