@@ -185,7 +185,7 @@ def _exported(predictor: alma.LanguagePredictor) -> Any:
     exported.load_state_dict(alma_weights(model.state_dict(), POSITIONS), strict=False)  # the output layer is tied
     # In bfloat16, the weights are bfloat16, too, because transformers has no other precision.
     dtype = torch.bfloat16 if decoder.precision == "bfloat16" else torch.float32
-    return exported.to(predictor.device, dtype).eval()
+    return torch.nn.Module.to(exported, predictor.device, dtype).eval()
 
 
 def _timed(work: Callable[[], list[list[int]]], device: torch.device) -> tuple[float, list[list[int]]]:
