@@ -28,7 +28,7 @@ def parse_filters(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if not _FILTER_NAME.fullmatch(name):
-            raise SettingError(f"filters={name}: write MODULE:FUNCTION, for example my_filters:is_prose")
+            raise SettingError(f"--filter {name}: write MODULE:FUNCTION, for example my_filters:is_prose")
         if names.count(name) > 1:
             raise SettingError(f"filters={text}: {name} is given twice")
     return names

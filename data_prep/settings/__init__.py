@@ -236,19 +236,24 @@ class PrepSettings:
         for name, option in options_of(self).items():
             value, minimum = getattr(self, name), option.minimum
             if option.choices and value not in option.choices:
-                raise SettingError(f"{name}={value} is unknown: use one of {', '.join(option.choices)}")
+                raise SettingError(f"{option.flag} {value} is unknown: use one of {', '.join(option.choices)}")
             if name == "vocab_size" and self.tokenizer in TOKENIZERS:
                 minimum = TOKENIZERS[self.tokenizer].smallest_vocab_size
-            if minimum is not None and value is not None and value < minimum:
-                raise SettingError(f"{name}={value} is too small: it must be at least {minimum}")
+            if minimum is not None and value is not None:
+                if isinstance(value, str):
+                    raise SettingError(f"{option.flag} {value!r} is a text: give a number")
+                if value < minimum:
+                    raise SettingError(f"{option.flag} {value} is too small: it must be at least {minimum}")
         if not 0 <= self.max_bad <= 1:
-            raise SettingError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
+            raise SettingError(f"--max-bad {self.max_bad} is not a fraction: it must be between 0 and 1")
         if self.language and self.language not in known_languages():
-            raise SettingError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
+            raise SettingError(f"--language {self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
         kinds = {source.kind for source in self.sources}
         if self.valid_source is not None and self.valid_source not in kinds:
             known = ", ".join(sorted(kinds))
-            raise SettingError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
+            raise SettingError(
+                f"--valid-source {self.valid_source}: no source of this kind is given. Use one of {known}"
+            )
         if self.decontaminate_against and self.decontaminate is None:
             raise SettingError("--decontaminate-against needs the number of words: give --decontaminate 13")
         parse_filters(self.filters)
@@ -282,7 +287,7 @@ class PrepSettings:
             raise SettingError("--late says what an extension does with earlier documents: add --extend")
         for name in ("undated", "period", "causal"):
             if getattr(self, name) != options[name].default and not (is_chronological or self.extend):
-                raise SettingError(f"{name} is used only with a chronological stream: add --partition chronological")
+                raise SettingError(f"{options[name].flag} needs a chronological stream: add --partition chronological")
 
     def command(self) -> str:
         """Return the command line that makes the same stream again, or that adds the same mega-batches again."""

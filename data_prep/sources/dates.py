@@ -80,8 +80,8 @@ def check_period(period: str) -> None:
     limits = [parse_date(text) for text in period.split(",")]
     if UNDATED in limits or sorted(set(limits)) != limits:
         raise SettingError(
-            f"period={period} is neither year nor month, nor dates in ascending order: give for example --period month "
-            "or --period 1900,1950-06"
+            f"--period {period} is neither year nor month, nor dates in ascending order: give for example --period "
+            "month or --period 1900,1950-06"
         )
 
 

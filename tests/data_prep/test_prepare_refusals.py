@@ -93,10 +93,10 @@ def test_too_little_text(tmp_path, refused):
 
 def test_settings_that_cannot_work(tmp_path, refused):
     source = f"text:{tmp_path}"
-    assert "num_mega_batches=0" in refused(tmp_path / "out", source, num_mega_batches=0)
-    assert "vocab_size=255 is too small: it must be at least 256" in refused(tmp_path, source, vocab_size=255)
-    assert "valid_words=0" in refused(tmp_path / "out", source, more=["--valid-words", "0"])
-    assert "workers=0" in refused(tmp_path / "out", source, workers=0)
+    assert "--mega-batches 0" in refused(tmp_path / "out", source, num_mega_batches=0)
+    assert "--vocab-size 255 is too small: it must be at least 256" in refused(tmp_path, source, vocab_size=255)
+    assert "--valid-words 0" in refused(tmp_path / "out", source, more=["--valid-words", "0"])
+    assert "--workers 0" in refused(tmp_path / "out", source, workers=0)
     assert "more than once" in refused(tmp_path / "out", source, source)
     assert "'tweets' is unknown: use one of common-crawl, wikipedia, books, text, python-docs, hf" in refused(
         tmp_path / "out", "tweets:x"

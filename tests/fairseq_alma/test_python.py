@@ -122,3 +122,8 @@ def test_bad_options_of_a_stream_are_refused(tmp_path):
     with pytest.raises(SettingError, match="give all settings by name"):
         settings = _settings_from({"stream": "s", "out": str(tmp_path), "preset": "quickstart", "updates": 3})
         alma.run(settings, lr=3)
+
+
+def test_a_number_that_is_given_as_a_text_is_named(tmp_path):
+    with pytest.raises(SettingError, match="--mega-batches '4' is a text: give a number"):
+        alma.prepare(tmp_path / "stream", "python-docs", mega_batches="4")
