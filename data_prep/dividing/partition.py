@@ -80,7 +80,8 @@ def make_plan(
             + (" and a test set" if test_words is None else "")
             + f" (at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words"
             + (f" and {test_words:,} test words" if test_words is not None else "")
-            + f" need at least {needed_words:,}. Add sources, or lower --mega-batches, --valid-words or --test-words."
+            + f" need at least {needed_words:,}. Add sources, or lower --mega-batches (or give a longer --period), "
+            + "--valid-words or --test-words."
         )
     mega_batch_words = (total_words - held_out_words) // shares
     limit_words = mega_batch_words // 100
