@@ -124,7 +124,9 @@ def submit(command: Sequence[str], settings: SlurmSettings, options: Sequence[st
     if settings.setup:
         # If the warning of the time limit arrives during the set-up, Slurm starts the job again, but not without end.
         this = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-        again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {_SETUP_RESTARTS} ] && scontrol requeue "{this}"'
+        again = (
+            f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_SETUP_RESTARTS} ]; then scontrol requeue "{this}"; exit 1; fi'
+        )
         failed = f"{settings.prefix}setup failed"
         setup = (
             f"trap '{again}; echo \"{failed}: the time limit of the job was reached\" >&2; exit 2' USR1\n"

@@ -1,5 +1,7 @@
 """Jobs are submitted, found and cancelled on a real Slurm, which the fixture `slurm` starts; else these are skipped."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.core.holder import Holder
+from launch import slurm as slurm_commands
 from launch.slurm import SlurmSettings, cancel, queue, submit
 from tests.slurm import NODES
 
@@ -87,3 +90,18 @@ def test_a_job_that_slurm_does_not_show_may_be_running(slurm, job, monkeypatch):
     assert holder("999999").state() == "unknown"
     monkeypatch.setenv("SQUEUE_PARTITION", "high")
     assert holder(job).state() == "ended"  # it is pending, so the process that held the lease has ended
+
+
+@pytest.mark.parametrize(("restarts", "status", "said"), [("0", 1, "requeue 7"), ("3", 2, "time limit of the job")])
+def test_a_set_up_that_is_longer_than_the_time_limit_is_started_again_only_some_times(
+    monkeypatch, restarts, status, said
+):
+    """The script of the job is run here, with the signal that warns of the time limit."""
+    scripts: list[str] = []
+    monkeypatch.setattr(slurm_commands, "queue", list)
+    monkeypatch.setattr(slurm_commands, "_run_once", lambda command, text="", *_: scripts.append(text) or "7")
+    submit(["echo", "trained"], SlurmSettings(setup="kill -USR1 $$\nsleep 0.1"), [], "")
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restarts}
+    script = scripts[0].replace("scontrol", "echo")
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == status and said in done.stdout + done.stderr and "trained" not in done.stdout
