@@ -37,6 +37,8 @@ from fairseq_alma.core.stream_description import read_description
 from fairseq_alma.core.stream_folder import check_tokenizer_files
 from fairseq_alma.huggingface.export import Record as ExportRecord
 
+EDITABLE = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+"""Files of an exported model that its user may edit, for example to add a chat template."""
 RECORD = DEPLOYED
 """File in a deployed folder that says what was deployed, with digests of its files."""
 CURRENT = "current"
@@ -264,8 +266,7 @@ def _copy_of(source: Path, stage: int | None, stream: Path | None) -> _Copy:
         for name, (path, digest) in files.items():
             if not path.is_file():
                 raise RunError(f"{path} is missing: export the model again")
-            # A configuration may have been edited, for example to add a chat template.
-            if (now := sha256_once(path)) != digest and path.suffix == ".safetensors":
+            if (now := sha256_once(path)) != digest and path.name not in EDITABLE:
                 raise RunError(f"{path} is not what alma-export has written: export the model again")
             files[name] = (path, now)
         content = sorted(digest for _, digest in files.values())

@@ -63,7 +63,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Delay Ctrl-C (the signal SIGINT) and SIGTERM until the end of this `with` statement.
+    """Delay Ctrl-C (the signal SIGINT), SIGTERM and SIGUSR1 until the end of this `with` statement.
 
     If Ctrl-C was pressed in the meantime, KeyboardInterrupt is raised at the end of the `with` statement.
 
@@ -75,7 +75,7 @@ def interrupts_delayed() -> Iterator[None]:
     receive them (workers unblock SIGTERM). This is intended for threads, too: when any thread receives SIGINT, Python
     raises KeyboardInterrupt in the main thread, even if the main thread blocks SIGINT.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
     try:
         yield
     finally:

@@ -151,8 +151,8 @@ class Slurm:
                     array = self._submit(step, batch, num_cores)
                 except NoAnswerError as error:
                     work.not_answered(error)
-                    # Slurm may also be silent because its queue has no place for so many jobs (MaxJobCount).
-                    array_size = max(1, len(batch) // 2)
+                    if _slurm_answers():  # then its queue has no place for so many jobs (MaxJobCount)
+                        array_size = max(1, len(batch) // 2)
                     time.sleep(_MIN_ASK_SECONDS)
                 except SlurmError as error:
                     text = str(error).lower()
@@ -346,6 +346,14 @@ class _StepWork:
         if self._num_notes <= _MAX_NOTES:
             last = "; further failures of this step are not reported" if self._num_notes == _MAX_NOTES else ""
             note(f"{what}. It is tried again (log: {log}){last}")
+
+
+def _slurm_answers() -> bool:
+    try:
+        queue(is_patient=False)
+    except SlurmError:
+        return False
+    return True
 
 
 class Failure(TypedDict):

@@ -215,7 +215,7 @@ def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> Non
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
     # The server blocks SIGTERM.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})
     # Otherwise, workers would wait forever for tasks after their parent process was killed.
     parent = multiprocessing.parent_process()
     assert parent is not None

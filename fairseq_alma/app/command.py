@@ -171,19 +171,19 @@ class Command:
                 print(f"{self.name} {versions[0]} (Hydra {versions[1]})")  # Hydra reads the command line
                 return
             self._check_arguments(arguments)
-        try:
-            with stopped_by_signals(self.name, self._when_stopped) as self._signals:
+        with stopped_by_signals(self.name, self._when_stopped) as self._signals:
+            try:
                 hydra_main()
-            if self._failed:
-                say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
-                sys.exit(1)
-            if self.exit_status:
-                sys.exit(self.exit_status)
-        except KeyboardInterrupt:
-            if self._folder is not None:
-                with suppress(KeyboardInterrupt), in_job(self._folder, self._signals):
-                    raise
-            raise
+            except KeyboardInterrupt:
+                if self._folder is not None:
+                    with suppress(KeyboardInterrupt), in_job(self._folder, self._signals):
+                        raise
+                raise
+        if self._failed:
+            say(f"{self.name}: failed, with a message above: {'; '.join(self._failed)}", sys.stderr)
+            sys.exit(1)
+        if self.exit_status:
+            sys.exit(self.exit_status)
 
     def _run_subcommand(self, name: str, *arguments: str) -> int:
         """Run a subcommand, or print what it does. Return the exit status."""

@@ -237,7 +237,10 @@ def _cancel(jobs: RunJobs) -> bool:
         holder = holder_of(jobs.run)
         if not queued and not is_found and holder is not None:
             if holder.state(ask_slurm=False) != "running":
-                how = f"with scancel --batch --signal=TERM {holder.job_id}" if holder.job_id else "there"
+                how = f"there (kill -TERM {holder.pid})"
+                if holder.job_id:
+                    job = f"scancel --batch --signal=TERM {holder.job_id}"
+                    how += f", or, if the script of the job starts it with exec, with {job}"
                 raise RunError(f"{jobs.run} is in use by {holder}: cancel it {how}")
             if not holder.works_in(jobs.run):
                 raise RunError(

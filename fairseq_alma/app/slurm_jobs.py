@@ -118,7 +118,9 @@ class RunJobs:
 
         Raise SlurmError if Slurm does not answer.
         """
-        found = [job for job in queue() if job.comment.rpartition("#")[0] == str(self.run.resolve())]
+        # The nodes may know the folder by another path than this machine.
+        names = {str(self.run.resolve()), str(self.run.absolute())}
+        found = [job for job in queue() if job.comment.rpartition("#")[0] in names]
         return [job for job in found if step is None or job.comment.rpartition("#")[2] == step]
 
     def queued_if_any(self) -> list[QueuedJob]:

@@ -86,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     hide_messages_of_libraries()
     _check_combination(arguments)
+    # Known before: while a model is evaluated, which may take long, the run may finish another stage.
+    arguments.stage = _stage(arguments)
     if arguments.plugin:
         load_plugin(arguments.plugin)
     if arguments.tasks:
@@ -137,8 +139,7 @@ def _evaluate_on_tasks(arguments: argparse.Namespace) -> None:
     """
     is_run = len(arguments.path) == 1 and RunFolder(arguments.path[0]).ledger.exists()
     run = arguments.path[0] if is_run else None
-    # Known before: while tasks are evaluated, which takes long, the run may finish another stage.
-    stages = [_stage(arguments) if run is not None else arguments.stage]
+    stages = [arguments.stage]
     if arguments.all_stages:
         stages = [*RunFolder(arguments.path[0]).stages_with_predictor()]
         if not stages:
@@ -182,10 +183,12 @@ def _evaluate_on_text(arguments: argparse.Namespace) -> None:
     if arguments.json:
         counts = {"num_documents": len(documents), "num_tokens": total.num_tokens, "num_bytes": total.num_bytes}
         quality = {"perplexity": total.perplexity, "bits_per_byte": total.bits_per_byte}
-        print(json_text({"text": str(arguments.text), **counts, **quality}))
+        models = _models(arguments, len(predictor.members))
+        print(json_text({"text": str(arguments.text), **models, **counts, **quality}))
         return
     count = "1 document" if len(documents) == 1 else f"{len(documents):,} documents"
-    say(f"{count} of {arguments.text}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
+    of_stage = "" if arguments.stage is None else f", by the predictor of stage {arguments.stage}"
+    say(f"{count} of {arguments.text}{of_stage}: {total.num_tokens:,} tokens, {total.num_bytes:,} bytes")
     print(f"perplexity {total.perplexity:.4f} per token, {total.bits_per_byte:.6f} bits per byte")
 
 
@@ -195,15 +198,15 @@ def _stage(arguments: argparse.Namespace) -> int | None:
     A folder of alma-deploy is no run: it has no ledger.
     """
     run = RunFolder(arguments.path[0])
-    if len(arguments.path) > 1 or not run.ledger.exists():
-        return None
-    return arguments.stage or deployed_stage(Ledger(run.ledger).rows()) or None
+    if arguments.stage is not None or len(arguments.path) > 1 or not run.ledger.exists():
+        return arguments.stage
+    stage = deployed_stage(Ledger(run.ledger).rows())
+    return stage if stage and run.predictor(stage).is_file() else None
 
 
 def _models(arguments: argparse.Namespace, num_members: int) -> dict[str, int]:
     """Return which models are evaluated, as entries of a JSON object."""
-    stage = _stage(arguments)
-    return {"num_members": num_members, **({} if stage is None else {"stage": stage})}
+    return {"num_members": num_members, **({} if arguments.stage is None else {"stage": arguments.stage})}
 
 
 def _print_score(

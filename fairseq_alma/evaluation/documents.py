@@ -59,9 +59,12 @@ def _document_in(line: str, field: str, where: str) -> str:
         raise SettingError(
             f"{where} is not JSON ({error}): a file with this ending needs a JSON object in each line"
         ) from error
-    if not isinstance(row, dict) or not isinstance(row.get(field), str):
-        fields = f"has the fields {', '.join(row)}" if isinstance(row, dict) else "is not a JSON object"
-        raise SettingError(f"{where} has no text in the field {field!r}; it {fields}: rename the field")
+    if not isinstance(row, dict):
+        raise SettingError(f"{where} is not a JSON object: a file with this ending needs one in each line")
+    if field not in row:
+        raise SettingError(f"{where} has no field {field!r}, only {', '.join(row) or 'none'}: rename the field")
+    if not isinstance(row[field], str):
+        raise SettingError(f"{where}: the field {field!r} is not a text: leave the line out")
     return row[field]
 
 

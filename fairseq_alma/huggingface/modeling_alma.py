@@ -364,7 +364,8 @@ class AlmaEnsembleForCausalLM(PreTrainedModel, GenerationMixin):
         ]
         ensemble = cls(config, members)
         # The members have none: it is that of the ensemble which says what is never chosen.
-        places = {name: kwargs[name] for name in ("cache_dir", "revision", "token") if name in kwargs}
+        names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
+        places = {name: kwargs[name] for name in names if name in kwargs}
         ensemble.generation_config = GenerationConfig.from_pretrained(source, subfolder=subfolder, **places)
         return ensemble
 

@@ -275,11 +275,9 @@ class MemberTraining:
         if self.settings.plugin:
             recipe["plugin"] = plugin_digest(self.settings.plugin)
         if self._configs.own_options:  # the learner may have chosen other mega-batches than the stage
-            digests = {mega_batch.t: mega_batch.digest for mega_batch in (*stage.past, *stage.new)}
             chosen = [config.task.mega_batches, config.task.replay_mega_batches]
-            recipe["read"] = [
-                [digests[t] for t in parse_mega_batches(text, max(digests))] if text else [] for text in chosen
-            ]
+            numbers = [parse_mega_batches(text, stage.new[-1].t) if text else [] for text in chosen]
+            recipe["read"] = [[self._stream.digest(f"mega_batch_{t}") for t in ts] for ts in numbers]
         return key_of(recipe, start)
 
     def _spent(self, folder: Path, start: Path, member: Member, stage_index: int) -> Spent:

@@ -370,6 +370,12 @@ def test_an_exported_model(run, tmp_path, capsys):
     edited.write_text(edited.read_text().replace("{", '{"temperature": 0.5,', 1))
     folder, is_source = deploy(tmp_path / "export_3", tmp_path / "to")
     assert is_source and (folder / "generation_config.json").read_text() == edited.read_text()
+    tokenizer = tmp_path / "export_3/tokenizer.json"
+    content = tokenizer.read_bytes()
+    tokenizer.write_bytes(content[:-9])
+    with pytest.raises(RunError, match=r"tokenizer.json is not what alma-export has written"):
+        deploy(tmp_path / "export_3", tmp_path / "to")
+    tokenizer.write_bytes(content)
     edited.unlink()
     with pytest.raises(RunError, match=r"generation_config.json is missing: export the model again"):
         deploy(tmp_path / "export_3", tmp_path / "to")

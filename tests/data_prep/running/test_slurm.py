@@ -16,7 +16,7 @@ from data_prep.errors import PrepError
 from data_prep.running import slurm as executor
 from data_prep.running.tasks import Step
 from data_prep.settings.cluster import Cluster
-from launch.slurm import SlurmError, queue
+from launch.slurm import NoAnswerError, SlurmError, queue
 from tests.data_prep.running.slurm_tasks import Misbehave
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -208,15 +208,13 @@ def test_a_cancelled_job_of_the_command_leaves_no_jobs(slurm, tmp_path, write_co
     assert "stopped; run the same command again to continue" in (tmp_path / "log").read_text()
 
 
-def test_arrays_grow_again_when_slurm_takes_more_jobs(tmp_path, monkeypatch):
-    """The queue is full of other jobs of the user for a while. Slurm itself is replaced, to refuse jobs at will."""
-    sizes, refusals = [], iter([True] * 4)
+def refuse_arrays(tmp_path, monkeypatch, errors):
+    """The sizes of the arrays that are accepted after `errors`. Slurm itself is replaced, to refuse jobs at will."""
+    sizes, errors = [], iter(errors)
 
     def submit(slurm, step, batch, num_cores):
-        if next(refusals, False):
-            raise SlurmError(
-                "sbatch: error: QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: job submit limit"
-            )
+        if (error := next(errors, None)) is not None:
+            raise error
         sizes.append(len(batch))
         return batch
 
@@ -226,4 +224,23 @@ def test_arrays_grow_again_when_slurm_takes_more_jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(executor.time, "sleep", lambda seconds: None)
     step = Step(tmp_path / "step", [Misbehave(number, "") for number in range(8)])
     executor.Slurm(Cluster(), 8, 60.0, tmp_path).run(step, range(8), 1, lambda number: None)
-    assert sizes == [1, 2, 4, 1]
+    return sizes
+
+
+def test_arrays_grow_again_when_slurm_takes_more_jobs(tmp_path, monkeypatch):
+    """The queue is full of other jobs of the user for a while."""
+    full = SlurmError("sbatch: error: QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: job submit limit")
+    assert refuse_arrays(tmp_path, monkeypatch, [full] * 4) == [1, 2, 4, 1]
+
+
+@pytest.mark.parametrize(("answers", "sizes"), [(False, [8]), (True, [2, 4, 2])])
+def test_arrays_become_smaller_only_if_slurm_answers_other_questions(tmp_path, monkeypatch, answers, sizes):
+    """When its controller starts again, it answers nothing. With too many jobs in the queue, it takes no others."""
+
+    def ask(**_):
+        if not answers:
+            raise NoAnswerError("Unable to contact slurm controller")
+
+    monkeypatch.setattr(executor, "queue", ask)
+    silent = NoAnswerError("Slurm temporarily unable to accept job, sleeping and retrying")
+    assert refuse_arrays(tmp_path, monkeypatch, [silent] * 2) == sizes

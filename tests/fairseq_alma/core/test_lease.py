@@ -277,8 +277,6 @@ RACE = """
 import sys, time
 from pathlib import Path
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.fence import LeaseLostError
-from fairseq_alma.core.files import write_json
 from fairseq_alma.core.lease import Lease
 
 me, num_processes, root = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

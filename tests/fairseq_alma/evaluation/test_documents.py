@@ -45,8 +45,9 @@ def test_the_field_is_that_of_the_stream(own_stream, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 has no text in the field 'text'; it has the fields"),
-        ("a.jsonl", b'["a"]\n', "line 1 has no text in the field 'text'; it is not a JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 has no field 'text', only body: rename"),
+        ("a.jsonl", b'{"text": null}\n', "line 1: the field 'text' is not a text"),
+        ("a.jsonl", b'["a"]\n', "line 1 is not a JSON object"),
         ("a.json", b"{\n", "line 1 is not JSON"),
         ("a.txt", b"\xff\xfe\xff", "is not text in UTF-8"),
         ("a.txt", b"", "contains no text"),
