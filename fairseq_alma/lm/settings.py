@@ -212,6 +212,8 @@ class LanguageModelSettings(RunSettings):
         """Raise SettingError if a stage of the usual length would end before its warm-up."""
         if self.fork:
             return  # the stages that are left may have no warm-up
+        if "--lr-scheduler" in self.fairseq:
+            return  # it may warm up over several stages
         updates = self.updates
         if self.updates_per_mega_batch and isinstance(self.wait, int) and self.replay != "all":
             updates = self.updates_per_mega_batch * self.wait  # otherwise the stages differ in length

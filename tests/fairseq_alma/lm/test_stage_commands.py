@@ -127,8 +127,12 @@ def test_a_warm_up_is_not_longer_than_a_stage(length):
 
 
 @pytest.mark.parametrize(
-    "others", [{"wait": [4, 5]}, {"replay": "all", "init_from": "m", "known_mega_batches": 9}, {"fork": True}]
-)
+    "others",
+    [
+        {"wait": [4, 5]}, {"replay": "all", "init_from": "m", "known_mega_batches": 9}, {"fork": True},
+        {"fairseq": "--lr-scheduler inverse_sqrt"},  # its warm-up may last several stages
+    ],
+)  # fmt: skip
 def test_stages_of_different_lengths_may_be_shorter_than_the_warm_up(others):
     settings = LanguageModelSettings(stream="s", out="o", warmup_updates=10, updates_per_mega_batch=3, **others)
     assert settings.warmup_of_stage(30) == 10
