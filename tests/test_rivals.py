@@ -318,6 +318,6 @@ def test_every_recipe_of_the_study_trains(study, stream, tmp_path):
             continue
         row = study.STUDIES[0].row(name, {key: values[0] for key, values in recipe.grid.items()}, 100)
         steps = [one for one in SETTINGS if not one.startswith(("updates=", "lr=", "warmup_updates="))]
-        steps += ["updates=6"]  # more than the warm-up of 4 of the cosines
+        steps += ["updates=12"]  # not fewer than the warm-up
         result = run_command("alma-lm", f"stream={stream}", f"out={tmp_path / name}", *steps, *row.settings)
         assert result.returncode == 0, result.stderr[-3000:]
