@@ -14,7 +14,7 @@ OURS = ("fairseq_alma", "vision", "data_prep", "launch")
 ORDER = (
     ("fairseq_alma.core", "fairseq_alma.fairseq_import"),  # the standard library only
     ("launch",),
-    ("data_prep.errors", "data_prep.characters"),
+    ("data_prep.errors", "data_prep.characters", "data_prep.compression"),
     ("data_prep.tokenization",),
     ("fairseq_alma.stream_tokenizer",),
     ("fairseq_alma.app", "fairseq_alma.modules", "fairseq_alma.checkpoints", "fairseq_alma.data"),
@@ -25,7 +25,7 @@ ORDER = (
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
     ("fairseq_alma.growth", "fairseq_alma.api"),
-    ("fairseq_alma.evaluation.harness",),
+    ("fairseq_alma.evaluation.harness", "fairseq_alma.evaluation.documents"),
     ("fairseq_alma.lm", "fairseq_alma.evaluation.cli", "fairseq_alma.generate", "vision"),
     ("data_prep.words",),
     ("data_prep.sources",),
@@ -170,9 +170,14 @@ def imports_in(source: str, name: str, is_package: bool, modules) -> set[str]:
     """Return the dotted names of all modules that the source of module `name` imports, inside functions too.
 
     `from package import name` counts as an import of package.name if that is one of `modules`, otherwise of package.
+    What only type checkers see, under `if TYPE_CHECKING:`, does not count.
     """
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

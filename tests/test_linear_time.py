@@ -15,11 +15,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from data_prep import compression
 from data_prep.cleaning.cleaner import Cleaner, Cleaning, our_words
 from data_prep.copies.near_copies import removed_copies
 from data_prep.dividing.partition import cut_document
 from data_prep.reading.ngrams import unit_hashes, unit_hashes_of
-from data_prep.sources import KINDS, compression, records, web_page, wikipedia
+from data_prep.sources import KINDS, records, web_page, wikipedia
 from data_prep.sources.base import Document, SkippedUnits, no_report
 from data_prep.sources.books import without_gutenberg
 from data_prep.sources.dates import date_in_path, parse_date, snapshot_of
@@ -319,7 +320,7 @@ FUNCTIONS = {
     "data_prep.sources.wiki_templates:_is_range": (partial(shown, "convert"), [*map(repeated, ("to ", "-", "a"))]),
     "data_prep.sources.wiki_templates:_ipa": (partial(shown, "ipa"), [*map(repeated, ("a", "aa-", "-"))]),
     "data_prep.sources.wiki_templates:_link_to_other_wiki": (partial(shown, "ill"), [repeated("a")]),
-    "data_prep.sources.compression:_unpacked": (read_gzip, [
+    "data_prep.compression:_unpacked": (read_gzip, [
         lambda length: gzip.compress(b"") * (length // 20), lambda length: gzip.compress(b"a") * (length // 20),
         lambda length: gzip.compress(b"a") + b"\0" * (length // 512 * 512 - 21),
     ]),

@@ -30,6 +30,7 @@ from vision.backbones import backbone_for
 from vision.batches import Memory
 from vision.dataset_names import kind_of
 from vision.datasets import Dataset, check_dataset, load_dataset
+from vision.datasets.folders import PART_NAMES
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.held_out import HeldOutEvaluator
@@ -280,7 +281,9 @@ def _refuse_other_seeds(settings: VisionSettings) -> None:
     """
     out = RunFolder(Path(settings.out))
     images = Path(settings.dataset).expanduser()
-    if kind_of(settings.dataset) == "folder" and Path(settings.out).resolve().is_relative_to(images.resolve()):
+    parts = [images / name for name in PART_NAMES] if (images / "train").is_dir() else [images]
+    is_inside = any(Path(settings.out).resolve().is_relative_to(part.resolve()) for part in parts)
+    if kind_of(settings.dataset) == "folder" and is_inside:
         raise SettingError(f"out={settings.out} is in the folder of images {images}: choose another out=")
     out.refuse_runs_in(run for run in (out, *out.of_seeds()) if run.path not in settings.seed_folders)
     for folder in settings.seed_folders:

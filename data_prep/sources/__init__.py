@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.compression import DamagedFile
 from data_prep.errors import PrepError
 from data_prep.sources.base import Document, Part, ReportProgress, Skipped, SkippedUnits, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
-from data_prep.sources.compression import DamagedFile
 from data_prep.sources.python_docs import PYTHON_DOCS, module_files, stdlib_root
 from data_prep.sources.remote import HUGGING_FACE, is_remote, list_dataset, list_remote, local_part
 from data_prep.sources.text import TABLES, TEXT

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.compression import DamagedFile
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import Failure, parse
-from data_prep.sources.compression import DamagedFile
 from data_prep.sources.encodings import HEAD_BYTES, how_to_convert, marked_encoding, why_no_utf8
 from data_prep.sources.epub import read_epub
 from data_prep.sources.text import TOO_LONG

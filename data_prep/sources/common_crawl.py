@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from data_prep.compression import DamagedFile, open_plain
 from data_prep.sources.base import Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
-from data_prep.sources.compression import DamagedFile, open_plain
 from data_prep.sources.records import Record, arc_records, warc_records
 from data_prep.sources.web_page import Content, Dropped, media_type_of, page_text
 

@@ -4,7 +4,7 @@ import codecs
 import io
 from collections.abc import Iterator
 
-from data_prep.sources.compression import CHUNK_BYTES, DamagedFile, reader
+from data_prep.compression import CHUNK_BYTES, DamagedFile, reader
 
 # UTF-32 is tested before UTF-16, because the mark of UTF-32-LE begins with the mark of UTF-16-LE.
 _MARKS = {

@@ -12,8 +12,8 @@ from contextlib import suppress
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+from data_prep.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Skipped, SkippedUnits
-from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.encodings import looks_like_utf16, marked_encoding
 from data_prep.sources.text import TOO_LONG
 from data_prep.sources.web_page import AS_IN_BROWSERS, as_html

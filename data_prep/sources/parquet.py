@@ -9,8 +9,8 @@ library allocate gigabytes, and what its metadata say about sizes can be wrong.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from data_prep.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
-from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.rows import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from data_prep.compression import CHUNK_BYTES, DamagedFile
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, ReportProgress, SkippedUnits
-from data_prep.sources.compression import CHUNK_BYTES, DamagedFile
 from data_prep.sources.text import TOO_LONG
 
 _MAX_HEADER_BYTES = 1 << 20

@@ -7,26 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from data_prep.compression import ENDINGS, DamagedFile, open_plain, plain_name
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import LimitExceeded, stream
-from data_prep.sources.compression import ENDINGS, DamagedFile, open_plain
 from data_prep.sources.encodings import needs_recoding, recoded, why_no_utf8
 from data_prep.sources.parquet import documents
 from data_prep.sources.rows import NO_TEXT, TOO_LONG, date_field, first_of, id_fields, is_missing
+from fairseq_alma.core.json_lines import JSON_LINES
 
 COMPRESSED = tuple(ENDINGS)
-JSON_LINES = (".jsonl", ".ndjson", ".json")
 LINE_FILES = (".txt", ".text", ".raw", ".tokens", *JSON_LINES)
 """Endings of the files that contain a document in each line."""
 TABLES = (".parquet", ".arrow", ".feather")
 """Endings of the files that contain a document in each row."""
 _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Names of the files in which the library datasets describes a dataset."""
-
-
-def plain_name(name: str) -> str:
-    """Return a file name without the ending of a compressed file (.gz, .bz2, .zst, .xz), if it has one."""
-    return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
 def _read(part: Part, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document | Skipped]:

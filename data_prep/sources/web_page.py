@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from data_prep.compression import PIECE_BYTES, zstd
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES
-from data_prep.sources.compression import PIECE_BYTES, zstd
 from data_prep.sources.text import TOO_LONG
 
 _XHTML = "application/xhtml+xml"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
+from data_prep.compression import DamagedFile, open_bzip2_streams, open_plain
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, SkippedUnits
 from data_prep.sources.bounded import Failure, parse_in_batches
-from data_prep.sources.compression import DamagedFile, open_bzip2_streams, open_plain
 from data_prep.sources.text import TOO_LONG
 from data_prep.sources.wiki_markup import Markup, article_text, comparable_name
 

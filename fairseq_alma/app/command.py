@@ -156,7 +156,7 @@ class Command:
         with print_errors(self.name):
             if arguments and arguments[0] in self._subcommands:
                 sys.exit(self._run_subcommand(*arguments))
-            is_word = bool(arguments) and re.fullmatch(r"[a-z-]+", arguments[0]) and arguments[0][0] != "-"
+            is_word = bool(arguments) and arguments[0].isalpha()
             if is_word and (near := nearest_key(arguments[0], list(self._subcommands))):
                 raise SettingError(f"there is no subcommand {arguments[0]}: did you mean {self.name} {near}?")
             if plugin := plugin_named_by(arguments):

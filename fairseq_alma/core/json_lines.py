@@ -12,6 +12,8 @@ from fairseq_alma.core.files import file_named, parse_json, write_whole
 from fairseq_alma.core.json_types import value_of
 
 T = TypeVar("T")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+"""Endings of the names of files that contain a JSON object in each line."""
 
 
 class JsonLines:

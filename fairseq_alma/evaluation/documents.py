@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.sources.compression import DamagedFile, open_plain
-from data_prep.sources.text import JSON_LINES, plain_name
+from data_prep.compression import DamagedFile, open_plain, plain_name
 from fairseq_alma.api import LanguagePredictor, TextScore
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import parse_json
+from fairseq_alma.core.json_lines import JSON_LINES
 from fairseq_alma.core.stream_description import STREAM_FILE, read_description
 
 

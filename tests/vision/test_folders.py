@@ -125,13 +125,14 @@ def test_what_was_decoded_of_an_earlier_week_is_removed_when_it_is_not_used_any_
     assert sizes == [4, 7, 8]  # of the other folder, of the week before, and of this week
 
 
-def test_a_run_inside_the_folder_of_its_images_is_refused(tmp_path, monkeypatch):
-    root = write_parts(tmp_path / "mine", {"a": 2, "b": 2}, {"a": 1, "b": 1})
-    for out in (root, root / "runs"):
+def test_a_run_inside_the_folder_of_its_images_is_refused(tmp_path):
+    """Its folder would be a class, or a mega-batch."""
+    parts = write_parts(tmp_path / "parts", {"a": 2, "b": 2}, {"a": 1, "b": 1})
+    classes = tmp_path / "classes"
+    write_classes(classes, {"a": 4, "b": 4})
+    for root, out in ((parts, parts / "train/run"), (classes, classes), (classes, classes / "runs/one")):
         with pytest.raises(SettingError, match="is in the folder of images"):
-            vision.run(
-                dataset=str(root), data_root=str(tmp_path), out=str(out), backbone="mlp", mega_batches=1, epochs=1
-            )
+            vision.run(dataset=str(root), data_root=str(tmp_path), out=str(out), backbone="mlp", mega_batches=1)
 
 
 def test_the_images_are_a_file_that_is_never_changed(tmp_path):

@@ -10,8 +10,8 @@ import zlib
 
 import pytest
 
+from data_prep.compression import DamagedFile, open_plain
 from data_prep.sources import Source
-from data_prep.sources.compression import DamagedFile, open_plain
 from tests.data_prep.files import read_all, read_all_documents, write_warc
 
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
@@ -463,7 +463,7 @@ def test_a_file_that_is_no_archive_is_skipped(tmp_path, content):
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.sources.compression.BOMB_FLOOR_BYTES", 1 << 20)
+    monkeypatch.setattr("data_prep.compression.BOMB_FLOOR_BYTES", 1 << 20)
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(bytes(50 << 20)))
     texts, [skipped] = read_all(crawl(tmp_path))
     assert texts == []

@@ -286,7 +286,8 @@ def test_a_bomb_of_each_format_takes_little_more_memory_than_one_of_gzip(tmp_pat
     (tmp_path / "page").write_bytes(pytest.importorskip("brotli").compress(zeros, quality=1))
     code = f"""
 from pathlib import Path
-from data_prep.sources import compression, web_page
+from data_prep import compression
+from data_prep.sources import web_page
 from data_prep.sources.bounded import _peak_kib
 
 def peak(function):

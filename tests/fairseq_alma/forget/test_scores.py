@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from argparse import Namespace
 
 import numpy as np
 import pyarrow.parquet
@@ -100,6 +101,6 @@ def test_a_split_without_text_has_no_score(capsys):
     score = combine([np.full(7, -2, np.float32)], 0, 0, num_masked=4)  # each </s> is kept
     assert score.num_tokens == score.nll_sum == 0
     assert math.isnan(score.perplexity) and math.isnan(score.word_perplexity) and score.bits_per_byte is None
-    _print_score(score, {"a": score}, 1, "test", None, as_json=True)
+    _print_score(score, {"a": score}, {"num_members": 1}, None, Namespace(split="test", json=True))
     printed = json.loads(capsys.readouterr().out)
     assert printed["perplexity"] is None and printed["num_tokens"] == printed["by_source"]["a"]["num_words"] == 0

@@ -150,6 +150,11 @@ def _bytes_of(file: IO[bytes], ranges: Iterable[tuple[int, int]]) -> Iterator[by
             start += len(chunk)
 
 
+def plain_name(name: str) -> str:
+    """Return a file name without the ending of a compressed file (.gz, .bz2, .zst, .xz), if it has one."""
+    return next((name[: -len(ending)] for ending in ENDINGS if name.lower().endswith(ending)), name)
+
+
 def open_plain(path: str | Path) -> io.BufferedReader:
     """Open a file for reading its decompressed content. The first bytes of the file determine the compression format.
 
