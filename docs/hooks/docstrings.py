@@ -22,7 +22,7 @@ class MarkdownDocstrings(Extension):
         """Change the docstring of one object."""
         if obj.docstring is None:
             return
-        text = re.sub(r"\](?=\[\w+\])", r"]\\", obj.docstring.value)
+        text = re.sub(r"\](?=\[[\w-]+\])", r"]\\", obj.docstring.value)
         text = ARGUMENTS.sub(lambda found: SEVERAL.sub(_one_by_one, found[0]), text)
         if obj.is_module:
             text = "\n\n".join(map(_fenced, re.split(r"\n\s*\n", text)))

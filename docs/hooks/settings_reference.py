@@ -74,7 +74,12 @@ def _option_tables(parser: argparse.ArgumentParser) -> str:
             default = "" if action.default in (None, "") or action.default is False else f"`{action.default}`"
             default = "required" if action.required else default
             text = " ".join(formatter._expand_help(action).split())
-            text = re.sub(r";? default: [^.;)]*$", "", text).replace("*.", "\\*.").replace("<", "&lt;")
+            text = (
+                re.sub(r";? default: [^.;)]*$", "", text)
+                .replace("*.", "\\*.")
+                .replace("<", "&lt;")
+                .replace("][", "]\\[")
+            )
             lines.append(_row([f"`{name} {value}`".replace(" `", "`"), default, text]))
         lines.append("")
     return "\n".join(lines)
