@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.holder import without_own_defaults
 from fairseq_alma.core.settings import Count, Settings
+from fairseq_alma.core.slurm_job import without_own_defaults
 
 WARNING_SECONDS = 120
 """Time in seconds between the signal that warns a job of its time limit, and the time limit."""

@@ -48,7 +48,7 @@ from data_prep.settings import STALL_SECONDS, PrepSettings
 from data_prep.settings.cluster import Cluster
 from fairseq_alma.core.errors import RunError, message_of
 from fairseq_alma.core.files import read_json, write_json, write_whole
-from fairseq_alma.core.holder import ENDED_STATES
+from fairseq_alma.core.slurm_job import ENDED_STATES
 from launch.slurm import NoAnswerError, QueuedJob, SlurmError, cancel, queue, submit
 
 MAX_CORES = 8

@@ -26,11 +26,11 @@ from typing import Literal
 from fairseq_alma.core.arrivals import read_arrivals
 from fairseq_alma.core.errors import RunError, StageError, message_of
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.holder import this_job
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.seed_record import is_finished
+from fairseq_alma.core.slurm_job import this_job
 from launch.slurm import (
     WARNING_SECONDS,
     QueuedJob,

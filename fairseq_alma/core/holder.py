@@ -2,16 +2,14 @@
 
 import os
 import re
-import shutil
 import socket
-import subprocess
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-JOB_VARIABLE = "ALMA_SLURM_JOB_ID"
-"""Environment variable with the Slurm job id, for processes that must not see SLURM_JOB_ID."""
+from fairseq_alma.core.slurm_job import ENDED_STATES, JOB_VARIABLE, ask, cluster_name, this_job
+
 _MAX_PID = 1 << 30
 _ANY_TEXT = re.compile(r"[\w.@+-][\w.:@+\[\]-]{0,255}")
 _PATTERNS = {
@@ -21,23 +19,6 @@ _PATTERNS = {
 }
 """What the texts in a lease look like, if they are not _ANY_TEXT."""
 _OPTIONAL = ("process_start", "boot_id", "pid_namespace", "job_id", "cluster")
-_SLURM_SECONDS = 10.0
-"""Time limit in seconds for a question to Slurm. Without an answer, the state of a job counts as unknown."""
-ENDED_STATES = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
-    "TIMEOUT",
-}  # fmt: skip
-"""What Slurm says of a job that has ended."""
-
-
-def this_job() -> str | None:
-    """Return the id of the Slurm job in which this process runs, for example "123" or, in an array, "123_2".
-
-    It is not always SLURM_JOB_ID: for the last task of an array, this is the id of the whole array.
-    """
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ.get("SLURM_JOB_ID")
 
 
 @dataclass(frozen=True)
@@ -145,13 +126,11 @@ class Holder:
     def _job_has_ended(self) -> bool:
         """Ask Slurm. Return True only if Slurm answers that the holder's job has ended or has been restarted."""
         # Job ids are unique only within a cluster, and a shared file system may be used by several clusters.
-        if self.cluster is None or self.cluster != _cluster_name():
+        if self.cluster is None or self.cluster != cluster_name():
             return False
         # Jobs that have ended are listed for some minutes. That a job is not listed says nothing: Slurm may hide the
         # jobs of other users (PrivateData). After these minutes, the lease is old, and taken over without an answer.
-        answer = _ask(
-            "squeue", "--states=all", "--noheader", f"--jobs={self.job_id}", "--Format=State:32,RestartCnt:16"
-        )
+        answer = ask("squeue", "--states=all", "--noheader", f"--jobs={self.job_id}", "--Format=State:32,RestartCnt:16")
         words = answer.split() if answer is not None else []
         if len(words) != 2:
             return False
@@ -205,32 +184,3 @@ def _pid_namespace() -> str | None:
         return str(Path("/proc/self/ns/pid").readlink())  # for example "pid:[4026531836]"
     except OSError:
         return None
-
-
-def _cluster_name() -> str | None:
-    """Return the name of the Slurm cluster of this machine; None without Slurm, or if Slurm is silent."""
-    if name := os.environ.get("SLURM_CLUSTER_NAME"):
-        return name
-    answer = _ask("scontrol", "show", "config")
-    lines = answer.splitlines() if answer is not None else []
-    return next((line.partition("=")[2].strip() for line in lines if line.split("=")[0].strip() == "ClusterName"), None)
-
-
-def without_own_defaults() -> dict[str, str]:
-    """Return the environment without the variables with which a user filters what squeue and scancel see."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCANCEL_"))}
-
-
-def _ask(program: str, *arguments: str) -> str | None:
-    """Run a Slurm command, and return its output; None if it is missing, fails or takes too long."""
-    path = shutil.which(program)
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            env=without_own_defaults(), timeout=_SLURM_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, **options: Any):
         super().__init__(prog, **options)
         if " " not in self.prog:  # not that of a subcommand
-            self.add_argument("--version", action=_Version, nargs=0, help="print the version")
+            self.add_argument("--version", action="version", version=f"%(prog)s {version_of('fairseq-alma')}")
 
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {self.with_nearest(message)} (`{self.prog} --help` lists all options)", sys.stderr)
@@ -39,14 +39,6 @@ class Parser(argparse.ArgumentParser):
         else:
             near = None
         return f"{message}: did you mean {near}?" if near else message
-
-
-class _Version(argparse.Action):
-    """Prints the version, and ends the program."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(f"{parser.prog} {version_of('fairseq-alma') or 'not installed'}")
-        parser.exit()
 
 
 def add_models(parser: Parser, verb: str, stream: str = "the stream folder (default: the stream of the run)") -> None:

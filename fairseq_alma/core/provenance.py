@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.holder import this_job
+from fairseq_alma.core.slurm_job import this_job
 
 SOURCES = ("fairseq_alma", "vision", "launch", "data_prep", "pyproject.toml")
 """Files of the repository on which the result of a run depends."""

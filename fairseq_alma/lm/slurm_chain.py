@@ -24,13 +24,13 @@ from fairseq_alma.app.slurm_jobs import RUN_STEP, HandedOver, RunJobs, submit_ru
 from fairseq_alma.core.catalogue import settings_that_are
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.holder import this_job
 from fairseq_alma.core.lease import Lease, holder_of
 from fairseq_alma.core.metrics import write_mean
 from fairseq_alma.core.printing import say
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_folder import RunFolder
 from fairseq_alma.core.seed_record import is_finished, refuse_other_settings
+from fairseq_alma.core.slurm_job import this_job
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import failure_message

@@ -8,8 +8,8 @@ from pathlib import Path
 import fairseq_alma
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.fence import fence_of
-from fairseq_alma.core.holder import JOB_VARIABLE, this_job
 from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.slurm_job import JOB_VARIABLE, this_job
 from fairseq_alma.lm.display import StageDisplay
 from fairseq_alma.lm.settings import LanguageModelSettings
 from launch.local import Job, run_processes, share_of_machine
