@@ -50,6 +50,7 @@ def test_variables_with_which_a_user_filters_the_queue_hide_no_jobs(job, monkeyp
 def test_a_signal_to_a_job_that_has_ended_is_no_error(job):
     cancel([job])
     cancel([job], 15, to="script")
+    assert job not in {one.id for one in queue()}
 
 
 def test_the_set_up_may_change_the_folder(slurm, tmp_path):

@@ -133,7 +133,7 @@ def test_a_stage_on_two_nodes_trains_like_one_on_one_node(slurm, stream, tmp_pat
     assert submit(stream, out, *settings, *on_two_nodes, "launch.nodes=2").returncode == 0
     wait_until_no_job_is_left(slurm, out)
     on_two, on_one = rows_without_seconds(out), whole(stream, tmp_path / "local", *settings)
-    assert "training on 2 devices" in (out / "stages/stage_001/member_1/log.txt").read_text()
+    assert " as rank 1\n" in (out / "stages/stage_001/member_1/log.txt").read_text()
     for two, one in zip(on_two, on_one, strict=True):
         assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-4)
         assert (two["train_flops"], two["num_updates"]) == (one["train_flops"], one["num_updates"])
