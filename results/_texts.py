@@ -227,11 +227,14 @@ class BookStudy(TextStudy):
 
 
 def link_books(data: Path, folder: Path) -> Path:
-    """Make links to all books in the folder `data` but the second copy of one. Return `folder`, with the links."""
+    """Make links to all books in the folder `data` and its subfolders. Return `folder`, with the links.
+
+    README.md and the second copy of one book are left out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for book in sorted(data.iterdir()):
-        if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
-            (link := folder / book.name).unlink(missing_ok=True)
+    for book in sorted(data.rglob("*")):
+        if book.suffix in (".md", ".txt") and not book.name.startswith((LEFT_OUT, "README")):
+            (link := folder / " - ".join(book.relative_to(data).parts)).unlink(missing_ok=True)
             link.symlink_to(book.absolute())
     return folder
 
@@ -382,15 +385,20 @@ def training_flops(runs: Mapping[int, Sequence[LedgerRow]]) -> float:
 
 
 def arrival_table(
-    heading: str, texts: Mapping[str, str], found: Mapping[str, Mapping[int, Sequence[LedgerRow]]], base: str
+    heading: str,
+    texts: Mapping[str, str],
+    found: Mapping[str, Mapping[int, Sequence[LedgerRow]]],
+    base: str,
+    best_first: bool = True,
 ) -> str:
-    """Return a table as Markdown: the test perplexity of each row after each arrival, the best row first.
+    """Return a table as Markdown: the test perplexity of each row after each arrival.
 
     Args:
         heading: the heading above the table.
         texts: for each row, how the table names it.
         found: for each row, seed -> rows of its ledger. Rows without a ledger are left out of the table.
         base: the row, one that trains at each arrival, to whose FLOPs those of the others are relative.
+        best_first: if False, the rows are in the order of `found`.
     """
     arrivals = range(1, len(next(iter(found[base].values()))))
     lines = [
@@ -399,8 +407,8 @@ def arrival_table(
         f"| learner |{''.join(f' t = {t} |' for t in arrivals)} seeds | training FLOPs |",
         f"|:---|{'---:|' * (len(arrivals) + 2)}",
     ]
-    named = {name: runs for name, runs in found.items() if runs}
-    for name, runs in sorted(named.items(), key=lambda one: _final(one[1])):
+    named = [(name, runs) for name, runs in found.items() if runs]
+    for name, runs in sorted(named, key=lambda one: _final(one[1])) if best_first else named:
         cost = training_flops(runs) / training_flops(found[base])
         cells = " | ".join(_perplexity(runs, t) for t in arrivals)
         lines.append(f"| {texts[name]} | {cells} | {len(runs)} | {cost:.2f} |")
@@ -414,6 +422,6 @@ def _final(runs: Mapping[int, Sequence[LedgerRow]]) -> float:
 
 
 def _perplexity(runs: Mapping[int, Sequence[LedgerRow]], t: int) -> str:
-    """Return the perplexity after an arrival as text; "" before the first training."""
-    rows = [rows[t] for rows in runs.values()]
-    return mean_text([last_perplexity([row]) for row in rows]) if rows[0].stage > 0 else ""
+    """Return the perplexity after an arrival as text; "" before the first training and after the last arrival."""
+    rows = [one for rows in runs.values() for one in rows[t : t + 1] if one.stage > 0]
+    return mean_text([last_perplexity([row]) for row in rows])

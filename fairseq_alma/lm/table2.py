@@ -13,7 +13,7 @@ _UPDATES = {"updates": "${table_updates}"}
 _UPDATES_FOR_ALL_DATA = {"updates_per_mega_batch": "${table_updates}"}
 """As many updates as wait 1 spends on the same data."""
 
-_ROWS: Mapping[str, Mapping[str, Any]] = {
+ROWS: Mapping[str, Mapping[str, Any]] = {
     # SM_w1 with 4, 8 or 12 experts: one model is trained on each mega-batch as it arrives.
     "sm_w1_4": {"learner": "sm", "wait": 1, "experts": 4, **_UPDATES},
     "sm_w1_8": {"learner": "sm", "wait": 1, "experts": 8, **_UPDATES},
@@ -40,13 +40,14 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
     # 4, 6, 8 and 12.
     "gmoe_w1": {"learner": "gmoe", "wait": 1, "experts": 4, "grow_experts": [2, 2, 4], **_UPDATES},
 }
+"""Name of the row -> its settings, in the order of the paper's table."""
 
-PRESETS = sorted(f"table2/{row}" for row in _ROWS)
+PRESETS = sorted(f"table2/{row}" for row in ROWS)
 """Names of the presets."""
 
 
 def store_presets() -> None:
     """Register the presets with Hydra, which then finds them like those in YAML files."""
-    for row, settings in _ROWS.items():
+    for row, settings in ROWS.items():
         node = {"defaults": ["/preset/paper", "_self_"], "preset": f"table2/{row}", **settings}
         ConfigStore.instance().store(group="preset/table2", name=row, node=node, package="_global_")

@@ -3,22 +3,17 @@
 python results/books/study.py run --books FOLDER      train what has no ledger in results/books, two runs at a time
 """
 
-import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _texts import BookStudy, Row, last_perplexity, mean_text, standard_error  # noqa: E402
-
-from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
+from _claims import Claim, claim_table  # noqa: E402
+from _texts import BookStudy, Row  # noqa: E402
 
 ONE_SEED = (0,)
 """The seed of rows for which no finding is tested statistically."""
-T_95 = 4.30
-"""Half the width of a 95% confidence interval of a mean over 3 seeds, in standard errors (Student's t)."""
 ROWS = (
     Row("sm_w1_4", ("learner=sm", "wait=1", "experts=4")),
     Row("sm_w1_12", ("learner=sm", "wait=1", "experts=12")),
@@ -31,17 +26,6 @@ ROWS = (
     Row("sm_w4_4", ("learner=sm", "wait=4", "experts=4"), seeds=ONE_SEED),
 )
 STUDY = BookStudy(ROWS, HERE / "ledgers")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A finding of the paper: after the last mega-batch, row `better` has a lower test perplexity than row `worse`."""
-
-    text: str
-    better: str
-    worse: str
-
-
 CLAIMS = (
     Claim("larger is better: SM with 12 experts against 4", "sm_w1_12", "sm_w1_4"),
     Claim("larger is better: SM with 8 experts against 4", "sm_w1_8", "sm_w1_4"),
@@ -58,29 +42,8 @@ CLAIMS = (
 
 def claims() -> str:
     """Return the text of claims.md: for each finding of the paper, the difference that the committed ledgers show."""
-    return "\n".join([*_claim_table({row.name: STUDY.rows_by_seed(row.name) for row in ROWS}), ""])
-
-
-def _claim_table(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
-    """Return the lines of a Markdown table: one line per claim, if ledgers of both rows of the claim are committed."""
-    lines = ["| after the last mega-batch | difference of test perplexity, seed by seed | mean and standard error | |",
-             "|---|---|---|---|"]  # fmt: skip
-    for claim in CLAIMS:
-        worse, better = ledgers[claim.worse], ledgers[claim.better]
-        seeds = sorted(worse.keys() & better.keys())
-        if not seeds:
-            continue
-        gains = [last_perplexity(worse[seed]) - last_perplexity(better[seed]) for seed in seeds]
-        if len(gains) < 3:
-            verdict = f"{len(gains)} seed(s): not claimed"
-        elif abs(statistics.mean(gains)) > T_95 * standard_error(gains):
-            verdict = "reproduced" if sum(gains) > 0 else "the opposite"
-        else:
-            verdict = "undecided"
-        lines.append(
-            f"| {claim.text} | {', '.join(f'{gain:+.1f}' for gain in gains)} | {mean_text(gains)} | {verdict} |"
-        )
-    return lines
+    found = {row.name: STUDY.rows_by_seed(row.name) for row in ROWS}
+    return "\n".join([*claim_table(CLAIMS, found), ""])
 
 
 if __name__ == "__main__":

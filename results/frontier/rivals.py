@@ -188,7 +188,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class RivalStudy(TextStudy):
-    """The runs on one stream. The run of a recipe has the name STREAM_rival_RECIPE."""
+    """The runs on one stream. The run of a recipe has the name `prefix` + recipe."""
 
     stream: str = ""
     """Name of the stream."""
@@ -200,6 +200,8 @@ class RivalStudy(TextStudy):
     """Kind and file of the text, as in alma-prep's --source, with the file in the folder of the data."""
     options: tuple[str, ...] = ()
     """Other arguments of alma-prep."""
+    selected_on: "RivalStudy | None" = None
+    """The study, on another stream, by which the settings are chosen; None for such a study itself."""
     recipes: ClassVar[Mapping[str, Recipe]] = RECIPES
     data: ClassVar[str] = "."
     common: ClassVar[tuple[str, ...]] = (
@@ -207,6 +209,11 @@ class RivalStudy(TextStudy):
         "precision=float32", "validations=1",
     )  # fmt: skip
     actions: ClassVar[Mapping[str, str]] = {**TextStudy.actions, "select": "choose settings on another stream"}
+
+    @property
+    def prefix(self) -> str:
+        """How the names of the runs begin."""
+        return f"{self.stream}_rival_"
 
     @property
     def has_periods(self) -> bool:
@@ -226,14 +233,14 @@ class RivalStudy(TextStudy):
 
     def chosen(self, name: str) -> dict[str, str] | None:
         """Return the values with the lowest loss on validation text for a recipe; None if not all were tried."""
-        name = self.recipes[name].as_for or name
-        return SELECTION.best(SELECTED_ON.stream, name, self.recipes[name].grid)
+        name, study = self.recipes[name].as_for or name, self.selected_on or self
+        return SELECTION.best(study.stream, name, study.recipes[name].grid)
 
     def row(self, name: str, values: Mapping[str, str], updates: int) -> Row:
         """Return the runs of a recipe with these values from its grid, if a stage of anytime has `updates` updates."""
         recipe = self.recipes[name]
         times = recipe.times(self.mega_batches, updates)
-        return Row(f"{self.stream}_rival_{name}", recipe.arguments(values), seeds=tuple(range(SEEDS)), times=times)
+        return Row(f"{self.prefix}{name}", recipe.arguments(values), seeds=tuple(range(SEEDS)), times=times)
 
     def _select(self, arguments: argparse.Namespace, out: Path) -> None:
         """Try the grid of each recipe, with one seed, and write the losses on validation text to SELECTION."""
@@ -264,8 +271,8 @@ class RivalStudy(TextStudy):
         if without := [name for name, one in values.items() if one is None]:
             print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
                   file=sys.stderr)  # fmt: skip
-        names = f"{self.stream}_rival_"
-        if not (names.startswith(arguments.only) or arguments.only.startswith(names)):
+        is_wanted = self.prefix.startswith(arguments.only) or arguments.only.startswith(self.prefix)
+        if not is_wanted or len(without) == len(values):
             return
         updates = self.updates_of_stage(self._stream(arguments, out))
         rows = [self.row(name, one, updates) for name, one in values.items() if one is not None]
@@ -285,15 +292,22 @@ def _study(
     return replace(study, stream=stream, heading=heading, source=source, options=options, **other)
 
 
+_SIZES = ("--mega-batches", "5", "--valid-words", "20000", "--test-words", "5000")
+SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=5, passes=1)
+"""The stream on which the settings are chosen."""
+
+
 def _dated(stream: str, column: str, heading: str, limits: str) -> RivalStudy:
     """`limits`: where the periods begin, at about a tenth of the words each."""
     # A fifth of the usual test text, because scoring ten periods after each arrival takes much of the time of a run.
     options = ("--partition", "chronological", "--causal", "--period", limits, "--test-words", "4000")
-    return _study(stream, heading, f"text:dated/{stream}.jsonl", *options, periods=10, passes=0.3, column=column)
+    other = {"column": column, "selected_on": SELECTED_ON}
+    return _study(stream, heading, f"text:dated/{stream}.jsonl", *options, periods=10, passes=0.3, **other)
 
 
 def _books(stream: str, heading: str, parts: int, passes: float, **other: Any) -> RivalStudy:
     options = ("--mega-batches", str(parts), "--valid-words", "10000", "--test-words", "40000")
+    other["selected_on"] = SELECTED_ON
     return _study(stream, heading, "books:books", *options, periods=4, passes=passes, **other)
 
 
@@ -320,9 +334,6 @@ STUDIES = (
         settings=("dropout=0.2",),
     ),
 )
-_SIZES = ("--mega-batches", "5", "--valid-words", "20000", "--test-words", "5000")
-SELECTED_ON = _study("wikitext", "WikiText-2", "text:wikitext-2", *_SIZES, periods=5, passes=1)
-"""The stream on which the settings are chosen."""
 
 
 def tables() -> dict[str, str]:
@@ -363,7 +374,7 @@ def _runs(study: RivalStudy, sizes: Mapping[str, Any]) -> dict[str, Runs]:
         study: the runs on one stream.
         sizes: the content of SIZES: stream -> sizes of its periods.
     """
-    found = {name: study.rows_by_seed(f"{study.stream}_rival_{name}") for name in RECIPES}
+    found = {name: study.rows_by_seed(f"{study.prefix}{name}") for name in RECIPES}
     periods = sizes[study.stream] if study.has_periods and found["anytime"] else None
     base = {seed: parts_of(rows, periods) for seed, rows in found["anytime"].items()}
     known = {}

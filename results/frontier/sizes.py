@@ -66,12 +66,13 @@ class SizeStudy(rivals.RivalStudy):
     }
 
 
-def _study(study: rivals.RivalStudy) -> SizeStudy:
-    return SizeStudy(**{one.name: getattr(study, one.name) for one in fields(study)})
+def _study(study: rivals.RivalStudy, selected_on: SizeStudy | None = None) -> SizeStudy:
+    known = {one.name: getattr(study, one.name) for one in fields(study)}
+    return SizeStudy(**known | {"selected_on": selected_on})
 
 
 SELECTED_ON = _study(rivals.SELECTED_ON)
-STUDIES = tuple(_study(one) for one in rivals.STUDIES if one.stream in CORPORA)
+STUDIES = tuple(_study(one, SELECTED_ON) for one in rivals.STUDIES if one.stream in CORPORA)
 
 
 def tables() -> dict[str, str]:
@@ -82,7 +83,7 @@ def tables() -> dict[str, str]:
         periods = sizes[study.stream] if study.has_periods else None
         found = {}
         for width in sorted((WIDTH, *OTHERS)):
-            by_name = {name: study.rows_by_seed(f"{study.stream}_rival_{_name(width, name)}") for name in NAMES}
+            by_name = {name: study.rows_by_seed(f"{study.prefix}{_name(width, name)}") for name in NAMES}
             if by_name["anytime"]:
                 found[width] = by_name
         if len(found) > 1:

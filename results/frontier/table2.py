@@ -1,0 +1,211 @@
+"""Train all rows of the paper's Table 2, the recipe and its two strongest rivals in one pass over public-domain books.
+
+python results/frontier/table2.py run --library FOLDER --only table2_tiny       train what has no ledger, on a CPU
+python results/frontier/table2.py select --data FOLDER --side-by-side 8         choose settings for a GPU
+python results/frontier/table2.py run --library FOLDER --only table2_base --side-by-side 8
+python results/frontier/table2.py run --library FOLDER --only table2_large      SM and the recipe with the large model
+
+The FOLDER of --library contains the 757 books of github.com/mlschmitt/classic-books-markdown (commit 944882722e9a), 59
+million words. They are mixed and cut into mega-batches of 11.8 million words, as in the paper one pass each:
+
+- base, large: switch_lm_base and switch_lm_large, four mega-batches, updates of 16,384 tokens in bfloat16.
+- tiny: switch_lm_tiny, the first four of 250 parts of the same books, 235,000 words each, updates of 1,024 tokens.
+
+All rows of Table 2 have the rate and the warm-up that were chosen for SM. As everywhere, settings are chosen on
+validation text of another stream: for the tiny model WikiText-2 (results/frontier/rivals.py), for the others the
+articles, speeches and proposals of results/frontier/base.py, in --data. All rows validate once, after the last update
+of a stage, so that the last checkpoint predicts. Ensembles have more training FLOPs than the others, as in the paper.
+
+On a machine without the text, copy the streams from another one (runs/table2/*/stream), and leave out --library, --data
+and ALMA_DATA.
+
+results/rebuild.py makes results/frontier/table2_SIZE.md and table2_SIZE_claims.md of the committed ledgers.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import rivals  # noqa: E402
+from _claims import Claim, claim_table  # noqa: E402
+from _texts import Row, arrival_table, link_books  # noqa: E402
+
+from fairseq_alma.lm.table2 import ROWS  # noqa: E402
+
+WIKIPEDIA = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+SEEDS = (0, 1, 2)
+LABELS = {
+    "sm_w1_4": "SM_w1, 4 experts",
+    "sm_w1_8": "SM_w1, 8 experts",
+    "sm_w1_12": "SM_w1, 12 experts",
+    "sm_w3": "SM_w3, 8 experts",
+    "sm_w3_3x": "SM_w3 (3x steps), 8 experts",
+    "sm_w4": "SM_w4, 12 experts",
+    "sm_w4_4x": "SM_w4 (4x steps), 12 experts",
+    "ens_w1_4at2": "Ens_w1, 4@2",
+    "ens_w1_4at4": "Ens_w1, 4@4",
+    "ens_w3": "Ens_w3, 4@2",
+    "ens_w3_3x": "Ens_w3 (3x steps), 4@2",
+    "ens_w4": "Ens_w4, 4@2",
+    "ens_w4_4x": "Ens_w4 (4x steps), 4@2",
+    "gens_w1": "gEns_w1, 4@1 to 4@4",
+    "gmoe_w1": "gMoE_w1, 4, 6, 8, 12 experts",
+}
+"""The rows of Table 2, in the order of the paper, and how the tables name them."""
+CLAIMS = (
+    Claim("larger is better: SM with 8 experts against 4", "sm_w1_8", "sm_w1_4"),
+    Claim("larger is better: SM with 12 experts against 8", "sm_w1_12", "sm_w1_8"),
+    Claim("of the rows at wait 1, Ens is best: 4@4 against SM with 12 experts", "ens_w1_4at4", "sm_w1_12"),
+    Claim("of the rows at wait 1, Ens is best: 4@4 against gEns", "ens_w1_4at4", "gens_w1"),
+    Claim("of the rows at wait 1, Ens is best: 4@4 against gMoE", "ens_w1_4at4", "gmoe_w1"),
+    Claim("gMoE is between: against SM with its first size (4 experts)", "gmoe_w1", "sm_w1_4"),
+    Claim("gMoE is between: SM with its last size (12 experts) against gMoE", "sm_w1_12", "gmoe_w1"),
+    Claim("gEns is between: against SM with 4 experts", "gens_w1", "sm_w1_4"),
+    Claim("waiting is better at the end: SM_w3 with 3x steps against SM_w1", "sm_w3_3x", "sm_w1_8", t=3),
+    Claim("waiting is better at the end: SM_w4 with 4x steps against SM_w1", "sm_w4_4x", "sm_w1_12"),
+    Claim("waiting is better at the end: Ens_w3 with 3x steps against Ens_w1", "ens_w3_3x", "ens_w1_4at2", t=3),
+    Claim("waiting is better at the end: Ens_w4 with 4x steps against Ens_w1", "ens_w4_4x", "ens_w1_4at2"),
+    Claim("but not with the steps of one mega-batch: SM_w1 against SM_w4", "sm_w1_12", "sm_w4"),
+    Claim("but not with the steps of one mega-batch: Ens_w1 against Ens_w4", "ens_w1_4at2", "ens_w4"),
+)
+RIVALS = ("anytime", "wsd_average", "schedule_free")
+"""The recipe and the rivals that are closest to it in results/frontier/rivals.md."""
+
+
+def _table2() -> dict[str, rivals.Recipe]:
+    """Return the rows of Table 2 as recipes with the settings of SM."""
+    recipes = {}
+    for name, settings in ROWS.items():
+        arguments = [f"preset=table2/{name}", *rivals.WARMED]
+        if num := settings.get("mega_batches"):  # the study gives another number, which comes before these arguments
+            arguments.append(f"mega_batches={num}")
+        recipes[name] = rivals.Recipe(LABELS[name], tuple(arguments), as_for="sm")
+    return recipes
+
+
+def _scaled(ratio: float, *names: str) -> dict[str, rivals.Recipe]:
+    """Return recipes whose grid has other rates: those of switch_lm_tiny, multiplied by `ratio`."""
+    found = {name: rivals.RECIPES[name] for name in names}
+    return {
+        name: replace(one, grid={**one.grid, "lr": tuple(f"{float(rate) * ratio:g}" for rate in one.grid["lr"])})
+        for name, one in found.items()
+    }
+
+
+class TinyStudy(rivals.RivalStudy):
+    """The runs of switch_lm_tiny."""
+
+    recipes: ClassVar[Mapping[str, rivals.Recipe]] = {**_table2(), **{name: rivals.RECIPES[name] for name in RIVALS}}
+    common: ClassVar[tuple[str, ...]] = (
+        *("arch=switch_lm_tiny", "sequences_per_update=8", "batch_size=8", "precision=float32"),
+        *("parallel=1", "validations=1"),
+    )
+    data: ClassVar[str] = "library"
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.stream}_"
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        return ["--source", f"books:{link_books(data, out / 'books')}", *self.options]
+
+    def row(self, name: str, values: Mapping[str, str], updates: int) -> Row:
+        row = super().row(name, values, updates)
+        # The presets of Table 2 compute the updates of a stage from this number.
+        return replace(row, steps="table_updates" if name in ROWS else row.steps, seeds=SEEDS)
+
+
+class BaseStudy(TinyStudy):
+    """The runs of switch_lm_base."""
+
+    common: ClassVar[tuple[str, ...]] = (
+        *("arch=switch_lm_base", "sequences_per_update=32", "precision=bfloat16", "parallel=1", "validations=1"),
+    )
+    tokens_per_update: ClassVar[int] = 32 * 512
+
+
+class LargeStudy(BaseStudy):
+    """The runs of switch_lm_large."""
+
+    recipes: ClassVar[Mapping[str, rivals.Recipe]] = {name: TinyStudy.recipes[name] for name in ("sm_w1_4", "anytime")}
+    common: ClassVar[tuple[str, ...]] = ("arch=switch_lm_large", *BaseStudy.common[1:])
+
+
+class BaseSelection(BaseStudy):
+    """The runs that choose the settings of switch_lm_base. The best rates of the tiny model are the largest ones."""
+
+    recipes: ClassVar[Mapping[str, rivals.Recipe]] = _scaled(0.2, "sm", *RIVALS)
+    data: ClassVar[str] = "."
+
+    def prepare(self, data: Path, out: Path) -> list[str]:
+        sources = [f"wikipedia:{data / 'wikipedia' / WIKIPEDIA}"]
+        sources += [f"text:{data / 'dated' / name}.jsonl" for name in ("sotu", "peps")]
+        return [*(word for source in sources for word in ("--source", source)), *self.options]
+
+
+class LargeSelection(BaseSelection):
+    """The runs that choose the settings of switch_lm_large."""
+
+    recipes: ClassVar[Mapping[str, rivals.Recipe]] = _scaled(0.12, "sm", "anytime")
+    common: ClassVar[tuple[str, ...]] = LargeStudy.common
+
+
+def _study(kind: type[TinyStudy], stream: str, cut: str, **other: Any) -> TinyStudy:
+    """Return the study of a model on the first four mega-batches of a stream. `cut`: arguments of alma-prep."""
+    study = kind((), HERE / "ledgers", ("dropout=0",), 4, 1)
+    return replace(study, stream=stream, options=tuple(cut.split()), **other)
+
+
+_TINY = "--mega-batches 250 --vocab-size 8000 --valid-words 20000 --test-words 40000"
+_LARGE = "--mega-batches 4 --vocab-size 32000 --valid-words 50000 --test-words 200000"
+SELECTED_ON = (
+    _study(BaseSelection, "table2_base_settings", _LARGE),
+    _study(LargeSelection, "table2_large_settings", _LARGE),
+)
+STUDIES = (
+    _study(
+        TinyStudy,
+        "table2_tiny",
+        _TINY,
+        heading="switch_lm_tiny on four mega-batches of 235,000 words",
+        selected_on=rivals.SELECTED_ON,
+    ),
+    _study(
+        BaseStudy,
+        "table2_base",
+        _LARGE,
+        heading="switch_lm_base on four mega-batches of 11.8 million words",
+        selected_on=SELECTED_ON[0],
+    ),
+    _study(
+        LargeStudy,
+        "table2_large",
+        _LARGE,
+        heading="switch_lm_large on four mega-batches of 11.8 million words",
+        selected_on=SELECTED_ON[1],
+    ),
+)
+"""One study for each model."""
+
+
+def tables() -> dict[str, str]:
+    """Return file name -> table: for each model with ledgers the perplexities, and the paper's claims."""
+    found = {}
+    for study in STUDIES:
+        runs = {name: study.rows_by_seed(f"{study.prefix}{name}") for name in study.recipes}
+        if runs["sm_w1_4"]:
+            labels = {name: recipe.label for name, recipe in study.recipes.items()}
+            found[f"{study.stream}.md"] = arrival_table(study.heading, labels, runs, base="sm_w1_4", best_first=False)
+            claims = claim_table(CLAIMS, runs)
+            found[f"{study.stream}_claims.md"] = "\n".join([f"# {study.heading}: the paper's claims", "", *claims, ""])
+    return found
+
+
+if __name__ == "__main__":
+    for one in SELECTED_ON if sys.argv[1:2] == ["select"] else STUDIES:
+        one.main(__doc__, out="runs/table2", subfolder=one.stream)
