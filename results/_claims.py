@@ -10,15 +10,15 @@ from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.lm.table2 import ROWS
 from fairseq_alma.report.paper import TABLE2
 
-PAPER = {name: row.base for name, row in zip(ROWS, TABLE2, strict=True)}
-"""Row of Table 2 -> test perplexity of the paper's base model at t = 1 to 4; None where the table has no number."""
+PAPER = {name: (row.base, row.large) for name, row in zip(ROWS, TABLE2, strict=True)}
+"""Row of Table 2 -> test perplexities of the paper's base and large models at t = 1 to 4; None without a number."""
 T_95 = {3: 4.30, 4: 3.18, 5: 2.78}
 """Number of seeds -> half the width of a 95% confidence interval of a mean, in standard errors (Student's t)."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper: after a mega-batch, row `better` has a lower test perplexity than row `worse`."""
+    """A comparison of two rows after a mega-batch. The row that one expects to be better is `better`."""
 
     text: str
     better: str
@@ -30,14 +30,14 @@ class Claim:
 def claim_table(claims: Sequence[Claim], found: Mapping[str, Mapping[int, Sequence[LedgerRow]]]) -> list[str]:
     """Return the lines of a Markdown table: by how many percent the perplexity of the better row is lower.
 
-    The paper's difference is given if both rows are in its Table 2. Claims without a seed that both rows have are left
-    out.
+    The paper's differences are given if both rows are in its Table 2. Claims without a seed that both rows have are
+    left out.
 
     Args:
         claims: the statements.
         found: for each row, named as in PAPER, seed -> rows of its ledger.
     """
-    lines = ["| lower test perplexity | t | the paper | seed by seed | mean and standard error | |",
+    lines = ["| lower test perplexity | t | the paper: base, large | seed by seed | mean and standard error | |",
              "|:---|---:|---:|---:|---:|:---|"]  # fmt: skip
     for claim in claims:
         worse, better = found.get(claim.worse, {}), found.get(claim.better, {})
@@ -47,11 +47,23 @@ def claim_table(claims: Sequence[Claim], found: Mapping[str, Mapping[int, Sequen
         ]
         if not gains:
             continue
-        in_paper = [PAPER[name][claim.t - 1] for name in (claim.better, claim.worse) if name in PAPER]
-        theirs = f"{gain(*in_paper):+.1f}" if len(in_paper) == 2 and None not in in_paper else ""
-        cells = [claim.text, str(claim.t), theirs, ", ".join(f"{one:+.1f}" for one in gains), mean_text(gains)]
-        lines.append(f"| {' | '.join(cells)} | {verdict(gains)} |")
+        theirs = gains_in_paper(claim)
+        cells = [claim.text, str(claim.t), signed(theirs), signed(gains), mean_text(gains, signed=True)]
+        lines.append(f"| {' | '.join(cells)} | {verdict(gains, theirs)} |")
     return lines
+
+
+def gains_in_paper(claim: Claim) -> list[float]:
+    """Return the differences of the paper's base and large models; [] if one of the rows is not in its Table 2."""
+    if claim.better not in PAPER or claim.worse not in PAPER:
+        return []
+    both = zip(PAPER[claim.better], PAPER[claim.worse], strict=True)
+    return [gain(better[claim.t - 1], worse[claim.t - 1]) for better, worse in both]
+
+
+def signed(values: Sequence[float]) -> str:
+    """Return the values as text, with their signs."""
+    return ", ".join(f"{one:+.1f}" for one in values)
 
 
 def gain(better: float, worse: float) -> float:
@@ -59,10 +71,21 @@ def gain(better: float, worse: float) -> float:
     return 100 * (1 - better / worse)
 
 
-def verdict(gains: Sequence[float]) -> str:
-    """Return what the differences, one for each seed, say of a claim."""
+def verdict(gains: Sequence[float], theirs: Sequence[float] = ()) -> str:
+    """Return what the differences, one for each seed, say of a claim.
+
+    A claim is not seen if the 95% interval contains zero, and is below the differences of both models of the paper.
+
+    Args:
+        gains: the differences.
+        theirs: those of the paper's models; () if its text makes the claim, and no number does.
+    """
     if len(gains) < min(T_95):
         return f"{len(gains)} seed(s): not claimed"
-    if abs(statistics.mean(gains)) <= T_95[len(gains)] * standard_error(gains):
-        return "undecided"
-    return "reproduced" if sum(gains) > 0 else "the opposite"
+    if theirs and min(theirs) < 0 < max(theirs):
+        return "the paper's models disagree"
+    sign = -1 if theirs and theirs[0] < 0 else 1
+    mean, half = sign * statistics.mean(gains), T_95[len(gains)] * standard_error(gains)
+    if abs(mean) > half:
+        return "reproduced" if mean > 0 else "the opposite"
+    return "not seen" if theirs and mean + half < min(sign * one for one in theirs) else "undecided"

@@ -84,8 +84,8 @@ def test_rows_that_wait_for_three_mega_batches_end_there(study, tmp_path, monkey
     assert [bool(cell) for cell in waiting] == [True, False, False, True, False, True, True]
     assert float(waiting[6]) == pytest.approx(0.75, abs=0.05)  # of the FLOPs of SM with 4 experts
     (larger, waits) = cells_of(study.tables()["small_claims.md"])
-    assert larger[:3] == ["larger is better: SM with 8 experts against 4", "4", "+8.0"]
-    assert waits[1:3] == ["3", "+2.1"] and waits[5] == "1 seed(s): not claimed"
+    assert larger[:3] == ["larger is better: SM with 8 experts against 4", "4", "+8.0, +6.4"]
+    assert waits[1:3] == ["3", "+2.1, +5.9"] and waits[5] == "1 seed(s): not claimed"
     better, worse = (tiny.rows_by_seed(f"small_{name}")[0][3].scores for name in ("sm_w3_3x", "sm_w1_8"))
     assert waits[3] == f"{100 * (1 - better.perplexity / worse.perplexity):+.1f}"
 
@@ -122,3 +122,8 @@ def test_a_claim_is_reproduced_if_its_interval_excludes_zero(study):
     assert verdict([1.0, 2.0, 3.0]) == "undecided"  # 2 +- 4.30 * 0.577
     assert verdict([1.5, 2.0, 2.5]) == "reproduced"  # 2 +- 4.30 * 0.289
     assert verdict([-1.5, -2.0, -2.5]) == "the opposite"
+    gains = [1.5, 2.0, 2.5]
+    assert [verdict(gains, theirs) for theirs in ([9, 8], [-9, -8])] == ["reproduced", "the opposite"]
+    assert verdict(gains, [9, -8]) == "the paper's models disagree"
+    assert [verdict([-1.0, 0.0, 1.0], theirs) for theirs in ([3, 9], [-9, -3])] == ["not seen", "not seen"]
+    assert verdict([-1.0, 0.0, 1.0], [9, 2]) == "undecided"  # 0 +- 2.48

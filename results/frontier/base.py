@@ -4,7 +4,7 @@ python results/frontier/base.py run --data FOLDER --side-by-side 12    train wha
 
 FOLDER contains the folders books, dated and wikipedia. Nine books, speeches of presidents, Python's proposals and
 articles of Wikipedia are mixed and cut into five mega-batches of 1.05 million words and a test set of the same size.
-The first four are trained on. As in the paper, each stage is one pass over its mega-batch. With replay, a part of the
+The first four are trained on. Each stage is one pass over its mega-batch. With replay, a part of the
 steps is taken from new text. All rows have the same number of updates. The settings are those of arch=switch_lm_base,
 but an update has 4,096 tokens, so that a stage has some hundred updates. Nothing was tuned.
 

@@ -2,7 +2,7 @@
 
 python results/frontier/one_pass.py run --books FOLDER    train what has no ledger, two runs at a time
 
-This is the paper's regime: each stage is one pass over its mega-batch. With replay, a part of the steps is taken from
+Each stage is one pass over its mega-batch (the paper's are about 20). With replay, a part of the steps is taken from
 new text. All rows have the same number of updates, and the settings of results/frontier/books.py but no dropout.
 
 results/rebuild.py makes results/frontier/one_pass.md of the committed ledgers.
