@@ -40,8 +40,8 @@ class Plan(NamedTuple):
     passage_words: int
     """Approximate length of the passages into which a long document is cut, in words."""
     limit_words: int
-    """Maximum length of an uncut document, in words: 1% of a mega-batch. Longer documents are cut into passages, so
-    that mega-batches can have nearly equal sizes."""
+    """Maximum length of an uncut document, in words: 1% of a mega-batch, and half of the validation set and of the test
+    set if that is less. Longer documents are cut into passages, so that all have nearly the sizes that they should."""
 
 
 def make_plan(
@@ -92,6 +92,8 @@ def make_plan(
             f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
             f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
         )
+    if held_out := [size for size in (valid_words, test_words) if size]:
+        limit_words = min(limit_words, max(passage_words, min(held_out) // 2))
     return Plan(valid_words, mega_batch_words, passage_words, limit_words)
 
 

@@ -1,3 +1,6 @@
+import json
+import random
+
 import numpy as np
 import pytest
 
@@ -28,6 +31,13 @@ def test_passages_longer_than_one_percent_of_a_mega_batch_are_refused():
     assert make_plan(30_030, 2, 30, 100).passage_words == 100
     with pytest.raises(PrepError, match=r"passage_words=101 .* at most 100"):
         make_plan(30_030, 2, 30, 101)
+
+
+def test_no_document_is_longer_than_half_of_a_held_out_set():
+    plan = make_plan(60_000_000, 4, 50_000, None, test_words=200_000)
+    assert (plan.passage_words, plan.limit_words) == (2000, 25_000)
+    assert make_plan(60_000_000, 4, 50_000, None, test_words=6_000).limit_words == 3000
+    assert make_plan(60_000_000, 4, 300, None).limit_words == 2000  # not shorter than a passage
 
 
 def cut(text, passage_words, limit_words):
@@ -127,3 +137,15 @@ def test_the_test_set_has_the_size_that_was_asked_for():
     assert np.diff(cuts_of(words, 600, 5, 1))[-1] == 1
     with pytest.raises(PrepError, match=r"and 500 test words need at least 2,530.*lower .*--test-words"):
         make_plan(2529, 2, 30, None, test_words=500)
+
+
+def test_a_held_out_set_that_is_shorter_than_the_documents_has_its_size(tmp_path, alma_prep):
+    rng = random.Random(0)
+    for number in range(250):  # 80 words each, less than 1% of a mega-batch of 9900 words
+        words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(80)]
+        lines = [" ".join(words[start : start + 10]) for start in range(0, 80, 10)]
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(lines))
+    sizes = ("--valid-words", "60", "--test-words", "100")
+    assert alma_prep(tmp_path / "stream", f"books:{tmp_path}/*.txt", num_mega_batches=2, more=sizes) == 0
+    splits = json.loads((tmp_path / "stream/stream.json").read_text())["splits"]
+    assert [splits[name]["words"] for name in ("valid", "test")] == [60, 100]
