@@ -27,7 +27,12 @@ from fairseq_alma.report.tables import tables_of
 RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
 PAGES = (*STUDIES, "frontier", "policies")
-TEXTS = ("README.md", "docs/recommendations.md", *(f"results/{page}/README.md" for page in PAGES))
+TEXTS = (
+    "README.md",
+    "docs/recommendations.md",
+    "docs/paper/table-2.md",
+    *(f"results/{page}/README.md" for page in PAGES),
+)
 COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))?(?: only: ([^\n]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""
@@ -70,6 +75,7 @@ def rebuild(out: Path, tables_only: bool = False) -> list[str]:
         "sizes",
         "replay",
         "arrivals",
+        "table2",
     )
     for file in ("mnist", "cifar10", "image_rivals", *texts, "base"):
         for name, text in _study("frontier", file).tables().items():

@@ -267,12 +267,13 @@ class RivalStudy(TextStudy):
     def do(self, arguments: argparse.Namespace, out: Path) -> None:
         if arguments.what == "select":
             return self._select(arguments, out)
+        if not (self.prefix.startswith(arguments.only) or arguments.only.startswith(self.prefix)):
+            return
         values = {name: self.chosen(name) for name in self.recipes}
         if without := [name for name, one in values.items() if one is None]:
             print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
                   file=sys.stderr)  # fmt: skip
-        is_wanted = self.prefix.startswith(arguments.only) or arguments.only.startswith(self.prefix)
-        if not is_wanted or len(without) == len(values):
+        if len(without) == len(values):
             return
         updates = self.updates_of_stage(self._stream(arguments, out))
         rows = [self.row(name, one, updates) for name, one in values.items() if one is not None]

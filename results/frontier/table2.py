@@ -6,9 +6,11 @@ python results/frontier/table2.py run --library FOLDER --only table2_base --side
 python results/frontier/table2.py run --library FOLDER --only table2_large      SM and the recipe with the large model
 
 The FOLDER of --library contains the 757 books of github.com/mlschmitt/classic-books-markdown (commit 944882722e9a), 59
-million words. They are mixed and cut into mega-batches. A stage is one pass over its mega-batch (in the paper, about 20):
+million words. They are mixed and cut into mega-batches. A stage is one pass over its mega-batch (in the paper, about
+20):
 
-- base, large: switch_lm_base and switch_lm_large, the first four of five parts of 11.7 million words, updates of 16,384 tokens in bfloat16.
+- base, large: switch_lm_base and switch_lm_large, the first four of five parts of 11.7 million words, updates of 16,384
+  tokens in bfloat16.
 - tiny: switch_lm_tiny, the first four of 250 parts of 235,000 words, updates of 1,024 tokens.
 
 All rows of Table 2 have the rate and the warm-up that were chosen for SM. As everywhere, settings are chosen on
