@@ -54,11 +54,10 @@ def claim_table(claims: Sequence[Claim], found: Mapping[str, Mapping[int, Sequen
 
 
 def gains_in_paper(claim: Claim) -> list[float]:
-    """Return the differences of the paper's base and large models; [] if one of the rows is not in its Table 2."""
-    if claim.better not in PAPER or claim.worse not in PAPER:
-        return []
-    both = zip(PAPER[claim.better], PAPER[claim.worse], strict=True)
-    return [gain(better[claim.t - 1], worse[claim.t - 1]) for better, worse in both]
+    """Return the differences of the paper's base and large models; [] if its Table 2 does not have both numbers."""
+    both = zip(PAPER.get(claim.better, ()), PAPER.get(claim.worse, ()), strict=False)
+    pairs = [(better[claim.t - 1], worse[claim.t - 1]) for better, worse in both]
+    return [gain(better, worse) for better, worse in pairs if better is not None and worse is not None]
 
 
 def signed(values: Sequence[float]) -> str:
