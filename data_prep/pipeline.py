@@ -270,7 +270,7 @@ def _divide(
     sizes = (num_mega_batches, valid_words, settings.passage_words)
     # The first period of a causal stream is planned as a later one: its test set is smaller than a mega-batch.
     extends, test_words = description is not None or settings.causal, None if chronological else settings.test_words
-    plan = partition.make_plan(total, *sizes, extends=extends, test_words=test_words)
+    plan = partition.make_plan(total, *sizes, extends, test_words, whole_documents=chronological)
     if settings.causal and valid_words is not None:
         plan = plan._replace(valid_words=valid_words)
     passages = _cut(seed, plan, documents, work)

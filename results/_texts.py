@@ -229,13 +229,16 @@ class BookStudy(TextStudy):
 def link_books(data: Path, folder: Path) -> Path:
     """Make links to all books in the folder `data` and its subfolders. Return `folder`, with the links.
 
-    README.md and the second copy of one book are left out.
+    README.md and the second copy of one book are left out. Without the folder `data`, this script exits.
     """
+    if not data.is_dir():
+        sys.exit(f"there is no folder {data}: give that of the books")
     folder.mkdir(parents=True, exist_ok=True)
+    for old in filter(Path.is_symlink, folder.iterdir()):
+        old.unlink()
     for book in sorted(data.rglob("*")):
         if book.suffix in (".md", ".txt") and not book.name.startswith((LEFT_OUT, "README")):
-            (link := folder / " - ".join(book.relative_to(data).parts)).unlink(missing_ok=True)
-            link.symlink_to(book.absolute())
+            (folder / " - ".join(book.relative_to(data).parts)).symlink_to(book.absolute())
     return folder
 
 

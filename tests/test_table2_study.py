@@ -1,4 +1,4 @@
-"""The study of the paper's Table 2 with larger models, results/frontier/table2.py, and the claims of both studies."""
+"""The study of all rows of the paper's Table 2, results/frontier/table2.py, and the claims of both studies of it."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ ARGUMENTS = {"what": "run", "only": "", "seeds": 1, "hours": 1.0, "side_by_side"
 
 
 def small(study, kind, folder, monkeypatch, **other):
-    """Return a study of `kind` of a small model on random text, whose ledgers come into a folder, and its arguments.
+    """Return a study of `kind` of a small model on random text, whose ledgers come into a folder.
 
     A stage has 42 updates: the chosen warm-up has 40.
     """
@@ -84,7 +84,7 @@ def test_rows_that_wait_for_three_mega_batches_end_there(study, tmp_path, monkey
     assert [bool(cell) for cell in waiting] == [True, False, False, True, False, True, True]
     assert float(waiting[6]) == pytest.approx(0.75, abs=0.05)  # of the FLOPs of SM with 4 experts
     (larger, waits) = cells_of(study.tables()["small_claims.md"])
-    assert larger[:3] == ["larger is better: SM with 8 experts against 4", "4", "+8.0, +6.4"]
+    assert larger[:3] == ["SM with 8 experts against 4", "4", "+8.0, +6.4"]
     assert waits[1:3] == ["3", "+2.1, +5.9"] and waits[5] == "1 seed(s): not claimed"
     better, worse = (tiny.rows_by_seed(f"small_{name}")[0][3].scores for name in ("sm_w3_3x", "sm_w1_8"))
     assert waits[3] == f"{100 * (1 - better.perplexity / worse.perplexity):+.1f}"
@@ -110,10 +110,29 @@ def test_rates_are_chosen_on_another_stream_before_rows_run(study, tmp_path, mon
     only = SimpleNamespace(**ARGUMENTS | {"only": "small_gmoe"})
     base.do(only, tmp_path / "small")
     assert "give `select` first" in capsys.readouterr().err and not base.ledgers.exists()
-    settings.do(SimpleNamespace(**ARGUMENTS | {"what": "select", "only": "sm"}), tmp_path / "settings/small")
+    settings.do(SimpleNamespace(**ARGUMENTS | {"what": "select", "only": "small_sm"}), tmp_path / "settings/small")
     assert [one["values"]["warmup"] for one in study.rivals.SELECTION.tried("small", "sm")] == ["10", "10", "10", "40"]
     base.do(only, tmp_path / "small")
     assert [path.name for path in base.ledgers.iterdir()] == ["small_gmoe_w1"]
+
+
+def test_the_books_of_a_library_are_linked_with_their_authors(study, tmp_path):
+    library, links = tmp_path / "library", tmp_path / "out/books"
+    for name in ("README.md", "Austen/Emma.md", "Austen/cover.jpg", "Bronte/Emma.md", "one.txt"):
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_text(name)
+    tiny, base, _ = study.STUDIES
+    assert tiny.prepare(library, tmp_path / "out") == ["--source", f"books:{links}", *tiny.options]
+    assert {link.name: link.read_text() for link in links.iterdir()} == {
+        "Austen - Emma.md": "Austen/Emma.md", "Bronte - Emma.md": "Bronte/Emma.md", "one.txt": "one.txt",
+    }  # fmt: skip
+    (library / "one.txt").unlink()
+    base.prepare(library, tmp_path / "out")
+    assert len(list(links.iterdir())) == 2
+    with pytest.raises(SystemExit, match="there is no folder"):
+        tiny.prepare(tmp_path / "mistyped", tmp_path / "out")
+    sources = base.selected_on.prepare(tmp_path, tmp_path / "out")[1:6:2]
+    assert [source.split(":")[0] for source in sources] == ["wikipedia", "text", "text"]
 
 
 def test_a_claim_is_reproduced_if_its_interval_excludes_zero(study):

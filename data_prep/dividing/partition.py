@@ -40,13 +40,14 @@ class Plan(NamedTuple):
     passage_words: int
     """Approximate length of the passages into which a long document is cut, in words."""
     limit_words: int
-    """Maximum length of an uncut document, in words: 1% of a mega-batch, and half of the validation set and of the test
-    set if that is less. Longer documents are cut into passages, so that all have nearly the sizes that they should."""
+    """Maximum length of an uncut document, in words: 1% of a mega-batch; half of the validation set or of the test set,
+    but at least a passage, if that is less. Longer documents are cut into passages, so that all of these have nearly
+    the sizes that they should."""
 
 
 def make_plan(
     total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None, extends: bool = False,
-    test_words: int | None = None,
+    test_words: int | None = None, whole_documents: bool = False,
 ) -> Plan:  # fmt: skip
     """Return the sizes of the splits and passages of a stream.
 
@@ -57,6 +58,7 @@ def make_plan(
         passage_words: number of words in a passage of a long document; None: 0.2% of a mega-batch, but at most 2000.
         extends: whether the mega-batches are added to a stream, so that there is no validation set and no test set.
         test_words: number of words in the test set; None: as many as in a mega-batch.
+        whole_documents: whether whole documents are held out, so that shorter passages make no held-out set more exact.
 
     Raises:
         Unworkable: if there is too little text, or `passage_words` is too large.
@@ -92,7 +94,8 @@ def make_plan(
             f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
             f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
         )
-    if held_out := [size for size in (valid_words, test_words) if size]:
+    held_out = [size for size in (valid_words, test_words) if size]
+    if held_out and not whole_documents:
         limit_words = min(limit_words, max(passage_words, min(held_out) // 2))
     return Plan(valid_words, mega_batch_words, passage_words, limit_words)
 

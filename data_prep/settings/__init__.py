@@ -103,8 +103,9 @@ class PrepSettings:
     )  # fmt: skip
     passage_words: int | None = with_option(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
-        help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
-        "passages of about this length; default: min(2000, 0.2%% of a mega-batch)",
+        help="length of a passage in words. Documents longer than 1%% of a mega-batch (or than half of the validation "
+        "or test set, unless the partition is chronological) are cut at paragraph ends into passages of about this "
+        "length; default: min(2000, 0.2%% of a mega-batch)",
     )  # fmt: skip
     partition: str = with_option(
         "equal", "--partition", _MEGA_BATCHES, choices=("equal", "chronological", "by-date", "as-given"),

@@ -27,18 +27,18 @@ ROWS = (
 )
 STUDY = BookStudy(ROWS, HERE / "ledgers")
 CLAIMS = (
-    Claim("larger is better: SM with 12 experts against 4", "sm_w1_12", "sm_w1_4"),
-    Claim("larger is better: SM with 8 experts against 4", "sm_w1_8", "sm_w1_4"),
+    Claim("SM with 12 experts against 4", "sm_w1_12", "sm_w1_4"),
+    Claim("SM with 8 experts against 4", "sm_w1_8", "sm_w1_4"),
     Claim("Ens 4@2 against SM with as many experts (8)", "ens_w1_4at2", "sm_w1_8"),
     Claim("Ens 4@2 against the largest SM (12 experts)", "ens_w1_4at2", "sm_w1_12"),
     Claim("Ens 4@2 against gMoE", "ens_w1_4at2", "gmoe_w1"),
     Claim("gMoE against SM with the 4 experts that it starts from", "gmoe_w1", "sm_w1_4"),
-    Claim("growing is no better than fixed: SM with gMoE's last size (12 experts) against gMoE", "sm_w1_12", "gmoe_w1"),
-    Claim("growing is no better than fixed: SM with gMoE's mean size (8 experts) against gMoE", "sm_w1_8", "gmoe_w1"),
-    Claim("growing is no better than fixed: Ens 4@2 against gEns", "ens_w1_4at2", "gens_w1"),
-    Claim("a sequence is harder than i.i.d.: Ens at wait 4, 4x steps, against wait 1", "ens_w4_4x", "ens_w1_4at2"),
-    Claim("a sequence is harder than i.i.d.: SM at wait 4, 4x steps, against wait 1", "sm_w4_4_4x", "sm_w1_4"),
-    Claim("more steps help: SM at wait 4, 4x steps against as many as one mega-batch", "sm_w4_4_4x", "sm_w4_4"),
+    Claim("SM with gMoE's last size, 12 experts, against gMoE", "sm_w1_12", "gmoe_w1"),
+    Claim("SM with gMoE's mean size, 8 experts, against gMoE", "sm_w1_8", "gmoe_w1"),
+    Claim("Ens 4@2 against gEns", "ens_w1_4at2", "gens_w1"),
+    Claim("Ens_w4 (4x steps) against Ens_w1, 4@2", "ens_w4_4x", "ens_w1_4at2"),
+    Claim("SM_w4 (4x steps) against SM_w1, 4 experts", "sm_w4_4_4x", "sm_w1_4"),
+    Claim("SM_w4 (4x steps) against SM_w4 (1x steps), 4 experts", "sm_w4_4_4x", "sm_w4_4"),
 )
 
 

@@ -46,6 +46,12 @@ TEXTS = {
 """How the table names each row."""
 
 
+def other_sources(data: Path) -> list[str]:
+    """Return the arguments of alma-prep's --source for the articles, speeches and proposals in a folder."""
+    dated = [f"text:{data / 'dated' / name}.jsonl" for name in ("sotu", "peps")]
+    return [f"wikipedia:{data / 'wikipedia' / WIKIPEDIA}", *dated]
+
+
 class BaseStudy(TextStudy):
     """The grid of runs of switch_lm_base."""
 
@@ -57,8 +63,7 @@ class BaseStudy(TextStudy):
     data: ClassVar[str] = "."
 
     def prepare(self, data: Path, out: Path) -> list[str]:
-        sources = [f"books:{link_books(data / 'books', out / 'books')}", f"wikipedia:{data / 'wikipedia' / WIKIPEDIA}"]
-        sources += [f"text:{data / 'dated' / name}.jsonl" for name in ("sotu", "peps")]
+        sources = [f"books:{link_books(data / 'books', out / 'books')}", *other_sources(data)]
         cut = ["--mega-batches", str(NUM_MEGA_BATCHES), "--vocab-size", "32000", "--valid-words", "50000"]
         return [*(word for source in sources for word in ("--source", source)), *cut, "--seed", "0"]
 

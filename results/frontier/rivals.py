@@ -250,7 +250,7 @@ class RivalStudy(TextStudy):
 
         def search(name: str) -> None:
             def measure(values: dict[str, str]) -> float | None:
-                run = out / name / "_".join(values.values())
+                run = out / f"{self.prefix}{name}" / "_".join(values.values())
                 # The ledgers are not committed. The test set is scored, too, but nothing here reads these scores.
                 if not self.train(self.row(name, values, updates), SELECTION_SEED, stream, run, deadline):
                     return None
@@ -260,22 +260,21 @@ class RivalStudy(TextStudy):
             if SELECTION.search(self.stream, name, self.recipes[name].grid, measure) is None:
                 print(f"{name}: not everything was tried: give the same command again", file=sys.stderr, flush=True)
 
-        names = [name for name, one in self.recipes.items() if not one.as_for and name.startswith(arguments.only)]
+        own = (name for name, recipe in self.recipes.items() if not recipe.as_for)
         with ThreadPoolExecutor(arguments.side_by_side) as pool:
-            list(pool.map(search, names))
+            list(pool.map(search, [name for name in own if f"{self.prefix}{name}".startswith(arguments.only)]))
 
     def do(self, arguments: argparse.Namespace, out: Path) -> None:
         if arguments.what == "select":
             return self._select(arguments, out)
         if not (self.prefix.startswith(arguments.only) or arguments.only.startswith(self.prefix)):
             return
+        named = replace(self, rows=[Row(f"{self.prefix}{name}", ()) for name in self.recipes])
+        updates = named.updates_of_stage(self._stream(arguments, out))
         values = {name: self.chosen(name) for name in self.recipes}
         if without := [name for name, one in values.items() if one is None]:
             print(f"{SELECTION.path} has no choice for {', '.join(without)}, which are not run: give `select` first",
                   file=sys.stderr)  # fmt: skip
-        if len(without) == len(values):
-            return
-        updates = self.updates_of_stage(self._stream(arguments, out))
         rows = [self.row(name, one, updates) for name, one in values.items() if one is not None]
         super(RivalStudy, replace(self, rows=rows)).do(arguments, out)
 

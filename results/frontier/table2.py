@@ -1,13 +1,13 @@
 """Train all rows of the paper's Table 2, the recipe and its two strongest rivals in one pass over public-domain books.
 
 python results/frontier/table2.py run --library FOLDER --only table2_tiny       train what has no ledger, on a CPU
-python results/frontier/table2.py select --data FOLDER --side-by-side 8         choose settings for a GPU
+python results/frontier/table2.py select --data FOLDER --side-by-side 4         choose settings, on a GPU
 python results/frontier/table2.py run --library FOLDER --only table2_base --side-by-side 8
 python results/frontier/table2.py run --library FOLDER --only table2_large      SM and the recipe with the large model
 
-The FOLDER of --library contains the 757 books of github.com/mlschmitt/classic-books-markdown (commit 944882722e9a), 59
-million words. They are mixed and cut into mega-batches. A stage is one pass over its mega-batch (in the paper, about
-20):
+The FOLDER of --library contains the books of github.com/mlschmitt/classic-books-markdown (commit 944882722e9a): 59
+million words (we had 754 of its 756 books). They are mixed and cut into mega-batches. A stage is one pass over its
+mega-batch (in the paper, about 20):
 
 - base, large: switch_lm_base and switch_lm_large, the first four of five parts of 11.7 million words, updates of 16,384
   tokens in bfloat16.
@@ -18,8 +18,8 @@ validation text of another stream: for the tiny model WikiText-2 (results/fronti
 articles, speeches and proposals of results/frontier/base.py, in --data. All rows validate once, after the last update
 of a stage, so that the last checkpoint predicts. Ensembles have more training FLOPs than the others, as in the paper.
 
-On a machine without the text, copy the streams from another one (runs/table2/*/stream), and leave out --library, --data
-and ALMA_DATA.
+A machine with a GPU but without the text needs runs/table2/*/stream from another one, where `select --hours 0` and
+`run --hours 0` make the streams and train nothing. Leave out --library, --data and ALMA_DATA then.
 
 results/rebuild.py makes results/frontier/table2_SIZE.md and table2_SIZE_claims.md of the committed ledgers.
 """
@@ -36,10 +36,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import rivals  # noqa: E402
 from _claims import Claim, claim_table  # noqa: E402
 from _texts import Row, arrival_table, link_books  # noqa: E402
+from base import other_sources  # noqa: E402
 
 from fairseq_alma.lm.table2 import ROWS  # noqa: E402
 
-WIKIPEDIA = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 SEEDS = (0, 1, 2)
 LABELS = {
     "sm_w1_4": "SM_w1, 4 experts",
@@ -60,21 +60,23 @@ LABELS = {
 }
 """The rows of Table 2, in the order of the paper, and how the tables name them."""
 CLAIMS = (
-    Claim("larger is better: SM with 8 experts against 4", "sm_w1_8", "sm_w1_4"),
-    Claim("larger is better: SM with 12 experts against 8", "sm_w1_12", "sm_w1_8"),
-    Claim("of the rows at wait 1, Ens is best: 4@4 against SM with 12 experts", "ens_w1_4at4", "sm_w1_12"),
-    Claim("of the rows at wait 1, Ens is best: 4@4 against gEns", "ens_w1_4at4", "gens_w1"),
-    Claim("of the rows at wait 1, Ens is best: 4@4 against gMoE", "ens_w1_4at4", "gmoe_w1"),
-    Claim("gMoE is between: against SM with its first size (4 experts)", "gmoe_w1", "sm_w1_4"),
-    Claim("gMoE is between: SM with its last size (12 experts) against gMoE", "sm_w1_12", "gmoe_w1"),
-    Claim("gEns is between: against SM with 4 experts", "gens_w1", "sm_w1_4"),
-    Claim("waiting is better at the end: SM_w3 with 3x steps against SM_w1", "sm_w3_3x", "sm_w1_8", t=3),
-    Claim("waiting is better at the end: SM_w4 with 4x steps against SM_w1", "sm_w4_4x", "sm_w1_12"),
-    Claim("waiting is better at the end: Ens_w3 with 3x steps against Ens_w1", "ens_w3_3x", "ens_w1_4at2", t=3),
-    Claim("waiting is better at the end: Ens_w4 with 4x steps against Ens_w1", "ens_w4_4x", "ens_w1_4at2"),
-    Claim("but not with the steps of one mega-batch: SM_w1 against SM_w4", "sm_w1_12", "sm_w4"),
-    Claim("but not with the steps of one mega-batch: Ens_w1 against Ens_w4", "ens_w1_4at2", "ens_w4"),
+    Claim("SM with 8 experts against 4", "sm_w1_8", "sm_w1_4"),
+    Claim("SM with 12 experts against 8", "sm_w1_12", "sm_w1_8"),
+    Claim("Ens 4@4 against SM with 12 experts", "ens_w1_4at4", "sm_w1_12"),
+    Claim("Ens 4@4 against gEns", "ens_w1_4at4", "gens_w1"),
+    Claim("Ens 4@4 against gMoE", "ens_w1_4at4", "gmoe_w1"),
+    Claim("gMoE against SM with its first size, 4 experts", "gmoe_w1", "sm_w1_4"),
+    Claim("SM with gMoE's last size, 12 experts, against gMoE", "sm_w1_12", "gmoe_w1"),
+    Claim("gEns against SM with 4 experts", "gens_w1", "sm_w1_4"),
+    Claim("SM_w3 (3x steps) against SM_w1, 8 experts", "sm_w3_3x", "sm_w1_8", t=3),
+    Claim("SM_w4 (4x steps) against SM_w1, 12 experts", "sm_w4_4x", "sm_w1_12"),
+    Claim("Ens_w3 (3x steps) against Ens_w1, 4@2", "ens_w3_3x", "ens_w1_4at2", t=3),
+    Claim("Ens_w4 (4x steps) against Ens_w1, 4@2", "ens_w4_4x", "ens_w1_4at2"),
+    Claim("SM_w1 against SM_w4 (1x steps), 12 experts", "sm_w1_12", "sm_w4"),
+    Claim("Ens_w1 against Ens_w4 (1x steps), 4@2", "ens_w1_4at2", "ens_w4"),
 )
+"""What the paper says: larger is better; Ens 4@4 is the best row at wait 1; gMoE and gEns are between SM of their first
+and last sizes; waiting ends lower, if there are more steps."""
 RIVALS = ("anytime", "wsd_average", "schedule_free")
 """The recipe and the rivals that are closest to it in results/frontier/rivals.md."""
 
@@ -108,6 +110,8 @@ class TinyStudy(rivals.RivalStudy):
         *("parallel=1", "validations=1"),
     )
     data: ClassVar[str] = "library"
+    folder: ClassVar[str] = "table2_tiny"
+    """Name of the folder of the stream, which models of the same vocabulary share."""
 
     @property
     def prefix(self) -> str:
@@ -129,6 +133,7 @@ class BaseStudy(TinyStudy):
         *("arch=switch_lm_base", "sequences_per_update=32", "precision=bfloat16", "parallel=1", "validations=1"),
     )
     tokens_per_update: ClassVar[int] = 32 * 512
+    folder: ClassVar[str] = "table2_large"
 
 
 class LargeStudy(BaseStudy):
@@ -139,19 +144,22 @@ class LargeStudy(BaseStudy):
 
 
 class BaseSelection(BaseStudy):
-    """The runs that choose the settings of switch_lm_base. The best rates of the tiny model are the largest ones."""
+    """The runs that choose the settings of switch_lm_base.
+
+    By default, its rate is a tenth of that of the tiny model. Its updates here have a sixth of its default tokens, and
+    SM preferred the largest rates, so the rates to try are a fifth of those of the tiny model.
+    """
 
     recipes: ClassVar[Mapping[str, rivals.Recipe]] = _scaled(0.2, "sm", *RIVALS)
     data: ClassVar[str] = "."
+    folder: ClassVar[str] = "table2_settings"
 
     def prepare(self, data: Path, out: Path) -> list[str]:
-        sources = [f"wikipedia:{data / 'wikipedia' / WIKIPEDIA}"]
-        sources += [f"text:{data / 'dated' / name}.jsonl" for name in ("sotu", "peps")]
-        return [*(word for source in sources for word in ("--source", source)), *self.options]
+        return [*(word for source in other_sources(data) for word in ("--source", source)), *self.options]
 
 
 class LargeSelection(BaseSelection):
-    """The runs that choose the settings of switch_lm_large."""
+    """The runs that choose the settings of switch_lm_large, whose default rate is 0.6 times that of switch_lm_base."""
 
     recipes: ClassVar[Mapping[str, rivals.Recipe]] = _scaled(0.12, "sm", "anytime")
     common: ClassVar[tuple[str, ...]] = LargeStudy.common
@@ -210,4 +218,4 @@ def tables() -> dict[str, str]:
 
 if __name__ == "__main__":
     for one in SELECTED_ON if sys.argv[1:2] == ["select"] else STUDIES:
-        one.main(__doc__, out="runs/table2", subfolder=one.stream)
+        one.main(__doc__, out="runs/table2", subfolder=one.folder)

@@ -38,6 +38,7 @@ def test_no_document_is_longer_than_half_of_a_held_out_set():
     assert (plan.passage_words, plan.limit_words) == (2000, 25_000)
     assert make_plan(60_000_000, 4, 50_000, None, test_words=6_000).limit_words == 3000
     assert make_plan(60_000_000, 4, 300, None).limit_words == 2000  # not shorter than a passage
+    assert make_plan(60_000_000, 4, 50_000, None, whole_documents=True).limit_words == 119_900
 
 
 def cut(text, passage_words, limit_words):
