@@ -146,10 +146,10 @@ def test_logits_give_the_probabilities_of_the_next_tokens(one, both):
     torch.testing.assert_close(one.logits(ids), one.members[0](torch.tensor([ids]))[0][0])
 
 
-def greedy_of_fairseq(checkpoints, stream, num_tokens) -> list[int]:
-    """Return the tokens that fairseq's SequenceGenerator writes after PROMPT."""
+def greedy_of_fairseq(checkpoints, stream, num_tokens, prompt=PROMPT) -> list[int]:
+    """Return the tokens that fairseq's SequenceGenerator writes after a prompt."""
     loaded = [load_member(path, StreamFolder.open(stream), torch.device("cpu")) for path in checkpoints]
-    models, task, ids = [model for model, _ in loaded], loaded[0][1], StreamTokenizer(stream).encode(PROMPT)
+    models, task, ids = [model for model, _ in loaded], loaded[0][1], StreamTokenizer(stream).encode(prompt)
     last = len(ids) + num_tokens
     generator = task.build_generator(models, Namespace(beam=1, max_len_b=last, min_len=last))
     sample = {"net_input": {"src_tokens": torch.tensor([[task.dictionary.eos(), *ids]])}}
@@ -159,10 +159,13 @@ def greedy_of_fairseq(checkpoints, stream, num_tokens) -> list[int]:
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_fairseqs_generator_the_command_and_the_api_write_the_same_100_tokens(count, members, stream, capsys):
     checkpoints, length = members[:count], {"max_tokens": 100, "min_tokens": 100}
-    expected = greedy_of_fairseq(checkpoints, stream, 100)
-    assert len(expected) == 100 and len(set(expected)) > 3
     predictor = alma.load(checkpoints, stream=stream)
-    (found,) = predictor.generate(PROMPT, **length, **GREEDY)
+    prompts = [PROMPT, "w5 w6", "w10", "w0 w7 w19", "w13 w4"]
+    written = [greedy_of_fairseq(checkpoints, stream, 100, prompt) for prompt in prompts]
+    assert len({token for ids in written for token in ids}) > 3  # one continuation may repeat one token
+    assert [found.ids for found in predictor.generate(prompts, **length, **GREEDY)] == written
+    (found,), expected = predictor.generate(PROMPT, **length, **GREEDY), written[0]
+    assert len(expected) == 100
     assert found.ids == expected and found.text == predictor.tokenizer.decode([4, *expected]).removeprefix("w0")
     options = ["--prompt", PROMPT, "--max-tokens=100", "--min-tokens=100", "--temperature=0", "--json"]
     assert alma_generate([*map(str, checkpoints), "--stream", str(stream), *options]) == 0
