@@ -474,3 +474,15 @@ def test_late_is_refused_where_no_text_is_late(tmp_path, corpus, alma_prep, caps
 
     assert main(["--extend", str(tmp_path / "out"), "--source", f"text:{corpus}", "--late", "drop"]) == 2
     assert "it is not chronological: omit --late" in capsys.readouterr().err
+
+
+def test_a_small_validation_set_cuts_no_document(tmp_path, alma_prep):
+    """Whole documents are held out, so shorter passages would make no held-out set more exact."""
+    corpus, more = write_lines(tmp_path / "lines.jsonl", lines(400, 1500)), (*CHRONOLOGICAL, "--valid-words")
+    passages = []
+    for size in ("60", "3000"):
+        assert alma_prep(tmp_path / size, f"text:{corpus}", num_mega_batches=2, more=(*more, size)) == 0
+        splits = json.loads((tmp_path / size / "stream.json").read_text())["splits"].values()
+        assert sum(split["documents"] for split in splits) == 400
+        passages.append(sum(split["passages"] for split in splits))
+    assert passages[0] == pytest.approx(passages[1], rel=0.2)  # 1% of a mega-batch is a little less
